@@ -66,6 +66,15 @@ class Group:
         numbers = self.numbers
         return len(numbers[0]), branches(numbers)
 
+    @cached_property
+    def inside(self) -> frozenset[int]:
+        """The numbers of a list that stands in each of several blocks, if they are the same in all; else none."""
+        blocks: dict[tuple[int, ...], set[int]] = {}
+        for *front, last in self.numbers if len(self.varying) > 1 else ():
+            blocks.setdefault(tuple(front), set()).add(last)
+        counted = {frozenset(numbers) for numbers in blocks.values()}
+        return counted.pop() if len(counted) == 1 else frozenset()
+
     @property
     def in_order(self) -> bool:
         """Whether the units were defined in the order of their numbers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ckptfix.align.units import words
@@ -68,6 +68,11 @@ ATTENTION = frozenset(["attention", "attn", "sa", "ca", "crossattention", "self"
 NORMS = frozenset(["bn", "ln", "gn", "layernorm", "batchnorm", "groupnorm", "rmsnorm"])
 """Words for a norm: which one a module has says nothing of where it stands."""
 
+KINDS = frozenset(
+    ["linear", "lin", "fc", "dense", "conv", "convs", "convolution", "proj", "projection", "norm", "normalization"]
+)
+"""Words for the kind of a layer: modules of equal shapes are of one kind, whatever each side calls it."""
+
 _OUT = frozenset(["out"])
 
 W123 = frozenset(("w1", "w2", "w3"))
@@ -94,12 +99,14 @@ class Part:
         roles: kind -> parts that the words play.
         ordinal: (how many are numbered alike, which of them it is), where it is numbered.
         numbers: that stand in its path, single letters too.
+        numbered: the terms of what the last of them counts.
     """
 
     terms: frozenset[str]
     roles: dict[str, frozenset[str]]
     ordinal: tuple[int, int] | None
     numbers: tuple[int, ...]
+    numbered: frozenset[str] = frozenset()
 
 
 def parts(texts: Sequence[str]) -> list[Part]:
@@ -111,7 +118,8 @@ def parts(texts: Sequence[str]) -> list[Part]:
     every = set[str]().union(*own)
     gated = {"w1", "w3"} <= every
     beside = {term: f"{term}/3" for term in W123} if gated else {}
-    beside |= {"f": "f/b", "b": "b/f"} if {"f", "b"} <= every else {}
+    if any("f" in one and "b" not in one for one in own) and any("b" in one and "f" not in one for one in own):
+        beside |= {"f": "f/b", "b": "b/f"}
     roles = [_roles(counts, beside) for counts in own]
     inside = [_BLOCK.match(text) is not None for text in texts]
     if any(inside):
@@ -122,7 +130,19 @@ def parts(texts: Sequence[str]) -> list[Part]:
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
     ordinals = _ordinals(texts, roles, gated)
-    return [Part(frozenset(own[i] - LISTS), roles[i], ordinals[i], _numbers(texts[i])) for i in range(len(texts))]
+    return [Part(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text))
+            for i, text in enumerate(texts)]  # fmt: skip
+
+
+def _numbered(text: str) -> frozenset[str]:
+    """The terms of the component with the last number or letter, or of the list that it is a place of."""
+    components = _lettered(text).split(".")
+    last = max((at for at, one in enumerate(components) if re.search(r"\d", one)), default=None)
+    if last is None:
+        return frozenset()
+    while last and components[last].isdecimal():
+        last -= 1
+    return frozenset(_terms(text.split(".")[last]))
 
 
 def _attends(text: str, played: Mapping[str, frozenset[str]]) -> bool:
@@ -149,6 +169,8 @@ def _roles(terms: set[str], beside: Mapping[str, str]) -> dict[str, frozenset[st
             continue
         for kind, part in _PARTS.get(beside.get(term, term), ()):
             found.setdefault(kind, set()).add(part)
+    if "cross" in found.get("cross", ()):
+        found["cross"] = {"cross"}  # crossattention.self of BERT
     if "cross" in found and "block" in found:
         found["block"].add("attention")
     if len(found.get("block", ())) > 1 and not terms & FEEDS:
@@ -198,6 +220,17 @@ def _ordinals(
     return found
 
 
+def scores(ours: Sequence[Part], theirs: Sequence[Part]) -> list[list[float]]:
+    """`score` for all pairs of parts among which a choice is to be made.
+
+    A word that one side alone has may stand for any of the other's, and so counts for and against none.
+    """
+    known = [frozenset[str]().union(*(part.terms for part in side)) for side in (ours, theirs)]
+    both = known[0] & known[1]
+    mine, others = ([replace(part, terms=part.terms & both) for part in side] for side in (ours, theirs))
+    return [[score(one, other) for other in others] for one in mine]
+
+
 def score(one: Part, other: Part) -> float:
     """How well two parts go together: 4 for each kind in which they agree, or -4 for each in which they differ."""
     kinds = one.roles.keys() & other.roles.keys()
@@ -206,8 +239,11 @@ def score(one: Part, other: Part) -> float:
     total = -4.0 * differ if differ else 4.0 * len(kinds)
     either = one.terms | other.terms
     numbered_alike = one.ordinal or other.ordinal or not one.numbers or not other.numbers
-    if either and (numbered_alike or one.numbers[-1] == other.numbers[-1]):
-        total += 3 * len(one.terms & other.terms) / len(either)
+    shared = one.terms & other.terms
+    if not (numbered_alike or one.numbers[-1] == other.numbers[-1]):
+        shared -= one.numbered & other.numbered
+    if either:
+        total += 3 * len(shared) / len(either)
     if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
         total += 1.5 if one.ordinal == other.ordinal else -1.5
     return total

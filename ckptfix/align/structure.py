@@ -43,6 +43,9 @@ COMPARED = 2_500_000
 COUNTED = 17.0
 """By how much it is better that the only group of n modules goes to the only one of n than to part of another one."""
 
+BY_NUMBER = "number"
+"""Why two modules go together whose groups are the only ones of their size."""
+
 SHOWN = 8
 """Instances of two groups of which it is looked up in which blocks they stand."""
 
@@ -218,7 +221,7 @@ class _ByCount:
 def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
     """The groups of a class of which each side has one of this size, and what else speaks for and against them."""
     parts = [match_roles.parts([group.label for group in side_groups]) for side_groups in (left, right)]
-    said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
+    said = match_roles.scores(*parts)
     listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (left, right)]
     mixed = all(len(set(line)) == 2 for line in listed)
     found = _ByCount()
@@ -232,10 +235,22 @@ def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
             row[j] for k, row in enumerate(said) if k != i
         )
         contrary = own < 0 < max(better) or min(better) >= own + ENOUGH or (mixed and listed[0][i] != listed[1][j])
-        found.doubtful |= contrary or standing < 0
+        found.doubtful |= contrary or standing < 0 or _listed_otherwise((ours[0], theirs[0]), (left, right))
         found.links += links
         found.bare += links if own <= 0 and standing <= 0 else []
     return found
+
+
+def _listed_otherwise(pair: tuple[Group, Group], sides: Sides) -> bool:
+    """Whether two lists inside of blocks count otherwise, and beside each a module in every block is in no list.
+
+    ``bn0`` and ``bn1`` may be the first two of three norms, and ``norms.1`` with ``norms.2`` the last two.
+    """
+    inside = [group.inside for group in pair]
+    return bool(inside[0] and inside[1]) and inside[0] != inside[1] and all(
+        any(len(other) * len(counted) == len(group) for other in groups if other is not group)
+        for counted, group, groups in zip(inside, pair, sides, strict=True)
+    )
 
 
 def _in_blocks(state: _State, one: Group, other: Group) -> float:
@@ -250,7 +265,8 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
     """The links of the way to split that fits best; what a way that is close links otherwise is in doubt."""
     tried = []
     for way in ways:
-        done = [_assigned(state, left, right) for left, right in (buckets(*way) if len(ways) > 1 else ways)]
+        parts = list(buckets(*way)) if len(ways) > 1 else [way]
+        done = [_assigned(state, left, right, alone=len(parts) == 1) for left, right in parts]
         score = sum(row[0] for row in done), sum(row[1] for row in done)
         tried.append((score, [link for _, _, links in done for link in links]))
     tried.sort(key=lambda row: row[0], reverse=True)
@@ -263,11 +279,21 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
             rival = elsewhere.get(id(link.one))
             if rival is not None and rival is not link.other and not link.instead:
                 link.instead = (rival,)
+    if any(link.instead for link in links):
+        for link in links:
+            if link.why == BY_NUMBER:
+                link.instead = link.instead or _rivals(state, link)
     return links
 
 
-def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[float, float, list[Link]]:
-    """The best assignment of groups to groups: its score, what of it is more than likeness, and the links."""
+def _assigned(
+    state: _State, left: list[Group], right: list[Group], *, alone: bool = True
+) -> tuple[float, float, list[Link]]:
+    """The best assignment of groups to groups: its score, what of it is more than likeness, and the links.
+
+    Args:
+        alone: whether these groups are all of their class; else how it was split left out the others.
+    """
     state.compared += len(left) * len(right)
     if max(len(left), len(right)) > MOST or state.compared > COMPARED:
         return 0.0, 0.0, _in_definition_order(left, right)
@@ -282,7 +308,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     around = [[surroundings(group, which) for group in gs] for which, gs in zip(sides, (rows, columns), strict=True)]
     ranked = ranks(rows), ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
-    said = [[match_roles.score(one, other) for other in parts[1]] for one in parts[0]]
+    said = match_roles.scores(*parts)
     likeness = [
         [said[i][j] - unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100)
          + _standing(state, one, other, swapped=swapped) for j, other in enumerate(columns)]
@@ -309,7 +335,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
     mixed = all(len(set(line)) == 2 for line in listed)
     doubts = []
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
-        contrary = (said[i][j] < 0 and rival != j) or (mixed and listed[0][i] != listed[1][j])
+        contrary = (said[i][j] < 0 and (rival != j or not alone)) or (mixed and listed[0][i] != listed[1][j])
         unfit = not alike(rows[i], columns[j]) or (uneven and said[i][j] < SUPPORT)
         doubts.append(margin < ENOUGH or i in unsure or contrary or unfit)
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
@@ -319,7 +345,7 @@ def _assigned(state: _State, left: list[Group], right: list[Group]) -> tuple[flo
             rival = rival if rival != j else (j + 1) % len(columns)
             rivals = tuple(other.units if swapped else columns[rival].units)
             margin = min(margin, ENOUGH)
-        links += _instances(one, other, margin, rivals, state)
+        links += _instances(one, other, margin if alone else min(margin, COUNTED), rivals, state)
     sure = sum(said[i][j] + 2 * same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
 
@@ -333,7 +359,7 @@ def _standing(state: _State, one: Group, other: Group, *, swapped: bool) -> floa
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
     """The units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
-    why = "name and place" if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else "number"
+    why = "name and place" if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER
     if alike(one, other):
         doubt = one.backwards != other.backwards or (state.ordered and one.in_order != other.in_order)
         twins, doubts = turned(one, other, (state.a, state.b))

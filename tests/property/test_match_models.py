@@ -19,6 +19,15 @@ def test_a_complete_answer_is_the_true_one(start: int) -> None:
     assert LONG or not found.slips
 
 
+FOUND = (11027, 16938, 24148, 85754, 87105, 88993, 89226, 95532, 96610, 98719, 98888, 99449)
+"""Seeds of models of which a complete answer, or a certain pair, was wrong once."""
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_nothing_certain_is_wrong(seed: int) -> None:
+    assert not answered([seed]).pairs[False]
+
+
 @pytest.mark.campaign
 def test_many_are_answered() -> None:
     """So that refusing all would not do."""

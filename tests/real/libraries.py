@@ -1,8 +1,8 @@
 """``match`` on the models of other libraries: weights of one, renamed, must give its outputs in the other.
 
-    python tests/real/libraries.py [--start N] [--limit N] [--only TEXT]
+    PYTHONPATH=tests python tests/real/libraries.py [--start N] [--limit N] [--only TEXT]
 
-Libraries that are not installed are left out: timm, torchvision, pytorchcv and transformers are looked for. Nothing
+Libraries that are not installed are left out (`models.build` has their names). Nothing
 says which of their models are the same: two are tried against one another where the shapes of all their tensors are
 the same. The truth of a pair is any renaming by which the outputs are equal: the one that `match` gives, the one by
 order of definition, or the one by the order in which the modules run; where none is found, a pair is not counted.
@@ -16,16 +16,16 @@ import argparse
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 import torch
+from real.models import build, inputs
 from torch import Tensor, nn
 
 from ckptfix.align.match import match
+from ckptfix.names.rules import NameRule, renamed
 from ckptfix.names.slots import Slot
 
 Names = Mapping[str, str]
@@ -33,6 +33,47 @@ Names = Mapping[str, str]
 CONSTANT = ("num_batches_tracked", "relative_position_index", "attn_mask", "position_ids", "relative_coords_table")
 SAME = 1e-3
 """Outputs of equal models in float32 differ by less, as part of the largest one."""
+
+SIZES = {"inception": 299, "polynet": 331, "efficientnet-b1": 240}
+"""Part of a name -> the size of images that it takes, where this is not any."""
+
+KNOWN = (
+    """
+        stem.conv.{*} -> stem.0.{*}
+        stem.bn.{*} -> stem.1.{*}
+        s{n}.b{m}.conv1.conv.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.a.0.{*}
+        s{n}.b{m}.conv1.bn.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.a.1.{*}
+        s{n}.b{m}.conv2.conv.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.b.0.{*}
+        s{n}.b{m}.conv2.bn.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.b.1.{*}
+        s{n}.b{m}.se.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.se.{*}
+        s{n}.b{m}.conv3.conv.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.c.0.{*}
+        s{n}.b{m}.conv3.bn.{*} -> trunk_output.block{n}.block{n}-{m-1}.f.c.1.{*}
+        s{n}.b{m}.downsample.conv.{*} -> trunk_output.block{n}.block{n}-{m-1}.proj.0.{*}
+        s{n}.b{m}.downsample.bn.{*} -> trunk_output.block{n}.block{n}-{m-1}.proj.1.{*}
+        head.fc.{*} -> fc.{*}
+    """,
+    """
+        head.fc.{*} -> head.{*}
+        patch_embed.proj.{*} -> features.0.0.{*}
+        patch_embed.norm.{*} -> features.0.2.{*}
+        layers.0.blocks.{m}.mlp.fc1.{*} -> features.1.{m}.mlp.0.{*}
+        layers.1.blocks.{m}.mlp.fc1.{*} -> features.3.{m}.mlp.0.{*}
+        layers.2.blocks.{m}.mlp.fc1.{*} -> features.5.{m}.mlp.0.{*}
+        layers.3.blocks.{m}.mlp.fc1.{*} -> features.7.{m}.mlp.0.{*}
+        layers.0.blocks.{m}.mlp.fc2.{*} -> features.1.{m}.mlp.3.{*}
+        layers.1.blocks.{m}.mlp.fc2.{*} -> features.3.{m}.mlp.3.{*}
+        layers.2.blocks.{m}.mlp.fc2.{*} -> features.5.{m}.mlp.3.{*}
+        layers.3.blocks.{m}.mlp.fc2.{*} -> features.7.{m}.mlp.3.{*}
+        layers.0.blocks.{*} -> features.1.{*}
+        layers.1.blocks.{*} -> features.3.{*}
+        layers.2.blocks.{*} -> features.5.{*}
+        layers.3.blocks.{*} -> features.7.{*}
+        layers.1.downsample.{*} -> features.2.{*}
+        layers.2.downsample.{*} -> features.4.{*}
+        layers.3.downsample.{*} -> features.6.{*}
+    """,
+)
+"""Renamings from timm to torchvision that neither order nor `match` finds: RegNet and Swin."""
 
 GROUPS: tuple[dict[str, str], ...] = (
     {"pytorchcv": "dla46xc", "timm": "dla46x_c"},
@@ -51,7 +92,7 @@ GROUPS: tuple[dict[str, str], ...] = (
     {"pytorchcv": "mnasnet_a1", "timm": "semnasnet_100"},
     {"pytorchcv": "mixnet_s", "timm": "mixnet_s"},
     {"pytorchcv": "mobilenet_w1", "timm": "mobilenetv1_100"},
-    {"pytorchcv": "regnety004", "timm": "regnety_004"},
+    {"pytorchcv": "regnety004", "timm": "regnety_004", "torchvision": "regnet_y_400mf"},
     {"pytorchcv": "mnasnet_b1", "timm": "mnasnet_100", "torchvision": "mnasnet1_0"},
     {"pytorchcv": "spnasnet", "timm": "spnasnet_100"},
     {"pytorchcv": "mixnet_m", "timm": "mixnet_m"},
@@ -63,31 +104,31 @@ GROUPS: tuple[dict[str, str], ...] = (
     {"pytorchcv": "regnetx006", "timm": "regnetx_006"},
     {"pytorchcv": "regnety008", "timm": "regnety_008"},
     {"pytorchcv": "efficientnet_edge_medium_b", "timm": "efficientnet_em"},
-    {"pytorchcv": "regnetx008", "timm": "regnetx_008"},
+    {"pytorchcv": "regnetx008", "timm": "regnetx_008", "torchvision": "regnet_x_800mf"},
     {"pytorchcv": "mixnet_l", "timm": "mixnet_l"},
     {"pytorchcv": "efficientnet_b1", "timm": "efficientnet_b1", "torchvision": "efficientnet_b1"},
-    {"pytorchcv": "densenet121", "timm": "densenet121", "torchvision": "densenet121"},
+    {"pytorchcv": "densenet121", "timm": "densenet121", "torchvision": "densenet121", "monai": "densenet121"},
     {"pytorchcv": "efficientnet_b2", "timm": "efficientnet_b2", "torchvision": "efficientnet_b2"},
-    {"pytorchcv": "regnetx016", "timm": "regnetx_016"},
+    {"pytorchcv": "regnetx016", "timm": "regnetx_016", "torchvision": "regnet_x_1_6gf"},
     {"pytorchcv": "resnestabc14", "timm": "resnest14d"},
     {"pytorchcv": "efficientnet_edge_large_b", "timm": "efficientnet_el"},
-    {"pytorchcv": "regnety016", "timm": "regnety_016"},
+    {"pytorchcv": "regnety016", "timm": "regnety_016", "torchvision": "regnet_y_1_6gf"},
     {"pytorchcv": "resnet18", "timm": "resnet18", "torchvision": "resnet18"},
     {"pytorchcv": "resneta18", "timm": "resnet18d"},
     {"pytorchcv": "seresnet18", "timm": "legacy_seresnet18"},
     {"pytorchcv": "efficientnet_b3", "timm": "efficientnet_b3", "torchvision": "efficientnet_b3"},
-    {"pytorchcv": "dpn68", "timm": "dpn68"},
+    {"pytorchcv": "dpn68", "timm": "dpn68", "pretrainedmodels": "dpn68"},
     {"pytorchcv": "dpn68b", "timm": "dpn68b"},
     {"pytorchcv": "hrnet_w18_small_v1", "timm": "hrnet_w18_small"},
     {"pytorchcv": "densenet169", "timm": "densenet169", "torchvision": "densenet169"},
-    {"pytorchcv": "regnetx032", "timm": "regnetx_032"},
+    {"pytorchcv": "regnetx032", "timm": "regnetx_032", "torchvision": "regnet_x_3_2gf"},
     {"pytorchcv": "hrnet_w18_small_v2", "timm": "hrnet_w18_small_v2"},
     {"pytorchcv": "dla34", "timm": "dla34"},
     {"pytorchcv": "resnetbc26b", "timm": "resnet26"},
     {"pytorchcv": "resnestabc26", "timm": "resnest26d"},
     {"pytorchcv": "dla60x", "timm": "dla60x"},
     {"pytorchcv": "efficientnet_b4", "timm": "efficientnet_b4", "torchvision": "efficientnet_b4"},
-    {"pytorchcv": "regnety032", "timm": "regnety_032"},
+    {"pytorchcv": "regnety032", "timm": "regnety_032", "torchvision": "regnet_y_3_2gf"},
     {"pytorchcv": "densenet201", "timm": "densenet201", "torchvision": "densenet201"},
     {"pytorchcv": "regnety040", "timm": "regnety_040"},
     {"pytorchcv": "hrnetv2_w18", "timm": "hrnet_w18"},
@@ -97,18 +138,18 @@ GROUPS: tuple[dict[str, str], ...] = (
     {"pytorchcv": "dla60", "timm": "dla60"},
     {"pytorchcv": "regnetx040", "timm": "regnetx_040"},
     {"pytorchcv": "vovnet39", "timm": "vovnet39a"},
-    {"pytorchcv": "xception", "timm": "legacy_xception"},
+    {"pytorchcv": "xception", "timm": "legacy_xception", "pretrainedmodels": "xception"},
     {"pytorchcv": "inceptionv3", "timm": "inception_v3"},
     {"pytorchcv": "resnext50_32x4d", "timm": "resnext50_32x4d", "torchvision": "resnext50_32x4d"},
-    {"pytorchcv": "resnet50", "timm": "resnet50", "torchvision": "resnet50"},
+    {"pytorchcv": "resnet50b", "timm": "resnet50", "torchvision": "resnet50"},
     {"pytorchcv": "resneta50b", "timm": "resnet50c"},
     {"pytorchcv": "resnetd50b", "timm": "resnet50s"},
     {"pytorchcv": "regnetx064", "timm": "regnetx_064"},
     {"pytorchcv": "dla102x", "timm": "dla102x"},
-    {"pytorchcv": "resnesta50", "timm": "resnest50d"},
+    {"pytorchcv": "resnesta50", "timm": "resnest50d", "resnest": "resnest50"},
     {"pytorchcv": "sknet50", "timm": "skresnext50_32x4d"},
-    {"pytorchcv": "seresnext50_32x4d", "timm": "legacy_seresnext50_32x4d"},
-    {"pytorchcv": "seresnet50", "timm": "legacy_seresnet50"},
+    {"pytorchcv": "seresnext50_32x4d", "timm": "legacy_seresnext50_32x4d", "pretrainedmodels": "se_resnext50_32x4d"},
+    {"pytorchcv": "seresnet50", "timm": "legacy_seresnet50", "pretrainedmodels": "se_resnet50"},
     {"timm": "swin_tiny_patch4_window7_224", "torchvision": "swin_t"},
     {"pytorchcv": "densenet161", "timm": "densenet161", "torchvision": "densenet161"},
     *({"pytorch": depth, "open_clip": depth, "timm.Block": depth, "torchvision.EncoderBlock": depth} for depth in "2"),
@@ -116,84 +157,23 @@ GROUPS: tuple[dict[str, str], ...] = (
       ("x_002", "y_002", "x_004", "y_004", "x_006", "y_006")),
     *({"timm": name, "transformers": name} for name in
       ("resnet18", "resnet26", "resnet34", "poolformer_s12", "convnext_femto", "mobilenetv1_100")),
+    {"timm": "regnetx_004_tv", "torchvision": "regnet_x_400mf"},
+    {"timm": "regnety_008_tv", "torchvision": "regnet_y_800mf"},
+    {"pytorchcv": "resnet101b", "timm": "resnet101", "torchvision": "resnet101", "transformers": "resnet101"},
+    {"timm": "resnet50", "transformers": "resnet50", "torchvision": "resnet50"},
+    {"pytorchcv": "resnet152b", "timm": "resnet152", "torchvision": "resnet152"},
+    *({"timm": name, "torchvision": name} for name in ("wide_resnet50_2", "wide_resnet101_2", "resnext101_32x8d")),
+    {"pytorchcv": "inceptionv4", "timm": "inception_v4", "pretrainedmodels": "inceptionv4"},
+    {"pytorchcv": "inceptionresnetv2", "timm": "inception_resnet_v2", "pretrainedmodels": "inceptionresnetv2"},
+    {"pytorchcv": "polynet", "pretrainedmodels": "polynet"},
+    *({"pytorchcv": f"{bn}vgg{depth}{bn and 'b'}", "torchvision": f"vgg{depth}{bn and '_bn'}"}
+      for depth in (11, 13) for bn in ("", "bn_")),
+    *({"pytorchcv": f"efficientnet_b{at}b", "timm": f"tf_efficientnet_b{at}", "monai": f"efficientnet-b{at}",
+       "efficientnet_pytorch": f"efficientnet-b{at}"} for at in (0, 1)),
+    *({"curated_transformers": name, "transformers": name}
+      for name in ("bert", "roberta", "llama", "llama, grouped", "gpt-neox", "falcon")),
 )
 """Models of one architecture, the smallest first: library -> name. Found by the shapes of all tensors."""
-
-REGNETS = {
-    "x_002": ([24, 56, 152, 368], [1, 1, 4, 7], 8),
-    "y_002": ([24, 56, 152, 368], [1, 1, 4, 7], 8),
-    "x_004": ([32, 64, 160, 384], [1, 2, 7, 12], 16),
-    "y_004": ([48, 104, 208, 440], [1, 3, 6, 6], 8),
-    "x_006": ([48, 96, 240, 528], [1, 3, 5, 7], 24),
-    "y_006": ([48, 112, 256, 608], [1, 3, 7, 4], 16),
-}
-RESNETS = {"resnet18": ([2, 2, 2, 2], "basic"), "resnet34": ([3, 4, 6, 3], "basic"),
-           "resnet26": ([2, 2, 2, 2], "bottleneck")}  # fmt: skip
-
-
-class Logits(nn.Module):
-    """A model of transformers that returns what it computes."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["inner"] = model
-        for name, module in model.named_children():
-            self.add_module(name, module)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.__dict__["inner"](x).logits
-
-
-def transformers_model(name: str) -> nn.Module:
-    library = import_module("transformers")
-    labels = {"num_labels": 1000}
-    if name.startswith("regnet"):
-        sizes, depths, width = REGNETS[name[6:]]
-        config = library.RegNetConfig(
-            embedding_size=32, hidden_sizes=sizes, depths=depths, groups_width=width, layer_type=name[6], **labels
-        )
-        return Logits(library.RegNetForImageClassification(config))
-    if name in RESNETS:
-        depths, kind = RESNETS[name]
-        grown = [64, 128, 256, 512] if kind == "basic" else [256, 512, 1024, 2048]
-        config = library.ResNetConfig(depths=depths, hidden_sizes=grown, layer_type=kind, **labels)
-        return Logits(library.ResNetForImageClassification(config))
-    if name.startswith("poolformer"):
-        return Logits(library.PoolFormerForImageClassification(library.PoolFormerConfig(**labels)))
-    if name.startswith("convnext"):
-        config = library.ConvNextConfig(depths=[2, 2, 6, 2], hidden_sizes=[48, 96, 192, 384], **labels)
-        return Logits(library.ConvNextForImageClassification(config))
-    config = library.MobileNetV1Config(tf_padding=False, layer_norm_eps=1e-5, hidden_act="relu", num_labels=1000)
-    return Logits(library.MobileNetV1ForImageClassification(config))
-
-
-def blocks(library: str, depth: int) -> nn.Module:
-    """Transformer blocks of width 16, the norms first."""
-    if library == "pytorch":
-        layer = nn.TransformerEncoderLayer(16, 2, 64, norm_first=True, activation="gelu", batch_first=True)
-        return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-    if library == "open_clip":
-        made: nn.Module = import_module("open_clip.transformer").Transformer(16, depth, 2, 4.0)
-        return made
-    if library == "timm.Block":
-        block = import_module("timm.models.vision_transformer").Block
-        return nn.Sequential(*(block(16, 2, 4.0, qkv_bias=True) for _ in range(depth)))
-    block = import_module("torchvision.models.vision_transformer").EncoderBlock
-    return nn.Sequential(*(block(2, 16, 64, 0.0, 0.0) for _ in range(depth)))
-
-
-def build(library: str, name: str) -> nn.Module:
-    if name.isdecimal():
-        return blocks(library, int(name))
-    if library == "transformers":
-        return transformers_model(name)
-    makers: dict[str, Callable[..., nn.Module]] = {
-        "timm": lambda: import_module("timm").create_model(name, pretrained=False),
-        "torchvision": lambda: import_module("torchvision").models.get_model(name, weights=None),
-        "pytorchcv": lambda: import_module("pytorchcv.model_provider").get_model(name, pretrained=False),
-    }
-    return makers[library]()
-
 
 def installed(library: str) -> bool:
     root = library.partition(".")[0]
@@ -220,11 +200,6 @@ def randomise(model: nn.Module, seed: int) -> nn.Module:
                 fan = max(1, tensor[0].numel()) if tensor.dim() > 1 else 1
                 tensor.copy_(drawn * (1.5 / fan) ** 0.5 if tensor.dim() > 1 else 0.8 + 0.1 * drawn.abs())
     return model.eval()
-
-
-def inputs(name: str, size: int) -> Tensor:
-    shape = (2, 5, 16) if name.isdecimal() else (1, 3, size, size)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
 
 
 def output(model: nn.Module, given: Tensor) -> Tensor:
@@ -298,8 +273,20 @@ def gives_the_same(one: Model, other: Model, names: Names) -> bool:
     return float((found - one.made).abs().max() / one.made.abs().max()) < SAME
 
 
+def known(rules: str, one: Model, other: Model) -> Names:
+    lines = [line.split(" -> ") for line in rules.split("\n") if line.strip()]
+    made = renamed(list(one.state), [NameRule(old.strip(), new) for old, new in lines])
+    names = {key: made.get(key, key) for key in one.state}
+    return {old: new for old, new in names.items() if new in other.state and learned(old, one.state[old])}
+
+
 def candidates(one: Model, other: Model) -> Iterator[Names]:
-    """Renamings that may be the true one: as the modules run, and as they are defined."""
+    """Renamings that may be the true one: as `KNOWN` has it, as the modules run, and as they are defined."""
+    for rules in KNOWN:
+        if one.library == "timm":
+            yield known(rules, one, other)
+        if other.library == "timm":
+            yield {new: old for old, new in known(rules, other, one).items()}
     ours, theirs = ([key for key, tensor in model.state.items() if learned(key, tensor)] for model in (one, other))
     for rows in (zip(one.ran, other.ran, strict=False), zip(ours, theirs, strict=False)):
         names = dict(rows)
@@ -338,7 +325,7 @@ def main() -> int:
         if options.only not in " ".join(group.values()):
             continue
         fixed = "pytorchcv" in group or "swin_t" in group.values()
-        size = 299 if "inceptionv3" in group.values() else 224 if fixed else 64
+        size = next((size for part, size in SIZES.items() if part in " ".join(group.values())), 224 if fixed else 64)
         models: list[Model] = []
         for library, name in group.items():
             if installed(library):

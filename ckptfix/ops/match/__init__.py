@@ -26,7 +26,7 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
-from ckptfix.ops.match.fused import Operations, with_operations
+from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
@@ -269,9 +269,10 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
                 message = "an edit in place changes names alone, and this one changes tensors"
                 raise Refused(message, hint="name an output")
             at = found.source.at or ""
-            done = run.transformed(
-                checkpoint, planned.tensors, dest, renames=sites.rename(checkpoint, at=at), at=at
-            )
+            with of_found_rules(checkpoint.path):
+                done = run.transformed(
+                    checkpoint, planned.tensors, dest, renames=sites.rename(checkpoint, at=at), at=at
+                )
             draft = _draft(found, done.plan, done.promise)
             return replace(
                 draft,

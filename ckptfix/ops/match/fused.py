@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ckptfix.align import match as matcher
@@ -16,6 +17,9 @@ from ckptfix.names.operations import HALF, Operation
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
 from ckptfix.ops.rename.groups import grouped
+
+LEARNED = "the learned rules"
+"""Stands for the file of rules that were found, and that nobody has written."""
 
 _QUERIES = re.compile(r"\.(?:wq|q_proj)\.")
 
@@ -163,10 +167,22 @@ def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bo
 def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
     """What `rename` runs: the lines of tensors, and behind them those of names."""
     rows = lines(done, keys)
-    made = rulefile.read("\n".join(rows), "the learned rules")
+    made = rulefile.read("\n".join(rows), LEARNED)
     start = len(rows) + 1
     return replace(
         made,
         names={rule.old: rule.new for rule in names},
         lines={rule.old: start + index for index, rule in enumerate(names)},
     )
+
+
+@contextmanager
+def of_found_rules(path: str) -> Iterator[None]:
+    """Errors of rules that were found name the checkpoint `path`, and how the rules become a file to be changed."""
+    try:
+        yield
+    except Refused as error:
+        if error.path == LEARNED:
+            way = "`--rules FILE` writes what was found; change the line there, and `rename --map FILE` runs it"
+            error.path, error.where, error.hint = path, None, f"{way}; {error.hint}"
+        raise

@@ -118,3 +118,20 @@ def test_with_reshape_equal_shapes_decide_nothing_alone() -> None:
     told = match(ours, theirs, reshape=True)
     assert told.complete
     assert told.names == {"a.query.weight": "b.q.weight", "a.key.weight": "b.k.weight"}
+
+
+def test_of_lists_that_count_otherwise_the_size_is_no_proof() -> None:
+    """``bn{0,1}`` and another norm in each block against ``norms.{1,2}`` and another: the lists may share one."""
+    one = {f"h.{at}.{part}": (4,) for at in range(3) for part in ("bn0", "bn1", "zan")}
+    for numbers, sure in (((1, 2), False), ((0, 1), True)):
+        parts = ("kip", *(f"norms.{number}" for number in numbers))
+        found = certain(one, {f"layer.{at}.{part}": (4,) for at in range(3) for part in parts})
+        assert bool(found) == sure
+
+
+def test_what_sizes_tell_of_a_class_in_doubt_is_in_doubt() -> None:
+    """The only groups of their size, once others are split: those that are not told apart take it along."""
+    one = {**{f"a.{at}.{part}": (4, 4) for at in range(3) for part in "123"}, **{f"b.{at}": (4, 4) for at in (0, 1)}}
+    other = {**{f"{part}.{at}": (4, 4) for at in range(3) for part in ("zan", "lor", "kip")},
+             **{f"tus.{at}": (4, 4) for at in (0, 1)}}  # fmt: skip
+    assert not certain(one, other)

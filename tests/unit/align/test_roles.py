@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptfix.align.roles import parts, score
+from ckptfix.align.roles import parts, score, scores
 
 SCORED = [
     (["attn.q_proj", "attn.k_proj", "attn.v_proj"], ["sa.query", "sa.key", "sa.value"]),
@@ -61,3 +61,30 @@ def test_of_w1_and_w3_the_numbers_are_no_order() -> None:
 def test_same_words_with_other_letters_are_no_agreement() -> None:
     (one, _), (other, _) = parts(["conv_a", "zan"]), parts(["conv_b", "lor"])
     assert score(one, other) == 0
+
+
+def test_words_that_one_side_alone_has_count_for_nothing() -> None:
+    """What is called ``zan`` may be either: ``left.lin`` has no word more than ``left.op``, and none less."""
+    ours, theirs = parts(["right.zan", "left.lin", "left.zan"]), parts(["right.op", "left.op", "left.kip_lor"])
+    said = scores(ours, theirs)
+    assert len({said[at][to] for at in (1, 2) for to in (1, 2)}) == 1
+    assert said[1][1] > said[1][0]
+
+
+@pytest.mark.parametrize("kind", ["linear", "fc", "dense", "conv", "proj"])
+def test_the_kind_of_a_layer_is_no_place(kind: str) -> None:
+    ours, theirs = parts([f"{kind}0", "h.1.zan"]), parts(["stem", f"h.0.{kind}"])
+    assert scores(ours, theirs) == [[0, 0], [0, 0]]
+
+
+def test_numbers_that_differ_take_only_the_words_that_they_count() -> None:
+    (one, _), (other, _) = parts(["text.h.1.zan", "image.x"]), parts(["text.block0.zan", "image.y"])
+    assert score(one, other) > 4
+    (one, _), (other, _) = parts(["zan1", "x"]), parts(["zan2", "y"])
+    assert score(one, other) == 0
+
+
+def test_self_within_cross_attention_is_none() -> None:
+    """BERT's crossattention.self.key."""
+    (own, _), (cross, _) = parts(["self_attn.k_proj", "a"]), parts(["crossattention.self.key", "b"])
+    assert score(own, cross) < 0

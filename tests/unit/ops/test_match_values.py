@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import ckptfix
+from ckptfix.errors import Refused
 from ckptfix.ops.diff import content
 from ckptfix.ops.match import MatchResult
 
@@ -98,3 +99,14 @@ def test_of_other_models_only_a_few_tensors_are_read(tmp_path: Path, monkeypatch
     one = {f"a.{at}.weight": torch.rand(at + 2, 3) for at in range(40)}
     matched(tmp_path, one, {f"b.{at}.weight": torch.rand(at + 2, 3) for at in range(40)}, "safetensors")
     assert 0 < sum(looked) <= 8
+
+
+def test_found_rules_that_do_not_fit_name_the_file_and_what_to_do(tmp_path: Path) -> None:
+    kinds = {"q_proj": torch.float32, "k_proj": torch.float16, "v_proj": torch.float32}
+    torch.save({f"h.0.attn.{name}.weight": torch.ones(8, 8, dtype=kind) for name, kind in kinds.items()},
+               tmp_path / "in.pth")  # fmt: skip
+    torch.save({"blocks.0.attn.qkv.weight": torch.ones(24, 8)}, tmp_path / "like.pth")
+    with pytest.raises(Refused, match="are of float32, float16") as caught:
+        ckptfix.match(tmp_path / "in.pth", tmp_path / "out.pth", tmp_path / "like.pth")
+    assert caught.value.path == str(tmp_path / "in.pth") and caught.value.where is None
+    assert "--rules FILE" in (caught.value.hint or "") and "| concat" in (caught.value.hint or "")
