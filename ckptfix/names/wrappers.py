@@ -78,7 +78,8 @@ def add(name: str, prefix: str) -> str:
 
 def stripping(prefix: str) -> Rule:
     """`strip` as a rule."""
-    return lambda name: strip(name, prefix)
+    start = prefix + "."
+    return lambda name: name.removeprefix(start)
 
 
 def composed(rules: Sequence[Rule]) -> Rule:
@@ -129,13 +130,12 @@ def wrappers_in(names: Iterable[str]) -> dict[str, tuple[int, str]]:
 
 def split_prefix(names: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
     """(the names that begin with `prefix`, the others without known companions)."""
-    carrying: list[str] = []
+    names = list(names)
+    start = prefix + "."
+    carrying = [name for name in names if name.startswith(start) and name != start]
     others: list[str] = []
-    for name in names:
-        if has_prefix(name, prefix):
-            carrying.append(name)
-        elif name not in COMPANIONS:
-            others.append(name)
+    if len(carrying) < len(names):
+        others = [name for name in names if not has_prefix(name, prefix) and name not in COMPANIONS]
     if carrying and prefix == AVERAGED and COUNTERS.keys() >= set(others):
         others = []
     return carrying, others

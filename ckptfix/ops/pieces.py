@@ -20,8 +20,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
-from ckptfix.commands import command
+from ckptfix.commands import command, verbatim
 from ckptfix.errors import KeyConflict, WouldLoseData
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number
 from ckptfix.formats.ranks import names
@@ -120,6 +122,15 @@ def refuse_flat_partition(checkpoint: Checkpoint) -> None:
         folder = str(as_path(checkpoint.path).parent)
         hint = f"name the folder, {folder!r}: what all ranks hold is joined" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
+
+
+def remarks(checkpoint: Checkpoint, at: str | None = None) -> Iterator[Finding]:
+    """That the file is one rank's piece, where it is: no error for what reads or copies a piece as it is."""
+    piece = piece_of(checkpoint, at)
+    if piece is not None:
+        # Not one command of a chain: it reads other files, and writes what is no copy of this one.
+        fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
+        yield found("one-rank", piece.message, where=piece.where, fix=fix, severity="warning")
 
 
 def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:

@@ -428,6 +428,15 @@ def inspect_ranks(bench: Bench) -> Case:
     )
 
 
+def inspect_sharded(bench: Bench) -> Case:
+    folder = bench.input("sharded-ranks")
+    return Case(
+        "inspect, 1,600 tensors in 64 parts each",
+        bench.ckptfix("inspect", folder),
+        ((bench.baseline("torch, its metadata alone", "dcp_metadata", folder), Target("seconds", 10)),),
+    )
+
+
 def select(bench: Bench) -> Case:
     big, ours = bench.input("plain.safetensors"), bench.output("ours.safetensors")
     return Case(
@@ -542,6 +551,7 @@ CASES: dict[str, Callable[[Bench], Case]] = {
     "diff-different": diff_different,
     "inspect": inspect,
     "inspect-ranks": inspect_ranks,
+    "inspect-sharded": inspect_sharded,
     "doctor": doctor,
     "doctor-fast": doctor_fast,
     "select": select,

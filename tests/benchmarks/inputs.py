@@ -22,6 +22,7 @@ BIG_WIDTH = 2048
 SHARDS = 50
 RANKS = 8
 MANY_RANKS = 64
+MANY_SHARDED = 1600
 
 MANY = 100_000
 MANY_OPTIMIZER = 10_000
@@ -167,6 +168,15 @@ def many_ranks(path: Path, scale: float) -> None:
             folder.add(f"blocks.{number // 10}.part{number % 10}.weight", {number % MANY_RANKS: torch.ones(8)})
 
 
+def sharded_ranks(path: Path, scale: float) -> None:
+    """As many items in 1,600 tensors: of each, 64 ranks have a part of the rows, as FSDP2 saves it."""
+    import torch
+
+    with Distributed(path, MANY_RANKS) as folder:
+        for number in range(max(1, round(MANY_SHARDED * scale))):
+            folder.add(f"blocks.{number}.fc.weight", {rank: torch.ones(1, 8) for rank in range(MANY_RANKS)})
+
+
 class Distributed:
     """A folder as torch.distributed.checkpoint writes it, put together part by part."""
 
@@ -229,6 +239,7 @@ INPUTS: dict[str, tuple[Builder, tuple[str, ...]]] = {
     "tuned.safetensors": (tuned, ("plain.safetensors",)),
     "ranks": (ranks, ()),
     "many-ranks": (many_ranks, ()),
+    "sharded-ranks": (sharded_ranks, ()),
 }
 """File name -> what builds it, and the inputs that it is built from."""
 

@@ -69,13 +69,13 @@ class Plugin:
         self.failed = self.failed or report.failed
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        mutants = drawn(self.package, self.asked["mutants"], self.asked["rooms"])
+        mutants = drawn(self.package, self.asked["mutants"], self.asked["rooms"], self.asked["seed"])
         if self.asked["only"]:
             mutants = [mutant for mutant in mutants if self.asked["only"] in str(mutant)]
         items = {item.nodeid: item for item in session.items}
         kept = self.work / "map.json"
         if self.cover is not None:
-            self._apart(lambda: self._measure(session.items, mutants, kept))
+            self._apart(lambda: self._measure(session.items, kept))
             self.cover.stop()
         told = json.loads(kept.read_text())
         seconds = told["seconds"]
@@ -106,8 +106,8 @@ class Plugin:
                 os._exit(code)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-    def _measure(self, items: list[pytest.Item], mutants: list[Mutant], kept: Path) -> None:
-        """Run all tests under coverage; which tests run the lines of the mutants, and how long each takes."""
+    def _measure(self, items: list[pytest.Item], kept: Path) -> None:
+        """Run all tests under coverage; which tests run the lines of the rooms, and how long each takes."""
         cover = self.cover
         seconds: dict[str, float] = {}
         for item, following in zip(items, [*items[1:], None], strict=True):
@@ -121,7 +121,7 @@ class Plugin:
         cover.stop()
         cover.save()
         lines: Map = {}
-        for file in {mutant.file for mutant in mutants}:
+        for file in {mutant.file for mutant in drawn(self.package, sys.maxsize, self.asked["rooms"])}:
             rows = cover.get_data().contexts_by_lineno(str(self.package / file))
             lines[file] = {line: sorted({name for name in names if name in seconds}) for line, names in rows.items()}
         with open(kept.with_name("coverage.txt"), "w") as out:
@@ -230,7 +230,7 @@ def report(rows: Iterable[dict[str, Any]]) -> int:
 
 
 def run(
-    work: Path, mutants: int, only: str, tests: list[str], mark: str, rooms: Sequence[str] = ROOMS
+    work: Path, mutants: int, only: str, tests: list[str], mark: str, rooms: Sequence[str] = ROOMS, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Copy the tree, collect, and try each mutant; the rows of what came of them."""
     root = work / "tree"
@@ -245,7 +245,7 @@ def run(
     temporary.mkdir(exist_ok=True)
     asked = {
         "root": str(root), "work": str(work), "temporary": str(temporary), "mutants": mutants, "only": only,
-        "rooms": list(rooms),
+        "rooms": list(rooms), "seed": seed,
     }  # fmt: skip
     path = os.pathsep.join([str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = {
@@ -266,6 +266,7 @@ def run(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mutants", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0, help="another number draws other mutants")
     parser.add_argument("--only", default="", help="those alone whose line has this text")
     parser.add_argument("--mark", default=MARK, help="which tests, as pytest's -m")
     parser.add_argument("--work", type=Path, help="folder that is kept: map of tests, and what is done already")
@@ -274,7 +275,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = (chosen.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        return 1 if report(run(work, chosen.mutants, chosen.only, chosen.tests, chosen.mark)) else 0
+        return 1 if report(run(work, chosen.mutants, chosen.only, chosen.tests, chosen.mark, seed=chosen.seed)) else 0
 
 
 if __name__ == "__main__":

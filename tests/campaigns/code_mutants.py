@@ -185,15 +185,15 @@ def mutants_of(package: Path, file: str) -> Iterator[Mutant]:
             yield Mutant(file, name, function.lineno, line, kind, place, _shown(node), after)
 
 
-def drawn(package: Path, how_many: int, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
-    """So many of all mutants of `rooms`, in the order of the files."""
+def drawn(package: Path, how_many: int, rooms: Sequence[str] = ROOMS, seed: int = 0) -> list[Mutant]:
+    """So many of all mutants of `rooms`, in the order of the files; with another seed it draws others."""
     files = sorted(
         path.relative_to(package).as_posix()
         for room in rooms
         for path in ([package / room] if room.endswith(".py") else (package / room).glob("*.py"))
     )
     every = [mutant for file in files for mutant in mutants_of(package, file)]
-    chosen = sorted(every, key=lambda mutant: crc32(mutant.what.encode()))[:how_many]
+    chosen = sorted(every, key=lambda mutant: crc32(mutant.what.encode(), seed))[:how_many]
     return sorted(chosen, key=lambda mutant: (mutant.file, mutant.line, mutant.what))
 
 

@@ -21,7 +21,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK, RealDisk, RealFile
-from ckptfix.io.inplace.record import MAGIC, Record, decoded
+from ckptfix.io.inplace.record import MAGIC, Change, Record, decoded
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import listed
 
@@ -303,3 +303,33 @@ def test_a_file_whose_data_another_program_moves_is_busy(tmp_path: Path) -> None
         os.write(free[1], b"x")
         os.waitpid(child, 0)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(("after", "now", "taken_back"), [
+    (2048, bytes(2048), False),  # another file, of zeros
+    (2048, b"y" * 512 + b"x" * 1536, True),  # one sector was written
+    (2048, b"y" * 512 + bytes(512) + b"x" * 1024, False),
+    (4096, b"x" * 2048 + b"y" * 512 + bytes(1536), True),  # what is new was not written to its end
+    (4096, b"x" * 1536 + bytes(2560), False),
+    (4096, b"x" * 2048 + bytes(512) + b"z" * 1536, False),
+])  # fmt: skip
+def test_zeros_are_of_an_edit_only_behind_the_end_that_the_file_had(
+    tmp_path: Path, after: int, now: bytes, taken_back: bool
+) -> None:
+    """A sector that a disk lost while a file grew is zeros; one that was there before is as before or as after."""
+    file = (tmp_path / "a.bin").resolve()
+    file.write_bytes(b"x" * 2048)
+    grown = after > 2048
+    change = Change(file.name, 2048, after, ((1536, b"x" * 512),) if grown else ((0, b"x" * 1024),),
+                    ((1536, b"x" * 512 + b"y" * 2048),) if grown else ((0, b"y" * 1024),))  # fmt: skip
+    record = Record("1", "an edit", "", (change,))
+    journal = beside(str(file), JOURNAL)
+    DISK.create(journal, record.encoded(), str(file))
+    file.write_bytes(now)
+    if taken_back:
+        assert edit.finish(str(file)) == record
+        assert file.read_bytes() == b"x" * 2048
+    else:
+        with pytest.raises(DamagedFile, match="another program wrote to it"):
+            edit.finish(str(file))
+        assert file.read_bytes() == now and Path(journal).exists()

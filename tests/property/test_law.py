@@ -76,18 +76,18 @@ def keeps_the_law(case: Nested, commands: tuple[Command, ...], by_at: tuple[Comm
 
 
 @given(nestings())
-@settings(max_examples=500 if LONG else 30, phases=PHASES)
+@settings(max_examples=500 if LONG else 15, phases=PHASES)
 def test_no_command_loses_a_weight(case: Nested) -> None:
     keeps_the_law(case, OTHERS, BY_AT)
 
 
 @given(nestings(simple=True))
-@settings(max_examples=500 if LONG else 30, phases=PHASES)
+@settings(max_examples=500 if LONG else 15, phases=PHASES)
 def test_sanitize_loses_no_weight(case: Nested) -> None:
     keeps_the_law(case, SANITIZE)
 
 
 @given(nestings())
-@settings(max_examples=500 if LONG else 30, phases=PHASES)
+@settings(max_examples=500 if LONG else 15, phases=PHASES)
 def test_sanitize_loses_no_weight_of_an_object_with_a_state_of_its_own(case: Nested) -> None:
     keeps_the_law(case, SANITIZE)

@@ -19,12 +19,12 @@ from ckptfix import errors
 
 pytestmark = pytest.mark.campaign
 
-MOST_ADDRESSES = 1000 if LONG else 3
+MOST_ADDRESSES = 1000 if LONG else 2
 
 
 def commands(path: Path, paths: Sequence[Path]) -> Sequence[Command]:
-    """Every command for a file of the repository and in a long run; half of them for one of others', in turn."""
-    return COMMANDS if path in fixture_files() else in_turn(COMMANDS, paths.index(path), 2)
+    """Every command for a file of the repository and in a long run; a quarter of them for one of others', in turn."""
+    return COMMANDS if path in fixture_files() else in_turn(COMMANDS, paths.index(path), 4)
 
 
 def jobs(path: Path) -> list[tuple[Command, str]]:

@@ -259,7 +259,7 @@ OPENED = {
     "io/pool.py": "the one place",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
-    "io/remote/write.py": "creates an output in a store",
+    "io/remote/elsewhere.py": "creates an output in a store",
     "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",

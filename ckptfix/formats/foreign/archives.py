@@ -119,9 +119,17 @@ def tar_archive(file: File) -> Answer | None:
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 
-def _unfinished(names: Collection[str]) -> str:
-    """What the names of the files of a distributed checkpoint say of its metadata."""
+def _unfinished(folder: Path, names: Collection[str]) -> str:
+    """What the files of a distributed checkpoint say of its metadata."""
     if ".metadata" in names:
+        place = folder / ".metadata"
+        if place.is_dir():
+            return " whose .metadata is a folder, not a file"
+        try:
+            with open_source(str(place)):
+                pass
+        except CkptfixError as error:
+            return f" whose .metadata cannot be read ({error.message.lower()})"
         return " whose .metadata is no pickle"
     if any(re.fullmatch(r"__\d+\.metadata", name) for name in names):
         return " whose ranks' metadata is no pickle"
@@ -180,7 +188,7 @@ def folder(path: str) -> Answer:
         hint = f"(cd {parent} && zip -0 -r {quoted(root.name + '.pth')} {name}) makes it one file again"
         return Answer("unzipped-folder", "a folder: a torch checkpoint that was unzipped", hint)
     if ".metadata" in names or any(name.endswith(".distcp") for name in names):
-        return Answer("dcp-folder", f"a folder: a distributed checkpoint (DCP){_unfinished(names)}")
+        return Answer("dcp-folder", f"a folder: a distributed checkpoint (DCP){_unfinished(as_path(path), names)}")
     index = next((name for name in sorted(names) if name.endswith(".index.json")), None)
     if index is not None:
         what = f"a folder: a sharded checkpoint of another framework ({printable(index)})"

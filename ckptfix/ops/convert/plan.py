@@ -71,9 +71,8 @@ def convert(
         weights, optimizer: what is taken of a format with `Format.take`.
 
     Raises:
-        WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`.
-        Refused: several state dicts and no `at`; or they are one rank's piece, and the output would not say so; or a
-            `shard_size` for a format without shards.
+        WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`; or one rank's piece of a model.
+        Refused: several state dicts and no `at`; or a `shard_size` for a format without shards.
     """
     target = FORMATS[target_format(checkpoint.path, dest, to)]
     take = format_of(checkpoint).take
@@ -123,13 +122,14 @@ def _planned(
         raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
     if target.recode is None or not states(checkpoint, "objects"):
         return _every_tensor(checkpoint, dest, target)
-    _ = checkpoint.entries
+    refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     plan = target.recode(checkpoint, dest)
     return Conversion(plan, target.name, None, len(checkpoint.entries), everything(checkpoint))
 
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
+    refuse_piece(checkpoint)
     legacy_layout.refuse_truncated(checkpoint)
     plan = copy_of(checkpoint, dest)
     promise = Promise(edited=checkpoint)

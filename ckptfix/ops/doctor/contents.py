@@ -232,7 +232,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         _, held, name = wasted[0]
         message = f"{total:,} bytes are saved that no tensor uses: {name} is a view of a storage of {held:,} bytes"
         yield found("oversized-storage", message, where=name)
-    yield from _overlaps(checkpoint, ats)
+    yield from _overlaps(checkpoint)
 
 
 def _names(entries: Sequence[TensorEntry]) -> list[str]:
@@ -241,12 +241,12 @@ def _names(entries: Sequence[TensorEntry]) -> list[str]:
     return sorted(keys if len(set(keys)) == len(keys) else [entry.name for entry in entries])
 
 
-def _overlaps(checkpoint: Checkpoint, ats: set[str]) -> Iterator[Finding]:
+def _overlaps(checkpoint: Checkpoint) -> Iterator[Finding]:
     """What a conversion to safetensors would report about overlapping tensors."""
     if not states(checkpoint, "sharing"):
         return
     inside = _by_address(checkpoint)
-    for at in ats:
+    for at in (state.at for state in weights(checkpoint)):
         shared = defaultdict(list)
         for entry in inside.get(at, ()):
             if entry.storage is not None and entry.kind == "dense":

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, file_of
 from ckptfix.checkpoint.address import is_inside
-from ckptfix.commands import verbatim
 from ckptfix.errors import (
     CkptfixError,
     DamagedFile,
@@ -40,6 +39,7 @@ from ckptfix.io.planned import checks_of, crc32_of, is_spliced
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.ops import inside as scan_inside
+from ckptfix.ops import pieces
 from ckptfix.ops.choose import meant
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
@@ -51,7 +51,6 @@ from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.pieces import piece_of
 from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
@@ -169,20 +168,17 @@ def _judge(
     progress: Progress | None,
 ) -> Iterator[Finding]:
     """Everything about a file that can be opened."""
-    looked[:] = ["container", "key names", "devices"]
-    path = checkpoint.path
-    judged = format_of(checkpoint).judge(checkpoint)
+    path, format = checkpoint.path, format_of(checkpoint)
+    far = fast and not is_local(path)
+    container, judge = format.skim if far and format.skim is not None else ("container", format.judge)
+    looked[:] = [container, "key names", "devices"]
     # Globals are reported with their calls below.
-    yield from (finding for finding in judged if finding.id != "foreign-global")
+    yield from (finding for finding in judge(checkpoint) if finding.id != "foreign-global")
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
-    piece = piece_of(checkpoint, at)
-    if piece is not None:
-        # Not one command of a chain: it reads other files, and writes what is no copy of this one.
-        fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
-        yield found("one-rank", piece.message, where=piece.where, fix=fix)
+    yield from (replace(remark, severity="error") for remark in pieces.remarks(checkpoint, at))
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
-    if fast and not is_local(path) and torch_zip.archive_of(checkpoint) is not None:
+    if far and torch_zip.archive_of(checkpoint) is not None:
         looked[0] = "directory (and no local headers)"
     yield from _pickles(checkpoint, looked, at, fast=fast)
     contents = list(scan_contents.scan(view))
@@ -345,7 +341,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
     with open_source(checkpoint.path) as reader:
         for record in archive.directory.records:
             # The pickle's checksum was compared when it was read.
-            if record.name in known or record is archive.pickle or record.name in archive.ambiguous or not record.size:
+            if record.name in known or record == archive.pickle or record.name in archive.ambiguous or not record.size:
                 continue
             try:
                 data = record_data(reader, record)

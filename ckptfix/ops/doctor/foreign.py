@@ -126,6 +126,8 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
     if id == "dcp-folder" and found_as(path) != "folder":
         return _with_its_folder(path)
+    if id == "dcp-folder" and " .metadata " in error.message:
+        return "put back the .metadata of that save, or make it readable"
     return None
 
 

@@ -9,6 +9,7 @@ from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.formats.folders.members import members
 from ckptfix.io.source import opened_once
+from ckptfix.ops import pieces
 from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.ops.inspect.training import beside
@@ -31,7 +32,9 @@ def inspect(path: StrPath) -> Inspection:
         found = inspect_op(open_checkpoint(place))
         return replace(found, members=members(name), training={**beside(name), **found.training})
     try:
-        return inspect_op(open_checkpoint(place))
+        checkpoint = open_checkpoint(place)
+        described = inspect_op(checkpoint)
+        return replace(described, findings=(*described.findings, *pieces.remarks(checkpoint)))
     except UnknownFormat as error:
         inside = members(name) if error.kind == "no-checkpoint" and as_path(name).is_dir() else ()
         if not any(member.may_be_checkpoint for member in inside):

@@ -9,7 +9,9 @@ from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import Unsupported
 from ckptfix.formats import format_of, weights_of
+from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import TIE_KEYS
+from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards.edit import plan_rows
 from ckptfix.formats.shards.format import layout_of
 from ckptfix.ops.rename.transform import Site
@@ -35,7 +37,10 @@ def plan(checkpoint: Checkpoint, site: Site, dest: str) -> Plan:
     if format.folder:
         return plan_rows(layout_of(checkpoint), rows, dest, pairs)
     kept, metadata, findings = format.share([entry for _, entry in rows])
-    made = format.plan_write(kept, dest, metadata={**pairs, **metadata})
+    if checkpoint.format == safetensors.NAME:
+        made = plan_like(checkpoint, kept, dest, {**pairs, **metadata})
+    else:
+        made = format.plan_write(kept, dest, metadata={**pairs, **metadata})
     return replace(made, findings=(*findings, *made.findings))
 
 

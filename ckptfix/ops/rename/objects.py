@@ -15,7 +15,7 @@ from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.object import node_at
 from ckptfix.formats.torch.put import PutStorages
-from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
+from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
 from ckptfix.ops.rename.transform import Row, Site
 from ckptfix.pickles import Call, Dict, parse
 from ckptfix.pickles.graph import Node, children, label, pairs
@@ -97,7 +97,19 @@ class Rewriting:
         format = FORMATS[self.checkpoint.format]
         if format.folder:
             return self._folder(rewritten, dest)
-        return plan_rewrite(self.checkpoint, rewritten, dest, storages)
+        keys = None if self._legacy else counted(self.parts.graph, rewritten)
+        moved = {key: self._moved(key, storages) for key in keys or ()}
+        if keys is not None and None not in moved.values():
+            rewritten = renumbered(rewritten, keys, self.checkpoint.path)
+            storages = {keys[key]: storage for key, storage in moved.items() if storage is not None}
+        return plan_rewrite(self.checkpoint, rewritten, dest, storages, alike=True)
+
+    def _moved(self, key: str, storages: Mapping[str, NewStorage]) -> NewStorage | None:
+        """A storage that gets another key; None for one that the file lacks."""
+        if key in storages:
+            return storages[key]
+        data, _, crc32 = self.parts.storages.place(key)
+        return None if data is None else NewStorage(data, 1, crc32)
 
     def _folder(self, rewritten: Rewritten, dest: str) -> Plan:
         """The same for a folder, which has no pickle of its own."""

@@ -51,6 +51,35 @@ def constant(fill: Fill, leaves: Sequence[Leaf], nbytes: int, byteorder: str) ->
     return repeated(pattern if byteorder == "little" else pattern[::-1], nbytes), "NaN"
 
 
+MOST_FILLED = 64 << 20
+FILLED_TIMES = 100
+"""Bytes that are made up at most: so many, and so many times the file. A hostile shape must not fill the disk."""
+
+
+class Allowance:
+    """The bytes that may be made up for a damaged file or folder.
+
+    Args:
+        size: bytes of it, or of what is intact of it.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._path = path
+        self._made, self._most = 0, MOST_FILLED + FILLED_TIMES * size
+
+    def take(self, nbytes: int, name: str) -> None:
+        """Make up so many more, for the tensor `name`.
+
+        Raises:
+            Refused: they are too many.
+        """
+        self._made += nbytes
+        if self._made > self._most:
+            most = f"for what is left here --fill makes up at most {self._most:,}"
+            message = f"lost tensors of {self._made:,} bytes or more; {most}"
+            raise Refused(message, path=self._path, where=name, hint="without --fill, they are left out")
+
+
 def repeated(pattern: bytes, nbytes: int) -> Derived:
     """`nbytes` bytes of `pattern`, again and again."""
 

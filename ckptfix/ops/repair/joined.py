@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, TensorEntry
 from ckptfix.checkpoint.places import pieces_of
-from ckptfix.errors import CkptfixError, Refused
+from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.safetensors.write import row_major
@@ -19,8 +19,8 @@ from ckptfix.formats.torch.object import node_at
 from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
-from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.torch import FILLED_TIMES, MOST_FILLED, Loss, Repair, taken_from
+from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
+from ckptfix.ops.repair.torch import Loss, Repair, taken_from
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, label
 from ckptfix.urls import as_path
@@ -86,8 +86,7 @@ class _Filling:
     """What stands in the place of lost tensors."""
 
     def __init__(self, checkpoint: Checkpoint, fill: Fill | None, donor: Donor | None) -> None:
-        self._path = checkpoint.path
-        self._most = MOST_FILLED + FILLED_TIMES * checkpoint.size
+        self._allowance = Allowance(checkpoint.path, checkpoint.size)
         self._fill = fill
         self._donor = donor
 
@@ -98,11 +97,7 @@ class _Filling:
             return row_major(other), taken_from(self._donor), True
         if self._fill is None:
             return None, "", False
-        self._most -= entry.nbytes
-        if self._most < 0:
-            message = f"lost tensors of {entry.nbytes:,} bytes or more; for these files --fill makes up fewer"
-            hint = "without --fill, they are left out"
-            raise Refused(message, path=self._path, where=entry.name, hint=hint)
+        self._allowance.take(entry.nbytes, entry.name)
         data, what = constant(self._fill, [Leaf(entry.name, entry)], entry.nbytes, "little")
         return data, what, False
 

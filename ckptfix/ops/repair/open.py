@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import DamagedFile, Refused
+from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
 from ckptfix.formats.dcp import format as dcp
@@ -17,6 +19,7 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
+from ckptfix.ops import pieces
 from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.joined import repair_joined
@@ -69,7 +72,14 @@ def repair(
     if not done.kept and not any(loss.filled for loss in done.losses):
         lost = ", ".join(loss.name for loss in done.losses[:4])
         raise DamagedFile(f"not one of its {len(done.losses)} tensors can be kept: {lost}", path=name)
-    return replace(done, notes=(*notes, *done.notes))
+    return replace(done, notes=(*notes, *done.notes, *_piece(path)))
+
+
+def _piece(path: str) -> Iterator[Finding]:
+    """That `path` is one rank's file, where that much can be read: all of a piece is still a piece."""
+    if found_as(path) != "folder":
+        with suppress(CkptfixError):
+            yield from pieces.remarks(open_checkpoint(path))
 
 
 def _without_tensors(path: str, done: Repair) -> Refused:

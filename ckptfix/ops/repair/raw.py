@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from ckptfix.checkpoint import OutputFile, Plan, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.errors import DamagedFile, NoMatch
@@ -73,8 +75,7 @@ def _matched(wreck: Wreck, like: Side) -> list[TensorEntry]:
     own = [slot for slot in like.slots if slot.tied is None]
     wanted = [_nbytes(slot) for slot in own]
     sizes = {int(key): part.data.length for key, part in wreck.parts.items() if _order(key)[0] == 0}
-    known = {*sizes, *(int(key) for key in wreck.faults if _order(key)[0] == 0)}
-    ways = [first for first in range(max(known, default=-1) + 1) if _fits(wanted, sizes, first)]
+    ways = list(islice(_ways(wanted, sizes), LISTED))
     if len(ways) != 1:
         raise _no_match(wreck, like, own, ways)
     (first,) = ways
@@ -99,10 +100,20 @@ def _nbytes(slot: Slot) -> int:
     return dtypes.by_name(slot.dtype).nbytes(count)
 
 
-def _fits(wanted: Sequence[int], sizes: Mapping[int, int], first: int) -> bool:
-    """Whether every storage that is there has its size, if the model's first tensor is number `first`."""
-    there = [(sizes.get(first + index), size) for index, size in enumerate(wanted)]
-    return all(found in (None, size) for found, size in there) and any(found is not None for found, _ in there)
+def _ways(wanted: Sequence[int], sizes: Mapping[int, int]) -> Iterator[int]:
+    """The numbers that the model's first tensor may have, so that each storage that is there has its size.
+
+    At least one is there. Numbers need not follow each other: a name in a damaged file may be any.
+    """
+    keys = sorted(sizes)
+    after = 0
+    for at, key in enumerate(keys):
+        # From the first number not looked at yet, with this storage as the first that is there.
+        for first in range(max(after, key - len(wanted) + 1), key + 1):
+            end = bisect_left(keys, first + len(wanted), at)
+            if all(sizes[keys[one]] == wanted[keys[one] - first] for one in range(at, end)):
+                yield first
+        after = key + 1
 
 
 def _no_match(wreck: Wreck, like: Side, own: Sequence[Slot], ways: Sequence[int]) -> NoMatch:

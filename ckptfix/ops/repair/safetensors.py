@@ -13,7 +13,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import header_of
 from ckptfix.formats.safetensors.ties import follow, ties
-from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant, with_data
+from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, with_data
 from ckptfix.ops.repair.torch import Loss, Repair, taken_from
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
@@ -26,6 +26,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     Raises:
         Truncated, BadDirectory: its header is not intact, and without it the bytes have no meaning.
         DamagedFile: no tensor is intact, and nothing is filled.
+        Refused: more would have to be made up than `Allowance` allows.
     """
     try:
         checkpoint = safetensors.read(path)
@@ -35,6 +36,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     header = header_of(checkpoint)
     faults = {row.where: row.message for row in checkpoint.findings if row.id in _LOSS}
     other = Donor(donor, "little") if donor is not None else None
+    allowance = Allowance(path, checkpoint.size)
     kept: list[TensorEntry] = []
     written: list[TensorEntry] = []
     losses: list[Loss] = []
@@ -43,7 +45,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
             kept.append(entry)
             written.append(entry)
             continue
-        made, loss = _replaced(entry, faults[entry.key], fill, other)
+        made, loss = _replaced(entry, faults[entry.key], fill, other, allowance)
         losses.append(loss)
         written += [made] if made is not None else []
     if losses and not written:
@@ -86,7 +88,7 @@ def _gapless(spans: list[tuple[int, int]]) -> bool:
 
 
 def _replaced(
-    entry: TensorEntry, reason: str, fill: Fill | None, other: Donor | None
+    entry: TensorEntry, reason: str, fill: Fill | None, other: Donor | None, allowance: Allowance
 ) -> tuple[TensorEntry | None, Loss]:
     """What stands in place of a lost tensor, if anything, and the loss."""
     if entry.detail:
@@ -98,6 +100,7 @@ def _replaced(
         what = taken_from(other)
         return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what, taken=True)
     if fill is not None:
+        allowance.take(entry.nbytes, entry.name)
         data, what = constant(fill, [leaf], entry.nbytes, "little")
         return with_data(entry, data), Loss(entry.name, entry.shape, entry.dtype, reason, what)
     refused = f"; not filled: {taken}" if taken else ""

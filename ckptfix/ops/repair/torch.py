@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, Data, OutputFile, Plan, Storage, TensorEntry, address, dtypes
-from ckptfix.errors import DamagedFile, Refused, Unsupported
+from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import zip_layout
@@ -17,7 +17,7 @@ from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
 from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
-from ckptfix.ops.repair.fill import Donor, Fill, Leaf, constant
+from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
@@ -186,10 +186,6 @@ def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
     )
 
 
-MOST_FILLED = 64 << 20
-FILLED_TIMES = 100
-"""Bytes that are made up at most: so many, and so many times the file. A hostile shape must not fill the disk."""
-
 MAX_BELOW = 1_000_000
 """Nodes below calls that describe no tensor that are looked at; some of them may lie below each other."""
 
@@ -315,7 +311,7 @@ def _filled(
     if fill is None and donor is None:
         return out
     other = Donor(donor, wreck.byteorder) if donor is not None else None
-    made, most = 0, MOST_FILLED + FILLED_TIMES * _size(wreck)
+    allowance = Allowance(wreck.path, _size(wreck))
     on: dict[str, list[Leaf]] = {}
     storages: dict[str, Storage] = {}
     for name, entry, lost in rows:
@@ -334,10 +330,7 @@ def _filled(
             nbytes = storages[key].nbytes if key in sight.viewed else min(count * itemsize, storages[key].nbytes)
             if nbytes < storages[key].nbytes:
                 out.counts[key] = count
-            made += nbytes
-            if made > most:
-                message = f"lost tensors of {made:,} bytes or more; for this file --fill makes up at most {most:,}"
-                raise Refused(message, path=wreck.path, where=several[0].name, hint="without --fill, they are left out")
+            allowance.take(nbytes, several[0].name)
             out.data[key], out.done[key] = constant(fill, several, nbytes, wreck.byteorder)
         else:
             out.refused[key] = taken

@@ -19,7 +19,7 @@ from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.formats.torch.common import all_findings, fields, parts_of, pickled
+from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
 from ckptfix.formats.torch.object import node_at
 from ckptfix.formats.torch.rewrite import plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
@@ -34,6 +34,7 @@ from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import every_node
+from ckptfix.urls import as_path
 
 INSPECT = "`ckptfix inspect` shows what it holds"
 KEEP = ("weights",)
@@ -80,7 +81,8 @@ def sanitize(
 
     Raises:
         Refused: nothing of the object would be left, or what `keep_only` names is not there.
-        Unsupported: not a torch file, an unknown version or codec, or a tensor that the version cannot have.
+        Unsupported: not a torch file, a folder that is not to become one, an unknown version or codec, or a tensor that
+            the version cannot have.
         KeyConflict: two keys would become one.
     """
     if pickled(checkpoint) is None:
@@ -95,9 +97,10 @@ def sanitize(
         refuse_damaged(checkpoint)
         options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch)
         return _sanitize_files(checkpoint, by_file, options, dest)
-    if format_of(checkpoint).folder:
-        hint = f"`{command('convert', checkpoint.path, 'OUT.pth')}` first, and sanitize that"
-        raise Unsupported(f"sanitize does not write {format_of(checkpoint).title}", path=checkpoint.path, hint=hint)
+    own = format_of(checkpoint)
+    if own.folder and as_path(dest).suffix not in SUFFIXES:
+        hint = f"name one torch file, which is made of it: `{command('sanitize', checkpoint.path, 'OUT.pth')}`"
+        raise Unsupported(f"sanitize does not write {own.title}", path=checkpoint.path, hint=hint)
     target = None if torch is None else versions.find(torch)
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
@@ -112,8 +115,7 @@ def sanitize(
     if root is DROPPED:
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
-    own = format_of(checkpoint)
-    moved = not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
+    moved = own.folder or not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not report.changes and not report.losses and reason is None and not moved:
         unloadable = _unloadable(checkpoint, report, graph)
         return Sanitized(copy_of(checkpoint, dest), checkpoint.format, identical=True, unloadable=unloadable)
@@ -123,7 +125,7 @@ def sanitize(
         # With every global accepted, it was an opcode that is refused.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
-        container = "zip container" if own.edits else f"{own.title} file"
+        container = own.title if own.folder else "zip container" if own.edits else f"{own.title} file"
         report.changes["", container, f"{'legacy' if settings.legacy else 'zip'} container"] += 1
     plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
     format = torch_legacy.NAME if settings.legacy else torch_zip.NAME

@@ -133,3 +133,14 @@ def test_advice_of_what_is_not_the_cause_stands_below_it(tmp_path: Path) -> None
     assert at and texts[0].endswith("[foreign-global]")
     assert texts[at + 1].startswith("  Try: go back to an earlier checkpoint")
     assert [line.label for line in lines if line.text.startswith("warning: ")] == [len("warning")]
+
+
+def test_findings_come_in_the_order_of_the_file(tmp_path: Path) -> None:
+    """Whatever the order is in which this run of Python keeps strings in a set."""
+    state = {}
+    for name in "hgfedcba":
+        base = torch.zeros(30)
+        state[name] = {"x.weight": base[:20], "y.weight": base[10:]}
+    torch.save(state, tmp_path / "in.pth")
+    found = [row.where for row in ckptfix.doctor(tmp_path / "in.pth").findings if row.id == "shared-memory"]
+    assert found == [f"{name}/y.weight" for name in "hgfedcba"]

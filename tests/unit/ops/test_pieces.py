@@ -60,12 +60,24 @@ def test_it_is_known_for_what_it_is(piece: tuple[str, Path]) -> None:
     assert diagnosis.cause.fix and not any("sanitize" in (row.fix or "") for row in diagnosis.findings)
 
 
+def test_inspect_and_repair_say_so_and_keep_it(piece: tuple[str, Path], tmp_path: Path) -> None:
+    kind, path = piece
+    said = ckptfix.doctor(path).findings
+    (message,) = [found.message for found in said if found.id == "one-rank" and found.severity == "error"]
+    assert kind in message
+    for findings in (ckptfix.inspect(path).findings, ckptfix.repair(path, tmp_path / "kept").findings):
+        (remark,) = [found for found in findings if found.id == "one-rank"]
+        assert (remark.severity, remark.message) == ("warning", message)
+
+
 def test_it_is_not_written_or_loaded_as_the_whole(piece: tuple[str, Path], tmp_path: Path) -> None:
     kind, path = piece
     out = tmp_path / ("out.pth" if kind == "safetensors shard" else "out.safetensors")
     for run in (
         lambda: ckptfix.convert(path, out),
         lambda: ckptfix.convert(path, out, drop_unsupported=True),
+        lambda: ckptfix.convert(path, tmp_path / "out.pth"),
+        lambda: ckptfix.convert(path, tmp_path / "out.pth", to="legacy"),
         lambda: ckptfix.extract(path, out),
         lambda: ckptfix.extract(path, tmp_path / "out.pt"),
         lambda: ckptfix.load_state_dict(path),
@@ -74,7 +86,15 @@ def test_it_is_not_written_or_loaded_as_the_whole(piece: tuple[str, Path], tmp_p
     ):
         with pytest.raises(WouldLoseData, match="rank 0"):
             run()
-        assert not out.exists()
+        assert not out.exists() and not (tmp_path / "out.pth").exists()
+
+
+@pytest.mark.parametrize("out", ["out.pth", "out.safetensors"])
+def test_a_folder_of_one_rank_is_refused_whatever_it_becomes(out: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rank0.pt").write_bytes((ROOT / "fixtures" / "rank0-dtensor.pt").read_bytes())
+    with pytest.raises(WouldLoseData, match="rank 0 of 2"):
+        ckptfix.convert(tmp_path / "in", tmp_path / out)
 
 
 def test_an_edit_of_names_leaves_it_what_it_is(piece: tuple[str, Path], tmp_path: Path) -> None:

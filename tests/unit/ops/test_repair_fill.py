@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import Tensor, assemble, legacy, state_dict_ops, torch_zip
+from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip
 
 import ckptfix
 from ckptfix.errors import Refused
@@ -43,6 +43,15 @@ def test_a_shape_far_beyond_the_file_is_refused(tmp_path: Path) -> None:
         ckptfix.repair(source, tmp_path / "out.pth", fill="zeros")
     assert caught.value.where == "lost" and caught.value.path == str(source)
     assert not (tmp_path / "out.pth").exists()
+
+
+def test_a_shape_far_beyond_a_safetensors_file_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "in.safetensors"
+    source.write_bytes(safetensors([("lost", "F32", (2**31,), DATA), ("whole", "F32", (2,), DATA)]))
+    with pytest.raises(Refused, match="makes up at most") as caught:
+        ckptfix.repair(source, tmp_path / "out.safetensors", fill="zeros")
+    assert caught.value.where == "lost" and not (tmp_path / "out.safetensors").exists()
+    assert ckptfix.repair(source, tmp_path / "out.safetensors").kept == ("whole",)
 
 
 def test_what_a_file_can_have_lost_is_filled_whole(tmp_path: Path) -> None:

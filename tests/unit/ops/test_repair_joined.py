@@ -91,8 +91,8 @@ def test_what_is_beyond_measure_is_not_made_up(tmp_path: Path) -> None:
     run.save(tmp_path / "in")
     of_rank(tmp_path / "in", 1).unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckptfix.ops.repair.joined.MOST_FILLED", -1 << 40)
-        with pytest.raises(ckptfix.CkptfixError, match="makes up fewer"):
+        patch.setattr("ckptfix.ops.repair.fill.MOST_FILLED", -1 << 40)
+        with pytest.raises(ckptfix.CkptfixError, match="makes up at most"):
             ckptfix.repair(tmp_path / "in", tmp_path / "out.pth", fill="zeros")
 
 
