@@ -16,7 +16,6 @@ from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFaile
 from ckptfix.io.checking import Checking
 from ckptfix.io.read import read_chunks
 from ckptfix.io.remote import other, parts
-from ckptfix.io.remote.store import Passing
 from ckptfix.io.remote.together import Steps
 from ckptfix.io.source import is_local
 from ckptfix.io.sources import Sources
@@ -46,25 +45,25 @@ class Elsewhere:
             system.start_transaction()
         elif system is not self._system:
             raise Unsupported("the files of an output go to several stores", path=path)
-        there = bool(other.asked(path, lambda: system.exists(inner)))
+        there = bool(other.asked_again(path, lambda: system.exists(inner)))
         self.replaced |= there
         how: dict[str, Any] = {"mode": "wb"}
         if scheme_of(path) in AZURE:
             size = max(parts.PART, -(-file.nbytes // parts.MOST_PARTS))
             how = {"mode": "wb" if self._overwrite else "xb", "block_size": size}
-        target = other.asked(path, lambda: system.open(inner, **how))
+        target = other.asked_once(path, lambda: system.open(inner, **how))
         if not _commits(target):
             self._held.append((path, target, not there))
         count = 0
         for segment in file.segments:
             for data in (segment,) if isinstance(segment, bytes) else read_chunks(segment):
-                other.asked(path, partial(target.write, data))
+                other.asked_once(path, partial(target.write, data))
                 count += len(data)
                 advance(len(data))
         if count != file.nbytes:
             raise WriteFailed(f"{file.nbytes} bytes were planned, {count} came", path=path)
         if _commits(target):
-            other.asked(path, target.close)
+            other.asked_once(path, target.close)
         same = {where for where in self._sources.stamps if scheme_of(where) == scheme_of(path)}
         if any(not is_local(where) for where in same) and file.nbytes > parts.LEAST:
             self._through += count
@@ -77,11 +76,11 @@ class Elsewhere:
             except FileExistsError:
                 raise WouldOverwrite("appeared while it was being written", path=path) from None
             except Exception as error:
-                other.asked(path, partial(_again, error))
+                other.asked_once(path, partial(_again, error))
             del self._held[0]
             if new:
                 self._closed.append(path)
-        other.asked(self._last, lambda: self._system.end_transaction())
+        other.asked_once(self._last, lambda: self._system.end_transaction())
         self._system = None
         if self._through:
             scheme = scheme_of(self._last)
@@ -91,14 +90,14 @@ class Elsewhere:
         for _, target, _ in self._held:
             target.closed = True  # closing it would send the rest, and give it its name
         for path in self._closed:
-            with suppress(CkptfixError, Passing):
+            with suppress(CkptfixError):
                 system, inner = other.file_system(path)
-                other.asked(path, partial(system.rm_file, inner))
+                other.asked_again(path, partial(system.rm_file, inner))
         system, self._system = self._system, None
         if system is not None:
             try:
-                other.asked(self._last, lambda: system.transaction.complete(commit=False))
-            except (CkptfixError, Passing) as error:
+                other.asked_once(self._last, lambda: system.transaction.complete(commit=False))
+            except CkptfixError as error:
                 record(f"{self._last}: what had gone up could not be taken away: {error}")
             system._intrans = False
 

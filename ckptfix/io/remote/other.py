@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ckptfix.errors import CkptfixError, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
-from ckptfix.io.remote.store import Facts, Object, Passing, changed
+from ckptfix.io.remote.store import Facts, Object, Passing, changed, retried
 from ckptfix.urls import redacted, secret_of
 
 _TAGS = ("ETag", "etag", "e_tag", "generation", "version_id", "content_md5", "md5Hash")
@@ -46,6 +47,23 @@ def asked(name: str, ask: Callable[[], T]) -> T:
         raise Passing(redacted(str(error)) or type(error).__name__) from None
     except Exception as error:  # a client may raise anything
         raise WriteFailed(f"{type(error).__name__}: {redacted(str(error))}", path=name) from None
+
+
+def asked_again(name: str, ask: Callable[[], T]) -> T:
+    """As `asked`, tried again while it fails for a reason that passes: of what may be done twice."""
+    return retried(name, lambda: asked(name, ask))
+
+
+def asked_once(name: str, ask: Callable[[], T]) -> T:
+    """As `asked`, of what must not be done twice, such as the next part of a file.
+
+    Raises:
+        WriteFailed: it failed, for a reason that passes too.
+    """
+    try:
+        return asked(name, ask)
+    except Passing as error:
+        raise WriteFailed(str(error), path=name, hint="try again later", number=errno.EIO) from None
 
 
 def facts_of(info: dict[str, Any]) -> Facts:
@@ -106,7 +124,7 @@ def listing(folder: str) -> Iterator[tuple[str, Facts]]:
         return found
 
     try:
-        rows = asked(folder, ask)
+        rows = asked_again(folder, ask)
     except NoSuchFile:
         return
     above = path.rstrip("/")

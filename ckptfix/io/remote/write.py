@@ -67,7 +67,7 @@ def _is_taken(path: str, folder: bool) -> bool:
     if upload.in_s3(path):
         return upload.head(path) is not None
     system, inner = other.file_system(path)
-    return bool(other.asked(path, lambda: system.exists(inner)))
+    return bool(other.asked_again(path, lambda: system.exists(inner)))
 
 
 @opened_once()
@@ -128,7 +128,7 @@ def _remove(path: str) -> None:
         upload.asked(path, "delete_object", Bucket=where.bucket, Key=where.key)
     else:
         system, inner = other.file_system(path)
-        other.asked(path, lambda: system.rm_file(inner))
+        other.asked_again(path, lambda: system.rm_file(inner))
 
 
 class _Files(Protocol):

@@ -10,7 +10,7 @@ import pytest
 
 from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.checkpoint.places import Derived
-from ckptfix.errors import WouldOverwrite
+from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.folders import write_folder
 from ckptfix.io.write import write_plan
 
@@ -86,6 +86,45 @@ def test_what_is_replaced_stays_when_that_fails(store: dict[str, bytes]) -> None
     with pytest.raises(OSError, match="broken"):
         write_plan(plan, overwrite=True)
     assert store == {"b/one": b"old"}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), ConnectionError("broken"), TimeoutError("broken")])
+@pytest.mark.parametrize("at", ["write", "close", "end"])
+def test_a_store_that_fails_while_it_is_written_to_is_one_error(
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, error: OSError, at: str
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise error
+
+    owner, name = {"write": (_File, "write"), "close": (_File, "close"), "end": (_System, "end_transaction")}[at]
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(WriteFailed, match="broken") as raised:
+        write_plan(Plan((OutputFile.of("dbfs://b/one", [b"data"]),)))
+    assert raised.value.path == "dbfs://b/one"
+    assert store == {}
+
+
+@pytest.mark.parametrize("times", [2, 99])
+def test_what_a_store_is_asked_before_is_asked_again(
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr("ckptfix.io.remote.store.FIRST_WAIT", 0.001)
+    left = [times]
+
+    def exists(self: Any, path: str, **more: Any) -> bool:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ConnectionError("broken")
+        return path in store
+
+    monkeypatch.setattr(_System, "exists", exists)
+    plan = Plan((OutputFile.of("dbfs://b/one", [b"data"]),))
+    if times > 2:
+        with pytest.raises(WriteFailed, match="6 tries"):
+            write_plan(plan)
+    else:
+        write_plan(plan)
+    assert store == ({} if times > 2 else {"b/one": b"data"})
 
 
 def test_a_name_that_cannot_be_given_takes_the_others_back(
