@@ -44,6 +44,11 @@ class Dtype:
         """Bytes that hold this many elements, as torch counts them."""
         return -(-elements // self.per_item) * self.itemsize
 
+    @property
+    def unit(self) -> int:
+        """Bytes of the number whose byte order matters: a complex element is two of them."""
+        return self.itemsize // 2 if self.family == "complex" or self.name == "complex32" else self.itemsize
+
 
 TABLE: tuple[Dtype, ...] = (
     Dtype("float64", 8, "DoubleStorage", "F64", "float64", "float"),

@@ -99,7 +99,7 @@ class TensorEntry:
 
     @property
     def is_contiguous(self) -> bool:
-        return self.numel == 0 or is_contiguous(self.shape, self.stride)
+        return is_contiguous(self.shape, self.stride) or self.numel == 0
 
     @property
     def data(self) -> ByteRange:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import PurePosixPath
 
-from ckptfix.commands import command
+from ckptfix.commands import command, quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.io.source import is_place, open_source
 from ckptfix.urls import as_path, real_path, scan_folder
@@ -165,16 +165,15 @@ def _save(path: str, folder: str) -> Save | None:
         return None
     if odd:
         what = "pipeline stages" if any(_LAYER.fullmatch(name) for name in odd) else "experts"
-        hint = "DeepSpeed's own ds_to_universal.py joins it; the folder that it writes is read"
         message = f"a DeepSpeed checkpoint of {what} ({odd[0]}), whose parameters are cut by the program that saved it"
-        found.trouble = Unsupported(message, path=folder, hint=hint)
+        found.trouble = Unsupported(message, path=folder, hint=to_universal(folder))
     return found
 
 
 def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: str) -> None:
     if model_rank:
         message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}), which does not say how it was cut"
-        hint = "DeepSpeed's own ds_to_universal.py joins it; the folder that it writes is read"
+        hint = to_universal(save.folder)
         if not as_path(save.folder, PARAMETERS).is_dir():
             save.trouble = save.trouble or Unsupported(message, path=save.folder, hint=hint)
         return
@@ -182,6 +181,13 @@ def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: s
         message = f"two files of rank {rank}, {ranks[rank]} and {name}: two saves went into one folder"
         save.trouble = save.trouble or DamagedFile(message, path=save.folder, hint="move the files of one of them away")
     ranks[rank] = name
+
+
+def to_universal(folder: str) -> str:
+    """What joins what only DeepSpeed can join: it knows which parameters the ranks of a model cut, and along what."""
+    out = quoted(f"{str(folder).rstrip('/')}_universal")
+    line = f"python -m deepspeed.checkpoint.ds_to_universal --input_folder {quoted(folder)} --output_folder {out}"
+    return f"`{line}` joins it, where DeepSpeed is installed; the folder that it writes is read"
 
 
 def parameters(folder: str) -> Iterator[str]:

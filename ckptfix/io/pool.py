@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from ckptfix.io.unfinished import busy, refuse_unfinished
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-OPEN_SOURCES = 16
-"""Files that a command keeps open beside those in use."""
+OPEN_SOURCES = min(256, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+"""Files that a command keeps open beside those in use: those of many ranks are read in turns, tensor by tensor."""
 
 
 class Far(Protocol):

@@ -223,6 +223,10 @@ def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ..
 
 def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
     """The first of the tensors that counts and that the pickle describes as a piece."""
+    # Only these can be: the others, of which there may be very many, need not become nodes.
+    rows = [entry for entry in checkpoint.entries if entry.kind == "wrapper" or is_flat(entry.key)]
+    if not rows:
+        return None
     ats = {row.at for row in choose.meant(checkpoint)} if at is None else {at}
     inside = tuple(address.join(at, holder) for at in ats for holder in torch_module.HOLDERS)
     nodes = {
@@ -232,7 +236,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
     }
     first: Piece | None = None
     count = 0
-    for entry in checkpoint.entries:
+    for entry in rows:
         node = nodes.get((entry.at, entry.key))
         if node is None:
             continue

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast, final
+from typing import Any, cast
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.fresh import TUPLES, Fresh, ints, tail
 from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import int_opcode, string_opcode
@@ -38,30 +39,6 @@ def emit(root: Node) -> bytes:
     writer = Writer(None)
     writer.run(root)
     return b"".join((bytes((op.PROTO, 2)), *writer.out, b"."))
-
-
-@final
-class Fresh:
-    """Arguments of a call that rebuilds a plain tensor at the beginning of a storage, for a stream that is written.
-
-    An object made of very many tensors has them in place of some ten nodes each, which they become for whoever looks.
-    """
-
-    __slots__ = ("hooks", "key", "kind", "location", "numel", "requires_grad", "shape", "stride")
-
-    def __init__(
-        self, kind: Global, key: str, location: str, numel: int, layout: tuple[tuple[int, ...], tuple[int, ...]],
-        requires_grad: bool, hooks: Global,
-    ) -> None:  # fmt: skip
-        self.kind, self.key, self.location, self.numel = kind, key, location, numel
-        self.shape, self.stride = layout
-        self.requires_grad = requires_grad
-        self.hooks = hooks
-
-    def arguments(self, call: Call) -> tuple[Node, ...]:
-        """They as nodes."""
-        persid = PersId(("storage", self.kind, self.key, self.location, self.numel), 0, -1)
-        return persid, 0, self.shape, self.stride, self.requires_grad, Call(self.hooks, (), "REDUCE", 0)
 
 
 class Writer:
@@ -98,6 +75,7 @@ class Writer:
         self.memo: dict[object, int] = {}
         self.count = 0
         self.heads: dict[tuple[str, str, str], tuple[bytes, bytes, bytes]] = {}
+        self.tails: dict[tuple[object, ...], tuple[bytes, Callable[..., bytes], tuple[bytes, bytes, bytes, bytes]]] = {}
         self.persids: list[PersId] = []
         self.pairs_of_states = 0
 
@@ -177,12 +155,37 @@ class Writer:
                 a, b, c, d, e = (_get(self.memo[one]) for one in keys)
                 self.heads[func.name, kind.name, location] = (a + b"((" + b + c, d, e)
             return False
+        shape, stride, memo = args.shape, args.stride, self.memo
+        if not shape or shape is stride or id(shape) in memo or id(stride) in memo:
+            return self._sharing(node, args, heads)
+        alike = func.name, kind.name, location, args.numel, shape, stride, args.requires_grad
+        found = self.tails.get(alike)
+        if found is None:
+            found = self.tails[alike] = tail(heads, args)
+        head, pack, (a, b, c, d) = found
+        named = string_opcode(args.key, 2, op.BINUNICODE)
+        puts = pack(
+            *(number, a, number + 1, b, number + 2, c, number + 3, d),
+            *(number + 4, b"tr", number + 5, b"Rr", number + 6),
+        )
+        self.out.append(b"%b%br%b" % (head, named, puts))
+        memo[key] = number
+        memo[id(shape)] = number + 2
+        memo[id(stride)] = number + 3
+        memo[id(node)] = number + 6
+        self.count = number + 7
+        self.persids.append(PersId(("storage", kind, args.key, location, args.numel), 0, -1))
+        return True
+
+    def _sharing(self, node: Call, args: Fresh, heads: tuple[bytes, bytes, bytes]) -> bool:
+        """As `fresh`, of a tensor without sizes, or whose sizes are another's too."""
         head, place, last = heads
+        number = self.count
         parts = [head, string_opcode(args.key, 2, op.BINUNICODE), _LONG(op.LONG_BINPUT, number), place]
         parts += (int_opcode(args.numel), b"t", _LONG(op.LONG_BINPUT, number + 1), b"QK\0")
-        self.memo[key] = number
+        self.memo[op.BINUNICODE, args.key] = number
         self.count = number + 2
-        self.persids.append(PersId(("storage", kind, args.key, location, args.numel), 0, -1))
+        self.persids.append(PersId(("storage", args.kind, args.key, args.location, args.numel), 0, -1))
         self.out.append(b"".join(parts))
         self.sizes(args.shape)
         self.sizes(args.stride)
@@ -198,8 +201,7 @@ class Writer:
         if not node:
             self.out.append(b")")
         elif not self.fetched(id(node)):
-            long = len(node) > 3
-            self.out += (b"(" if long else b"", *map(int_opcode, node), b"t" if long else _TUPLES[len(node)])
+            self.out.append(ints(node))
             self.put(id(node))
 
     def put(self, key: object) -> None:
@@ -266,7 +268,7 @@ class Writer:
         if not short:
             self.out.append(b"(")
         yield from node
-        self.closed(node, b"0" * len(node) if short else b"1", _TUPLES[len(node)] if short else b"t")
+        self.closed(node, b"0" * len(node) if short else b"1", TUPLES[len(node)] if short else b"t")
 
     def list_(self, node: list[Node]) -> Steps:
         self.begin(node, b"]")
@@ -350,7 +352,6 @@ def _get(index: int) -> bytes:
 _LONG = struct.Struct("<BL").pack
 _DOUBLE = struct.Struct(">cd").pack
 _BYTE_STRINGS = frozenset((op.SHORT_BINSTRING, op.BINSTRING, op.STRING))
-_TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 _CALLS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}
 
 _LEAVES: dict[type, Callable[..., None]] = {

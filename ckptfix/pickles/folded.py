@@ -10,7 +10,8 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from typing import final
+from collections.abc import Iterator
+from typing import NamedTuple, final
 
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text
 from ckptfix.pickles.molds import PHRASE, Mold
@@ -317,12 +318,31 @@ class Phrases:
         """Identities of the strings that they fetch."""
         return {id(use) for place in set(self.of) for use in (self.molds[place].storage, self.molds[place].location)}
 
+    def unmade(self, rows: range) -> Iterator[Call | Alone]:
+        """What each is; its call where that is a node already, on which more may be set."""
+        data, starts, of, molds, calls = self.data, self.starts, self.of, self.molds, self._calls
+        for row in rows:
+            if (call := calls[row]) is not None:
+                yield call
+                continue
+            mold, at = molds[of[row]], starts[row]
+            yield Alone(self, row, mold, data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii"))
+
     def storages(self) -> list[str]:
         """The key of the storage of each."""
         data = self.data
         spans = [(mold.starts[4], mold.ends[4]) for mold in self.molds]
         places = zip(self.starts, map(spans.__getitem__, self.of), strict=True)
         return [data[at + first : at + end].decode("ascii") for at, (first, end) in places]
+
+
+class Alone(NamedTuple):
+    """A phrase that is no node, and on which nothing is set: its number, its mold and the key of its storage."""
+
+    phrases: Phrases
+    row: int
+    mold: Mold
+    storage: str
 
 
 class Memo(dict[int, Node]):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import final
 
-from ckptfix.pickles.folded import Phrases
+from ckptfix.pickles.folded import Alone, Phrases
 from ckptfix.pickles.graph import Call, Dict, Node, Text
 
 
@@ -69,6 +69,11 @@ class Rows:
         """The values, in order."""
         for chunk in self.chunks:
             yield from map(self.phrases.call, chunk) if isinstance(chunk, range) else (value for _, value in chunk)
+
+    def unmade(self) -> Iterator[Node | Alone]:
+        """The same; those that are no nodes yet stay so."""
+        for chunk in self.chunks:
+            yield from self.phrases.unmade(chunk) if isinstance(chunk, range) else (value for _, value in chunk)
 
     def names(self) -> tuple[str, ...]:
         """The keys, in order, where all of them are text; always the same object, as every name site needs them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckptfix.checkpoint import ByteRange, Check, Data, dtypes
+from ckptfix.checkpoint import ByteRange, Check, Data, Derived, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.images import Images
@@ -25,7 +25,6 @@ from ckptfix.formats.torch.zip_layout import Archive, Places
 from ckptfix.io.derived import gathered
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph
-from ckptfix.zips.local import record_data
 
 _ZIP = b"PK\x03\x04"
 
@@ -92,8 +91,10 @@ def _understood(
         message = f"its item holds {entry.dtype} {list(entry.shape)}, and the metadata says {dtype} {list(shape)}"
         raise DamagedFile(message)
     storage = entry.storage
-    if storage is None or not isinstance(storage.data, ByteRange):
-        raise Unsupported("its item is compressed")
+    if storage is None or storage.data is None:
+        raise DamagedFile("its item holds no elements")
+    if not isinstance(storage.data, ByteRange):
+        return _inflated(entry, storage.data, storage.crc32, big=_is_big(window, archive))
     whole = window.real(storage.data)
     check = Check(name, whole, storage.crc32) if storage.crc32 is not None else None
     big = _is_big(window, archive)
@@ -105,8 +106,17 @@ def _understood(
     else:
         data = window.real(entry.data)
     if big:
-        data = little_endian(data, "big", dtypes.by_name(dtype).itemsize)
+        data = little_endian(data, "big", dtypes.by_name(dtype).unit)
     return TensorItem(data, check)
+
+
+def _inflated(entry: TensorEntry, data: Derived, crc32: int | None, *, big: bool) -> TensorItem:
+    """The elements of an archive that was compressed after torch had written it: they are inflated as they are read."""
+    if not entry.is_contiguous or entry.offset or entry.nbytes != data.length:
+        raise Unsupported("its item is compressed, and holds a view of more than its elements")
+    check = Check(entry.name, data, crc32) if crc32 is not None else None
+    unit = dtypes.by_name(entry.dtype).unit
+    return TensorItem(little_endian(data, "big" if big else "little", unit), check)
 
 
 def _places(window: Window, archive: Archive, graph: Graph) -> Places:
@@ -117,13 +127,8 @@ def _places(window: Window, archive: Archive, graph: Graph) -> Places:
 
 def _is_big(window: Window, archive: Archive) -> bool:
     """Whether the archive says that its numbers are big-endian."""
-    name = f"{archive.root}/byteorder"
-    record = next((record for record in archive.directory.records if record.name == name), None)
-    if record is None or record.size > 16:
-        return False
     with open_source(window) as source:
-        data = record_data(source, record)
-        return isinstance(data, ByteRange) and source.read(data.offset, data.length) == b"big"
+        return torch_zip.small_record(source, archive.directory, f"{archive.root}/byteorder") == "big"
 
 
 def _bare(where: ByteRange, name: str, dtype: str, shape: Sizes) -> TensorItem:

@@ -238,8 +238,7 @@ def _tensor_records(entry: TensorEntry, byteorder: str) -> list[NewRecord]:
     if whole and crc32 is None:
         crc32 = crc32_of(data)
     if byteorder == "big":
-        complex_parts = 2 if dtypes.by_name(entry.dtype).family == "complex" else 1
-        data = little_endian(data, "big", entry.itemsize // complex_parts)
+        data = little_endian(data, "big", dtypes.by_name(entry.dtype).unit)
     alone = Storage("0", entry.dtype, entry.nbytes, "cpu", data)
     plain = TensorEntry(entry.key, "", alone, entry.dtype, entry.shape, contiguous_stride(entry.shape))
     return fresh_records(emit(tensor_call(plain, _Zero())), [("0", data, crc32)])

@@ -17,7 +17,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls, common
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
-from ckptfix.pickles.emit import Fresh
+from ckptfix.pickles.fresh import Fresh
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import reemit
 

@@ -6,7 +6,7 @@ Reading is forgiving: a shard that is missing, damaged or outside of the folder 
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
@@ -123,7 +123,7 @@ def _from_index(path: str, folder: str, index: Index, before: Mark, there: files
     headers_of(folder, sorted(listed))
     for shard, names in sorted(listed.items()):
         opened.take(shard, tuple(names))
-    findings = [*opened.findings, *_compared(opened, index), *_others(there, listed)]
+    findings = [*opened.findings, *_compared(opened, index), *others(there, listed)]
     return Layout(
         path, folder, index, tuple(opened.shards), tuple(opened.unread), False, tuple(findings), (before, *opened.marks)
     )
@@ -250,8 +250,8 @@ def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
         yield found("doubled-tensors", message, where=shards[0])
 
 
-def _others(there: files.Found, listed: Mapping[str, object]) -> Iterator[Finding]:
-    """Shards in the folder that are numbered like the listed ones, and not listed."""
+def others(there: files.Found, listed: Collection[str]) -> Iterator[Finding]:
+    """Shards in the folder that are not listed, and other models."""
     suffixes = {as_path(shard).suffix for shard in listed}
     same = there.left_out(listed)
     for name in same:

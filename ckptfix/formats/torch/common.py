@@ -59,7 +59,7 @@ def build(
     findings = [*findings, *weights_only.global_findings(graph), *found.findings]
 
     def load_entries() -> tuple[TensorEntry, ...]:
-        entries, bad = found.entries(storages)
+        entries, bad = found.entries(storages, storages.alike)
         findings.extend(bad)
         findings.extend(demands.of_tensors(entries))
         return tuple(entries)
@@ -124,7 +124,13 @@ class StorageTable(ABC):
             BadTensor: it does not refer to a storage that can be made.
         """
         key, kind, location, numel = fields(persid)
-        nbytes = expected_bytes(kind, numel)
+        return self._of(key, kind, location, expected_bytes(kind, numel))
+
+    def alike(self, key: str, like: Storage) -> Storage:
+        """The storage `key`, if a reference says of it what another said of `like`. Raises BadTensor as a call."""
+        return self._of(key, like.dtype, like.location, like.nbytes)
+
+    def _of(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
         made = self._made.get((key, kind, location))
         if made is None:
             made = self._made[key, kind, location] = self.make(key, kind, location, nbytes)
@@ -261,8 +267,7 @@ def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:
         stack.extend(entry.parts)
         if entry.storage is None:
             continue
-        row = dtypes.by_name(entry.dtype)
-        size = row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
+        size = dtypes.by_name(entry.dtype).unit
         if sizes.setdefault(entry.storage.identity, size) != size:
             message = "a big-endian storage is read with two element sizes"
             raise BadPickle(message, path=checkpoint.path, where=entry.name)

@@ -7,12 +7,12 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from ckptfix.checkpoint import NameSite, SiteKind, StateDict, TensorEntry
+from ckptfix.checkpoint import NameSite, SiteKind, StateDict, Storage, TensorEntry
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import BadPickle, NoSuchTensor
 from ckptfix.findings import table
@@ -23,8 +23,12 @@ from ckptfix.formats.torch.plain import described, is_container, plain
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
+from ckptfix.pickles.folded import Alone
 from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions, label, pairs
 from ckptfix.pickles.rows import Rows, rows_of
+
+StorageLike = Callable[[str, Storage], Storage]
+"""Gives the storage of a key, of which a reference says what another said of a storage."""
 
 
 @dataclass(slots=True)
@@ -74,6 +78,15 @@ class Tensors:
                 # All that are noted by `_note_rows` are calls.
                 yield from ((at, name, node) for name, node in zip(rows.names(), rows.values(), strict=True))  # type: ignore[misc]
 
+    def unmade(self) -> Iterator[tuple[str, str, Node | Alone]]:
+        """The same; of those in `Rows` that are no nodes yet none becomes one."""
+        for part in self._parts:
+            if isinstance(part, list):
+                yield from part
+            else:
+                at, rows = part
+                yield from ((at, name, made) for name, made in zip(rows.names(), rows.unmade(), strict=True))
+
 
 @dataclass(slots=True)
 class TorchObject:
@@ -96,13 +109,25 @@ class TorchObject:
     odd_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
-    def entries(self, storage_of: StorageOf) -> tuple[list[TensorEntry], list[Finding]]:
+    def entries(self, storage_of: StorageOf, alike: StorageLike) -> tuple[list[TensorEntry], list[Finding]]:
         """The entries of all tensors, and a finding for each call that describes none."""
         entries = []
         findings = []
-        for at, key, node in self.tensors:
+        firsts: dict[int, TensorEntry] = {}
+        for at, key, made in self.tensors.unmade():
             try:
-                entries.append(tensor_entry(node, key, at, storage_of))
+                if not isinstance(made, Alone):
+                    entries.append(tensor_entry(made, key, at, storage_of))
+                    continue
+                first = firsts.get(made.mold.place)
+                if first is None or first.storage is None:
+                    entries.append(tensor_entry(made.phrases.call(made.row), key, at, storage_of))
+                    firsts[made.mold.place] = entries[-1]
+                    continue
+                held = alike(made.storage, first.storage)
+                # Tuples of their own: what shares one is written as sharing one.
+                layout = (*first.shape,), (*first.stride,), first.offset
+                entries.append(TensorEntry(key, at, held, first.dtype, *layout, first.requires_grad))
             except (ValueError, OverflowError) as error:
                 where = join(at, key)
                 findings.append(table.found("bad-tensor", str(error), where=where))

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ckptfix.checkpoint import Mark, TensorEntry
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
-from ckptfix.formats.deepspeed import Save
+from ckptfix.formats.deepspeed import Save, to_universal
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import fields, listed, number, numbered, open_torch, text_of
 from ckptfix.formats.torch.common import Storages
@@ -129,14 +129,14 @@ def read_optim(path: str) -> Optim:
     ranks = {number for number in (counts if isinstance(counts, list) else [counts]) if type(number) is int}
     if len(ranks) > 1:
         message = "groups that are cut among other numbers of ranks (experts)"
-        raise Unsupported(message, path=path, hint="DeepSpeed's own ds_to_universal.py joins it")
+        raise Unsupported(message, path=path, hint=to_universal(str(as_path(path).parent)))
     if not ranks or not 0 < next(iter(ranks)) <= MOST_RANKS:
         raise DamagedFile("it does not say how many ranks there are", path=path, where="partition_count")
     made = Optim(file, FLAT[key], ranks.pop(), stage_of(own.get("zero_stage")))
     for place, own_group in numbered(own.get("ds_zero_partition_groups")).items():
         if fields(own_group).get("partition_count", made.ranks) != made.ranks:
             message = f"group {place} is cut among another number of ranks than the others (experts)"
-            raise Unsupported(message, path=path, hint="DeepSpeed's own ds_to_universal.py joins it")
+            raise Unsupported(message, path=path, hint=to_universal(str(as_path(path).parent)))
     groups = own[key]
     flat = listed(groups) if isinstance(groups, (list, tuple)) else [groups]
     made.flat = [file.tensor(node, f"{key}/{place}") for place, node in enumerate(flat)]

@@ -269,22 +269,23 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
 
 def notes(shown: Sequence[TensorEntry], entries: Sequence[TensorEntry]) -> list[str]:
     """What else there is to say of each of the tensors `shown`, of all `entries`: its kind, stride, what it shares."""
-    first: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, str], TensorEntry] = {}
     for entry in entries:
         if entry.storage is not None:
-            first.setdefault(entry.storage.identity, entry.name)
+            first.setdefault(entry.storage.identity, entry)
     return [", ".join(_notes(entry, first)) for entry in shown]
 
 
-def _notes(entry: TensorEntry, first: Mapping[tuple[str, str], str]) -> Iterator[str]:
+def _notes(entry: TensorEntry, first: Mapping[tuple[str, str], TensorEntry]) -> Iterator[str]:
     if entry.kind != "dense":
         yield f"{entry.kind} {entry.detail}".rstrip()
     if entry.requires_grad:
         yield "requires grad"
     if not entry.is_contiguous:
         yield f"stride {shape(entry.stride)}"
-    if entry.storage is not None and entry.numel and first[entry.storage.identity] != entry.name:
-        yield f"shares storage with {first[entry.storage.identity]}"
+    owner = entry if entry.storage is None else first[entry.storage.identity]
+    if owner is not entry and entry.numel and owner.name != entry.name:
+        yield f"shares storage with {owner.name}"
 
 
 def _size(nbytes: int) -> str:

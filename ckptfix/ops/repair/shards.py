@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptfix.checkpoint import Drop, OutputFile, Plan, TensorEntry, dtypes
 from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refused
@@ -19,7 +19,7 @@ from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files, slices, write
 from ckptfix.formats.shards import format as shards
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written
-from ckptfix.formats.shards.layout import data_bytes, open_layout, prefixed
+from ckptfix.formats.shards.layout import data_bytes, open_layout, others, prefixed
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.choose import BROKEN
 from ckptfix.ops.repair.torch import Loss, Repair
@@ -174,11 +174,19 @@ class _Work:
         for one in self.done:
             self.kept += [entry for entry in one.repair.kept if entry.at or entry.key not in one.drop]
             self.losses += one.repair.losses
+        self._found_elsewhere(holders)
         lost = {loss.name for loss in self.losses}
         unseen = [name for name in weight_map if name not in holders and name not in lost]
         tied = self._ties()
         self.losses += [Loss(name, None, "", "the index names it, and no shard holds it")
                         for name in unseen if name not in tied]  # fmt: skip
+
+    def _found_elsewhere(self, holders: Mapping[str, Sequence[_Done]]) -> None:
+        """What the index expects in a shard that cannot be read, and another shard holds, is not lost."""
+        for loss in [loss for loss in self.losses if loss.shape is None and loss.name in holders]:
+            self.losses.remove(loss)
+            message = f"{loss.reason}; {holders[loss.name][0].name} holds it, and that one is kept"
+            self._notes.append(found("index-mismatch", message, where=loss.name, severity="warning"))
 
     def _ties(self) -> set[str]:
         found: set[str] = set()
@@ -191,6 +199,8 @@ class _Work:
     def notes(self) -> list[Finding]:
         """What happened to the checkpoint as a whole."""
         made = list(self._notes)
+        for row in others(self.there, {one.name for one in self.done}):
+            made.append(replace(row, message=f"{row.message}: it is left out", fix=None))
         if self.trouble:
             made.append(found("bad-index", f"written anew: {self.trouble}", severity="info"))
         elif self.index is None:

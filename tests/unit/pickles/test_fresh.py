@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global, PersId
-from ckptfix.pickles.emit import Fresh, emit
+from ckptfix.pickles.emit import emit
+from ckptfix.pickles.fresh import Fresh
 from ckptfix.pickles.graph import Node
 
 HOOKS = Global("collections", "OrderedDict", 0)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -195,3 +198,39 @@ def test_items_that_were_transformed_are_named(tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match=r"tests\.deflated/1"):
             verb(tmp_path / "in")
     assert any("tests.deflated/1" in row.message for row in doctor(tmp_path / "in").findings)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_items_that_were_compressed_are_inflated(tmp_path: Path, order: str) -> None:
+    """An archive tool wrote them again: the same records, deflated; and as a big-endian machine saves them."""
+    state: dict[str, Any] = {"weight": torch.randn(40, 30), "turns": torch.randn(5, dtype=torch.complex64), "epoch": 3}
+    folder = tmp_path / "in"
+    save(state, checkpoint_id=folder, no_dist=True)
+    said = pickle.loads((folder / ".metadata").read_bytes())
+    (data,) = (path for path in folder.iterdir() if path.suffix == ".distcp")
+    whole, made = data.read_bytes(), b""
+    for index, info in said.storage_data.items():
+        item = deflated(whole[info.offset : info.offset + info.length], order if index.fqn != "epoch" else "little")
+        said.storage_data[index] = replace(info, offset=len(made), length=len(item))
+        made += item
+    data.write_bytes(made)
+    (folder / ".metadata").write_bytes(pickle.dumps(said))
+    for out in (tmp_path / "out.pth", tmp_path / "out.safetensors"):
+        ckptfix.convert(folder, out)
+        assert all(torch.equal(ckptfix.load_state_dict(out)[name], state[name]) for name in ("weight", "turns"))
+    assert not [row for row in doctor(folder).findings if row.severity == "error"]
+    data.write_bytes(made.replace(made[2000:2008], b"\xff" * 8))
+    with pytest.raises(DamagedFile):
+        ckptfix.convert(folder, tmp_path / "damaged.pth")
+
+
+def deflated(item: bytes, order: str) -> bytes:
+    """A torch archive with its records compressed, and its numbers in this byte order."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(item)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            content = order.encode() if name.endswith("/byteorder") else old.read(name)
+            if order == "big" and name.endswith("/data/0"):
+                content = b"".join(content[at : at + 4][::-1] for at in range(0, len(content), 4))
+            new.writestr(name, content)
+    return buffer.getvalue()

@@ -223,3 +223,21 @@ def test_an_index_that_leaves_out_a_shard_of_its_series_loses_nothing(tmp_path: 
     done = ckptfix.repair(folder, tmp_path / "whole")
     assert done.exit_code in (0, 3)
     assert set(ckptfix.load_state_dict(tmp_path / "whole")) == {"w0", "w1"}
+
+
+def test_an_index_of_another_number_of_shards_loses_nothing(tmp_path: Path) -> None:
+    """The index sends a loader to a shard that is not there, and another one holds the tensor; a stray one is named."""
+    folder = write(tmp_path / "in", parted(state(), 3))
+    document = index_of(folder)
+    name = next(iter(document["weight_map"]))
+    document["weight_map"][name] = "model-00004-of-00004.safetensors"
+    (index,) = folder.glob("*.index.json")
+    index.write_text(json.dumps(document))
+    save_file({"other.weight": torch.ones(3)}, folder / "model-00001-of-00002.safetensors")
+    save_file({"other.weight": torch.ones(3)}, folder / "model.safetensors")
+    done = ckptfix.repair(folder, tmp_path / "out")
+    assert done.exit_code == 0 and not done.losses and same(load(tmp_path / "out"), state())
+    notes = {note.where: note.message for note in done.findings}
+    assert "model-00004-of-00004.safetensors is not there; model-00001-of-00003" in notes[name]
+    for stray in ("model-00001-of-00002.safetensors", "model.safetensors"):
+        assert notes[stray].endswith("it is left out") and not (tmp_path / "out" / stray).exists()
