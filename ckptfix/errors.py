@@ -12,9 +12,9 @@
     │   └── BadIndex         an index that does not match its shards
     ├── Unsupported          valid, but not ours to do
     │   ├── Bomb             packed bytes that unfold beyond measure
-    │   ├── IsFolder         the output is a folder, and is to be a file; also an IsADirectoryError
+    │   ├── IsFolder         a folder, and is to be a file; also an IsADirectoryError
     │   ├── NotAFolder       the output is a file, and is to be a folder; also a NotADirectoryError
-    │   └── NoFile           a pipe or a device
+    │   └── NoFile           a pipe, a socket or a device
     ├── Refused              we could, and will not
     │   ├── WouldOverwrite   the output exists, or is the input; also a FileExistsError
     │   ├── WouldLoseData    the output could not hold everything
@@ -177,11 +177,11 @@ class Bomb(Unsupported):
 
 
 class NoFile(Unsupported):
-    """A pipe or a device, where a regular file is needed."""
+    """A pipe, a socket or a device, where a regular file is needed."""
 
 
 class IsFolder(Unsupported, IsADirectoryError):
-    """The output is a folder, and is to be a file. An ``IsADirectoryError`` too."""
+    """A folder, where a file is needed. An ``IsADirectoryError`` too."""
 
 
 class NotAFolder(Unsupported, NotADirectoryError):

@@ -117,12 +117,12 @@ def line_at(source: Source, offset: int) -> bytes:
 
 def identity(name: str) -> Identity | None:
     """What `name` is now: of a folder, all of its files together; None for nothing."""
-    kind = found_as(name)
-    if not kind:
-        return None
-    if kind == "folder":
-        return _folder(name)
     try:
+        kind = found_as(name)
+        if not kind:
+            return None
+        if kind == "folder":
+            return _folder(name)
         found = stamp(name)
     except CkptfixError:
         return None

@@ -40,8 +40,8 @@ def folder_of(plan: str) -> str:
     kind = found_as(plan)
     if not kind:
         raise NoSuchFile(plan, hint="`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes a plan")
-    if kind != "file":
-        raise Refused(f"is a {kind}, not a plan", path=plan)
+    if kind == "folder":
+        raise Refused("is a folder, not a plan", path=plan)
     return f"{plan}.d"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
-from ckptfix.errors import CkptfixError, NoFile, UnknownFormat, WriteFailed, file_name, not_readable
+from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp.part import refuse_part
@@ -24,6 +24,7 @@ from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
 from ckptfix.io.source import found_as, is_local, is_place, open_source, opened_once
+from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 
@@ -114,8 +115,7 @@ def _detected(name: str) -> Format:
             status = as_path(name).stat()
             if stat.S_ISDIR(status.st_mode):
                 return by_content(name, b"", 0, folder=True)
-            if not stat.S_ISREG(status.st_mode):
-                raise NoFile("not a regular file", path=name, hint="write the stream to a file first")
+            refuse_other_kinds(status.st_mode, name)
         elif found_as(name) == "folder":
             return by_content(name, b"", 0, folder=True)
     except OSError as error:
@@ -135,13 +135,15 @@ def _detected(name: str) -> Format:
 def located(path: str | os.PathLike[str]) -> str:
     """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
     name = file_name(path)
-    if is_place(name) and as_path(name).is_dir() and not is_folder_checkpoint(name):
+    if is_place(name) and found_as(name) == "folder" and not is_folder_checkpoint(name):
         return members.model_of(name, is_folder_checkpoint) or name
     return name
 
 
 def is_folder_checkpoint(name: str) -> bool:
-    return any(format.score(name, b"", 0) for format in FORMATS.of(folder=True))
+    """Whether the folder `name` is a checkpoint of many files. Raises WriteFailed where it cannot be looked into."""
+    with named(name):
+        return any(format.score(name, b"", 0) for format in FORMATS.of(folder=True))
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import Unsupported
-from ckptfix.io.system import kind_of, named
+from ckptfix.io.system import named, open_regular
 from ckptfix.io.unfinished import busy, refuse_unfinished
 
 if TYPE_CHECKING:
@@ -40,22 +38,17 @@ class Descriptor:
 
     def __init__(self, name: str) -> None:
         refuse_unfinished(name)
-        with named(name):
-            # Without O_NONBLOCK, opening a FIFO waits for a writer.
-            try:
-                self.fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-            except BlockingIOError as error:
-                raise busy(name) from error
+        try:
+            self.fd = open_regular(name)
+        except BlockingIOError as error:
+            raise busy(name) from error
         self.users = 1
         try:
             with named(name):
-                status = os.fstat(self.fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise Unsupported(f"is {kind_of(status.st_mode)}, not a file", path=name)
+                self.mark = mark_of(os.fstat(self.fd))
         except BaseException:
             self.release()
             raise
-        self.mark = mark_of(status)
 
     def release(self) -> None:
         with _lock:

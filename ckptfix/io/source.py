@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
@@ -259,18 +259,23 @@ def is_place(name: str) -> bool:
 
 
 def found_as(name: str) -> Literal["file", "folder", "other", ""]:
-    """What has the name now: empty for nothing, "other" for a pipe or a device.
+    """What has the name now: empty for nothing, "other" for a pipe, a socket or a device.
 
     The disk is asked about paths, and its store about a URL.
+
+    Raises:
+        WriteFailed: the disk does not say: a folder on the way may not be entered, or links go in a circle.
     """
     if isinstance(name, Name):
         return "file"
     if not is_local(name):
         return Far.stores.kind(name) if scheme_of(name) else "file"
-    place = Path(name)
-    if place.is_file():
-        return "file"
-    return "folder" if place.is_dir() else "other" if place.exists() else ""
+    with named(name):
+        try:
+            mode = os.stat(name).st_mode
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a NUL in the name
+            return ""
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def open_source(name: str | os.PathLike[str]) -> Source:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
+from ckptfix.errors import CkptfixError, IsFolder, NoFile, NotPermitted, Unsupported, WriteFailed
 
 
 def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
@@ -53,6 +53,65 @@ def kind_of(mode: int) -> str:
     if stat.S_ISFIFO(mode):
         return "a pipe"
     return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def refuse_other_kinds(mode: int, path: str) -> None:
+    """Refuse what is no regular file.
+
+    Raises:
+        IsFolder, NoFile: it is another kind.
+    """
+    if not stat.S_ISREG(mode):
+        kind = IsFolder if stat.S_ISDIR(mode) else NoFile
+        hint = "write the stream to a file first" if stat.S_ISFIFO(mode) else None
+        raise kind(f"is {kind_of(mode)}, not a file", path=path, hint=hint)
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file. Its kind is asked for before: to open a device may do something.
+
+    Raises:
+        IsFolder, NoFile: it is another kind.
+        BlockingIOError: another program holds a lease on it.
+        WriteFailed: it cannot be opened.
+    """
+    with named(path):
+        refuse_other_kinds(os.stat(path).st_mode, path)
+    # Without O_NONBLOCK, opening a pipe that took the name meanwhile waits for a writer.
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise write_failed(error, path) from error
+    try:
+        with named(path):
+            refuse_other_kinds(os.fstat(fd).st_mode, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+MOST_TEXT = 256 << 20
+"""Bytes of a text that is read whole: rules for some million names."""
+
+
+def text_of(path: str, **how: str) -> str:
+    """The text of a file or a pipe, which somebody wrote to be read whole; `how` is for `open`.
+
+    Raises:
+        Unsupported: it is a folder or a device, or larger than any such text.
+        OSError, UnicodeDecodeError: it cannot be read.
+    """
+    mode = os.stat(path).st_mode
+    if not stat.S_ISFIFO(mode):
+        refuse_other_kinds(mode, path)
+    with open(path, **how) as file:  # type: ignore[call-overload]
+        text: str = file.read(MOST_TEXT)
+        if file.read(1):
+            raise Unsupported(f"has more than {MOST_TEXT:,} characters, and is read as text", path=path)
+    return text
 
 
 KEPT = 31 << 20

@@ -20,6 +20,7 @@ from ckptfix.findings.folders import LOST
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
+from ckptfix.ops.law.promise import is_reported
 
 NAMES: dict[str, str] = {
     "model": "torchvision references, fvcore Checkpointer, Ultralytics, fairseq, fastai save_model with its optimizer",
@@ -200,17 +201,23 @@ BROKEN = MISREAD | {"bad-crc", "truncated"}
 """Findings of tensors that cannot be read as they were written."""
 
 
-def refuse_damaged(checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "") -> None:
+def refuse_damaged(
+    checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "", left_out: Collection[str] = ()
+) -> None:
     """Tensors that were listed as broken would be missing from the output, or stand there as something else.
 
     Args:
         ids: what is looked for.
         below: an address; findings about tensors elsewhere do not count.
+        left_out: names and addresses that the output is not to have; neither do those about them.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
     """
+    _ = checkpoint.entries  # the findings that name tensors are made with them
     broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
+    if left_out:
+        broken = [row for row in broken if not is_reported(row.where, left_out)]
     if below:
         elsewhere = {entry.name for entry in checkpoint.entries if not address.is_inside(entry.name, below)}
         broken = [row for row in broken if row.where not in elsewhere]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
 from ckptfix import formats
-from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.commands import quoted
-from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.inplace import edit
-from ckptfix.io.inplace.disk import DISK, Opened, insertable
+from ckptfix.io.inplace.disk import RealFile, insertable
 from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import Change, Record
 from ckptfix.io.source import forget, is_local, refuse_changed, stamp
@@ -110,10 +111,9 @@ def write(
         if not Path(file.path).exists():
             message = "the edit needs one more file, and in place files only change"
             raise Unsupported(message, path=file.path, hint=A_COPY)
-    with Opened(DISK) as opened:
-        block = os.statvfs(target).f_bsize
-        found = (change_of(opened.add(os.path.realpath(file.path)), file, block) for file in plan.files)
-        changes = tuple(change for change in found if change is not None)
+    block = os.statvfs(target).f_bsize
+    found = (_looked_at(file, block) for file in plan.files)
+    changes = tuple(change for change in found if change is not None)
     for path, before in inputs.items():
         refuse_changed(path, stamp(path), before)
         forget(path)
@@ -122,6 +122,16 @@ def write(
         record = Record(secrets.token_hex(8), what, when, changes)
         edit.carry_out(target, record, keep=not _grows(checkpoint, changes))
     return changes
+
+
+def _looked_at(planned: OutputFile, block: int) -> Change | None:
+    """What makes `planned` of the file of its name. Nothing is opened for writing: that is left to the edit."""
+    real = os.path.realpath(planned.path)
+    for name in (real, str(Path(real).parent)):  # the journal is beside it
+        if not os.access(name, os.W_OK):
+            raise NotPermitted("cannot be written to", path=name, number=errno.EACCES)
+    with closing(RealFile(real, change=False)) as file:
+        return change_of(file, planned, block)
 
 
 def _grows(checkpoint: Checkpoint, changes: tuple[Change, ...]) -> bool:

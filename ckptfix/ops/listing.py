@@ -67,10 +67,10 @@ def checkpoints(path: str) -> Iterator[str]:
 
     A folder in it counts as one where it is a checkpoint of many files, or holds one model.
     """
-    if found_as(path) != "folder" or is_folder_checkpoint(path):
-        yield path
-        return
     try:
+        if found_as(path) != "folder" or is_folder_checkpoint(path):
+            yield path
+            return
         found = members(path)
     except OSError:
         yield path

@@ -38,7 +38,7 @@ MULTIPLE_OF_OPCODES = 256
 pickle is made of the smallest opcodes that there are. Both are for `READERS`; what writes holds the output too.
 """
 
-OUT, IN, LIKE = "{out}", "{in}", "{like}"
+OUT, IN, LIKE, MORE = "{out}", "{in}", "{like}", "{more}"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "ls": ("ls", IN),
     "inspect": ("inspect", IN),
@@ -67,6 +67,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "stats": ("stats", IN),
     "cast": ("cast", IN, OUT, "--to", "bfloat16"),
     "average": ("average", IN, IN, "-o", OUT),
+    "inspect --tensors": ("inspect", IN, "--tensors", "--json"),
+    "inspect --html": ("inspect", IN, "--html", OUT),
+    "diff --html": ("diff", IN, IN, "--html", OUT),
+    "doctor --like": ("doctor", IN, "--like", IN),
+    "digest --check": ("digest", IN, "--check", IN),
+    "git textconv": ("git", "textconv", IN),
+    "merge": ("merge", IN, MORE, "-o", OUT, "--to", "zip"),
+    "set-metadata": ("set-metadata", IN, OUT, "--set", "a=b"),
+    "add-module --in-place": ("add-module", IN, "--in-place"),
+    "undo": ("undo", IN),
 }
 
 
@@ -254,10 +264,11 @@ COLUMNS = ("many", "command", "CPU", "exponent", "MB", "x pickle", "")
 def ready(folder: Path) -> None:
     """Import what the commands need, by running each on a small file in this process."""
     _tagged()
-    path, out, like = folder / "warm.pth", folder / "warm-out", folder / "warm.json"
+    path, out, like, more = folder / "warm.pth", folder / "warm-out", folder / "warm.json", folder / "more.pth"
     tensors(path, 20)
+    _beside(more, b"N")
     like.write_text(json.dumps({"a": [2]}))
-    places = {IN: str(path), OUT: str(out), LIKE: str(like)}
+    places = {IN: str(path), OUT: str(out), LIKE: str(like), MORE: str(more)}
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         for arguments in COMMANDS.values():
             command([places.get(word, word) for word in arguments])
@@ -291,7 +302,7 @@ def rows(folder: Path, most: int, shapes: Iterable[str], verbs: Iterable[str]) -
                 for count, (path, _) in made.items():
                     out = folder / "out"
                     like.write_text(json.dumps({f"trunk.{n // 10}.piece_{n % 10}.weight": [2] for n in range(count)}))
-                    places = {IN: str(path), OUT: str(out), LIKE: str(like)}
+                    places = {IN: str(path), OUT: str(out), LIKE: str(like), MORE: str(folder / "more.pth")}
                     results.append(measured([places.get(word, word) for word in COMMANDS[verb]], out))
                     if results[-1].status not in (0, 1, 3):
                         print(f"  {shape}, {verb}: exit status {results[-1].status}", file=sys.stderr)

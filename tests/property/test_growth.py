@@ -122,6 +122,16 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
         500,
         lambda path: ckptfix.strip_module(path, path.with_name("o"), dry_run=True),
     ),
+    "dicts, cast": (
+        dicts,
+        100,
+        lambda path: ckptfix.cast(path, path.with_name("o"), to="bfloat16", dry_run=True),
+    ),
+    "dicts, select": (
+        dicts,
+        200,
+        lambda path: ckptfix.select(path, path.with_name("o"), drop=["*.weight"], dry_run=True),
+    ),
     "views, slim": (views, 1500, lambda path: ckptfix.slim(path, path.with_name("o"), dry_run=True)),
     "optimizers, doctor": (optimizers, 300, ckptfix.doctor),
     "widths, to-cpu": (

@@ -256,7 +256,7 @@ def _is_import(node: ast.stmt) -> bool:
 
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
-    "io/pool.py": "the one place",
+    "io/system.py": "the one place",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
     "io/remote/elsewhere.py": "creates an output in a store",
@@ -265,7 +265,6 @@ OPENED = {
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
-    "ops/rename/run.py": "rules: text",
     "cli/shared/common.py": "an error message: text",
     "cli/shared/ranks.py": "whether the parent process is a rank: its environment",
     "cli/shared/fleets.py": "a list of names: text",

@@ -20,6 +20,7 @@ from ckptfix.cli.shared.operands import InAndOut
 from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
 from ckptfix.fleet.jobs import Job, identity, size_of
 from ckptfix.io.source import found_as
+from ckptfix.io.system import text_of
 from ckptfix.urls import as_path, is_url, known, known_word, normal, real_path
 
 LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")
@@ -211,8 +212,7 @@ def _inputs(names: Sequence[str], *, recursive: bool, leave_out: str | None) -> 
         if name == "-":
             yield from _listed(sys.stdin.read(), recursive, leave_out)
         elif is_list(name):
-            with open(name, encoding="utf-8", errors="surrogateescape") as file:
-                yield from _listed(file.read(), recursive, leave_out)
+            yield from _listed(text_of(name, encoding="utf-8", errors="surrogateescape"), recursive, leave_out)
         elif not is_pattern(name) and not found_as(name):
             raise NoSuchFile(name)
         else:

@@ -38,7 +38,7 @@ def findings(graph: Graph) -> Iterator[Finding]:
         name = weights_only.canonical(node.func)
         row = calls.of(node.func)
         if row is not None and row.accepted and (why := _misused(row, node)):
-            message = f"{name} {why}: torch.load fails there"
+            message = f"{name} {why}: torch.load fails there, or gives another tensor"
             yield found("bad-call", message, where="data.pkl", offset=node.position)
         takes = _TAKES.get(name)
         if takes is None:

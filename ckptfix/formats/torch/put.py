@@ -7,7 +7,7 @@ memo entry holds changes, the other uses of the entry are written out as they we
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count as numbers
@@ -27,7 +27,7 @@ from ckptfix.checkpoint.address import join
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.emit import reference, tensor_call
-from ckptfix.formats.torch.object import TorchObject, node_at
+from ckptfix.formats.torch.object import Places, TorchObject
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
 from ckptfix.pickles import opcodes as op
@@ -52,13 +52,24 @@ class _Use:
     new: bytes
 
 
-def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tuple[Call | PersId, TensorEntry]]:
+Placed = dict[str, dict[str, Call | PersId]]
+"""Address of a mapping -> name -> node of its tensors."""
+
+
+def placed(found: TorchObject) -> Placed:
+    rows: Placed = {}
+    for at, key, node in found.tensors:
+        rows.setdefault(at, {})[key] = node
+    return rows
+
+
+def current(tensors: Placed, storage_of: StorageOf, put: Put) -> dict[str, tuple[Call | PersId, TensorEntry]]:
     """Name -> (node, entry) of the tensors that `put` is to replace.
 
     Raises:
         NoSuchTensor: a name that the mapping does not have.
     """
-    here = {key: node for at, key, node in found.tensors if at == put.at and key in put.tensors}
+    here = {key: node for key, node in tensors.get(put.at, {}).items() if key in put.tensors}
     missing = put.tensors.keys() - here.keys()
     if missing:
         raise NoSuchTensor("no such tensor", where=join(put.at, min(missing)))
@@ -71,9 +82,9 @@ def current(found: TorchObject, storage_of: StorageOf, put: Put) -> dict[str, tu
     return rows
 
 
-def moves_no_bytes(found: TorchObject, storage_of: StorageOf, put: Put) -> bool:
+def moves_no_bytes(tensors: Placed, storage_of: StorageOf, put: Put) -> bool:
     """Whether `put` gives each of its tensors another shape at most. Raises as `current`."""
-    here = current(found, storage_of, put)
+    here = current(tensors, storage_of, put)
     return all(
         type(here[key][0]) is Call and same_bytes(here[key][1], entry) for key, entry in put.tensors.items()
     )
@@ -152,8 +163,8 @@ class PutStorages:
         return self._keys[same]
 
 
-def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritten:
-    """The pickle of `found` with the tensors of `put` in place of those that have their names.
+def with_tensors(found: TorchObject, puts: Iterable[Put], storages: PutStorages) -> Rewritten:
+    """The pickle of `found` with the tensors of `puts` in place of those that have their names.
 
     What a tensor carried beside its data (attributes, hooks, a subclass) goes with it.
 
@@ -162,12 +173,22 @@ def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritt
         Unsupported: a tensor that cannot be put, or as `reemit`.
     """
     storages.note(found.graph)
+    node_at = Places(found.graph.root)
+    replaced: dict[int, Node] = {}
+    for put in puts:
+        holder = node_at(put.at)
+        # A mapping that stands at several addresses has the tensors of all.
+        replaced[id(holder)] = _with(replaced.get(id(holder), holder), put, storages)
+    return reemit(found.graph, replaced=replaced)
+
+
+def _with(holder: Node, put: Put, storages: PutStorages) -> Node:
+    """The mapping or list with the tensors of `put`."""
     calls_of: dict[str, Call] = {}
     for name, entry in put.tensors.items():
         where = join(put.at, name)
         refuse_unusable(entry, where)
         calls_of[name] = tensor_call(entry, storages)
-    holder = node_at(found.graph.root, put.at)
     made = holder
     if isinstance(holder, (list, tuple)):
         parts = [calls_of.pop(str(index), node) for index, node in enumerate(holder)]
@@ -181,7 +202,7 @@ def with_tensors(found: TorchObject, put: Put, storages: PutStorages) -> Rewritt
         name = min(calls_of)
         message = "it stands in no mapping or list, where another tensor could be put"
         raise Unsupported(message, where=join(put.at, name))
-    return reemit(found.graph, replaced={id(holder): made})
+    return made
 
 
 def _dense_call(node: Node, where: str) -> tuple[Call, tuple[Node, ...]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from math import prod
 from typing import Any
@@ -32,8 +33,8 @@ from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import Storages, expected_bytes, fields, parts_of
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.emit import dense_call, reference
-from ckptfix.formats.torch.object import TorchObject, node_at, walk
-from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, with_tensors
+from ckptfix.formats.torch.object import Places, TorchObject, walk
+from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, placed, with_tensors
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Graph, PersId, parse, splice
 from ckptfix.pickles.emit import Key
@@ -162,12 +163,13 @@ def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: 
 def is_needed(checkpoint: Checkpoint, edits: Sequence[Edit]) -> bool:
     """Whether `edits` take a new layout: a Drop, or a Put that moves bytes, or that comes after new names."""
     parts = parts_of(checkpoint)
+    tensors = cache(lambda: placed(parts.found))
     renamed = False
     for edit in edits:
         renamed |= isinstance(edit, Rename)
         if isinstance(edit, Drop):
             return True
-        if isinstance(edit, Put) and (renamed or not moves_no_bytes(parts.found, parts.storages, edit)):
+        if isinstance(edit, Put) and (renamed or not moves_no_bytes(tensors(), parts.storages, edit)):
             return True
     return False
 
@@ -194,15 +196,18 @@ def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan
             found = edited(without(found, [edit for edit in run if isinstance(edit, Drop)]).pickle)
         elif kind is not Put:
             found = edited(splice(found.graph, patches(found, run)))
-        for edit in run:
-            if not isinstance(edit, Put):
-                continue
-            if moves_no_bytes(found, Storages(new), edit):
-                found = edited(splice(found.graph, patches(found, [edit])))
-                continue
+        else:
+            puts = [edit for edit in run if isinstance(edit, Put)]
+            tensors = placed(found)
+            moving = {edit.at for edit in puts if not moves_no_bytes(tensors, Storages(new), edit)}
+            others = [edit for edit in puts if edit.at in moving]
             if legacy:
-                legacy_layout.refuse_unloadable([*edit.tensors.values()], checkpoint.path)
-            found = edited(with_tensors(found, edit, new).pickle)
+                for edit in others:
+                    legacy_layout.refuse_unloadable([*edit.tensors.values()], checkpoint.path)
+            if others:
+                found = edited(with_tensors(found, others, new).pickle)
+            if shapes := [edit for edit in puts if edit.at not in moving]:
+                found = edited(splice(found.graph, patches(found, shapes)))
     graph = found.graph
     storages = {
         key: NewStorage(storage.data, itemsize, storage.crc32)
@@ -241,8 +246,9 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
         Unsupported: as `reemit`.
     """
     items: dict[int, set[int]] = {}
+    node_at = Places(found.graph.root)
     for drop in drops:
-        mapping = node_at(found.graph.root, drop.at)
+        mapping = node_at(drop.at)
         holder, rows = _rows(mapping, drop.at)
         labels = [label(key) for key, _ in rows]
         missing = set(drop.names).difference(labels)

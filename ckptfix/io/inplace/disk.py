@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.io.durable import sync_folder
-from ckptfix.io.system import kind_of, named
+from ckptfix.io.system import kind_of, named, open_regular
 from ckptfix.io.unfinished import busy
 
 COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
@@ -79,26 +79,23 @@ class Disk(Protocol):
 
 
 class RealFile:
-    """A regular file, locked against a second writer.
+    """A regular file, locked against a second writer; or only to be looked at, which no other program notices.
 
     Raises:
-        WriteFailed: it cannot be opened for writing.
+        WriteFailed: it cannot be opened.
         Refused: another edit in place is at it.
         Unsupported: it is no regular file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, change: bool = True) -> None:
         self.name = path
-        with named(path):
-            try:
-                self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            except BlockingIOError as error:
-                raise busy(path) from error
         try:
-            mode = os.fstat(self.fd).st_mode
-            if not stat.S_ISREG(mode):
-                raise Unsupported(f"is {kind_of(mode)}, not a file", path=path)
-            _lock(self.fd, path)
+            self.fd = open_regular(path, os.O_RDWR if change else os.O_RDONLY)
+        except BlockingIOError as error:
+            raise busy(path) from error
+        try:
+            if change:
+                _lock(self.fd, path)
         except BaseException:
             os.close(self.fd)
             raise

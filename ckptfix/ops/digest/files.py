@@ -47,6 +47,7 @@ def below(path: str) -> list[str]:
     if found_as(path) != "folder":
         if not found_as(path):
             raise NoSuchFile(path)
+        open_source(path).close()  # a pipe or a device is refused
         return [path]
     found: list[str] = []
     for folder, folders, names in walk_folder(path):

@@ -22,7 +22,7 @@ from ckptfix.formats.target import of_suffix
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.read import CHECKSUM
-from ckptfix.io.source import found_as, mark
+from ckptfix.io.source import found_as, open_source
 from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.writing import Result, write_aside
@@ -192,8 +192,13 @@ class Chain:
         self.account = _together(self.account, result.account)
         # A folder itself changes when the output is written into it.
         folder = found_as(self._path) == "folder"
-        self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (mark(self._path),))
+        self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (self._as_opened(),))
         self.current = self._spliced() if self.is_one_file else self._path
+
+    def _as_opened(self) -> Mark:
+        """The file as it was when this command opened it, before it was diagnosed."""
+        with open_source(self._path) as source:
+            return Mark(self._path, source.mark)
 
     def _spliced(self) -> SplicedFile:
         """What is planned, as a file that can be read."""

@@ -81,7 +81,7 @@ class Output:
         self._named: dict[str, tuple[Kind, Place | Derived | None]] = {}
         self._at: Counter[tuple[Kind, Place]] = Counter()
         self._made: dict[Kind, deque[tuple[ByteRange, ...]]] = {}
-        self._puts: dict[object, list[TensorEntry]] | None = None
+        self._puts: dict[object, dict[Kind, list[TensorEntry]]] | None = None
         self._literal: Counter[tuple[Kind, str]] = Counter()
         self._bare: Counter[Kind] = Counter()
         self._places: set[Place] = set()
@@ -168,8 +168,9 @@ class Output:
         if self._puts is None:
             self._puts = {}
             for put in promise.puts.values():
-                self._puts.setdefault(_elements(put), []).append(put)
-        return ((put.dtype, put.shape) for put in self._puts.get(_elements(part), ()) if same_bytes(part, put))
+                self._puts.setdefault(_elements(put), {}).setdefault((put.dtype, put.shape), []).append(put)
+        kinds = self._puts.get(_elements(part), {})
+        return (kind for kind, puts in kinds.items() if any(same_bytes(part, put) for put in puts))
 
     def _take_pieces(self, part: TensorEntry) -> bool:
         """The same for a tensor that lies in pieces: all of them have to be there, in their order."""

@@ -304,6 +304,7 @@ def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[Ma
         promise=promise or Promise(),
         lines=_lines(found),
         findings=_findings(found),
+        read=() if found.target.checkpoint is None else found.target.checkpoint.files,
         exit_code=1 if found.matching.left or found.matching.missing or found.refusals else 0,
     )
 

@@ -13,7 +13,7 @@ from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.emit import tensor_call
-from ckptfix.formats.torch.object import node_at
+from ckptfix.formats.torch.object import Places
 from ckptfix.formats.torch.put import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
 from ckptfix.ops.rename.transform import Row, Site
@@ -29,6 +29,7 @@ class Rewriting:
         self.checkpoint = checkpoint
         self.parts = parts_of(checkpoint)
         self.root: Node = self.parts.graph.root
+        self._node_at = Places(self.root)
         self._legacy = checkpoint.format == legacy_layout.NAME
         self.storages = PutStorages(self._legacy, self.parts.storages.place)
         self.storages.note(self.parts.graph)
@@ -55,7 +56,7 @@ class Rewriting:
         Raises:
             Unsupported: the mapping is of a kind that cannot be written anew.
         """
-        holder = node_at(self.root, site.at)
+        holder = self._node_at(site.at)
         if not isinstance(holder, Dict | Call) or not holder.items:
             message = "a mapping of a kind whose tensors cannot be replaced"
             raise Unsupported(message, where=site.at or None, hint="convert the file first, and work on that")

@@ -11,6 +11,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import states
 from ckptfix.formats.torch import legacy_layout
+from ckptfix.io.system import text_of
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.law.promise import Promise
@@ -32,8 +33,9 @@ def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
     """
     name = file_name(path)
     try:
-        with open(name, encoding="utf-8-sig") as file:
-            text = file.read()
+        text = text_of(name, encoding="utf-8-sig")
+    except CkptfixError:
+        raise
     except UnicodeDecodeError as error:
         raise CkptfixError("a file of names is UTF-8 text", path=name, offset=error.start) from None
     except FileNotFoundError:

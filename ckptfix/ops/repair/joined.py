@@ -15,7 +15,7 @@ from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.torch.common import parts_of
-from ckptfix.formats.torch.object import node_at
+from ckptfix.formats.torch.object import Places
 from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
@@ -55,6 +55,7 @@ def mended(
         fill, donor: what replaces lost tensors; see `repair_torch`.
     """
     root = parts_of(checkpoint).graph.root
+    node_at = Places(root)
     assembly = Assembly()
     filling = _Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
     replaced: dict[int, Node] = {}
@@ -69,9 +70,9 @@ def mended(
         if data is None:
             gone.setdefault(entry.at, set()).add(entry.key)
         else:
-            replaced[id(node_at(root, entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
+            replaced[id(node_at(entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
     for at, names in gone.items():
-        _drop(node_at(root, at), names)
+        _drop(node_at(at), names)
     adopted = assembly.adopt(root, parts_of(checkpoint).storages, "", replaced=replaced)
     whole = assembly.checkpoint(
         adopted, checkpoint.path, format=checkpoint.format, files=checkpoint.files, traits=checkpoint.traits

@@ -20,7 +20,7 @@ from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
-from ckptfix.formats.torch.object import node_at
+from ckptfix.formats.torch.object import Places
 from ckptfix.formats.torch.rewrite import plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose
@@ -210,8 +210,8 @@ def _weights(checkpoint: Checkpoint) -> frozenset[int]:
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
-    root = parts_of(checkpoint).graph.root
-    return frozenset(id(node_at(root, state.at)) for state in found)
+    node_at = Places(parts_of(checkpoint).graph.root)
+    return frozenset(id(node_at(state.at)) for state in found)
 
 
 def _leading_to(graph: Graph, whole: frozenset[int]) -> frozenset[int]:

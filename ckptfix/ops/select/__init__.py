@@ -11,6 +11,7 @@ from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
+from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.select import plan
 from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
@@ -73,6 +74,7 @@ def select(
         if gone:
             lines.append(f"left behind: {some(gone)}")
         lines += [f"{row.where}: {row.message}" for row in done.findings if row.id == "optimizer-left"]
+        refuse_damaged(checkpoint, left_out=frozenset(gone))
         return Draft(
             result=partial(SelectResult, kept=kept, dropped=gone),
             format=checkpoint.format,

@@ -220,3 +220,17 @@ def test_nothing_to_do_no_dtype_and_a_dry_run(tmp_path: Path) -> None:
             ckptfix.cast(tmp_path / "in.pth", tmp_path / "no.pth", wrong)
     done = ckptfix.cast(tmp_path / "in.pth", tmp_path / "no.pth", "float16", dry_run=True)
     assert not (tmp_path / "no.pth").exists() and done.cast == {"a": "float32"}
+
+
+def test_mappings_in_mappings_and_at_several_addresses(tmp_path: Path) -> None:
+    inner = {"w": torch.ones(2), "b": torch.zeros(3)}
+    whole: dict[str, Any] = {"one": inner, "again": inner, "outer": {"in/ner": {"x": torch.ones(1)}}}
+    torch.save(whole, tmp_path / "in.pth")
+    ckptfix.cast(tmp_path / "in.pth", tmp_path / "out.pth", to="bfloat16")
+    out = torch.load(tmp_path / "out.pth")
+    assert out["one"] is out["again"]
+    found = [*out["one"].values(), out["outer"]["in/ner"]["x"]]
+    wanted = [*inner.values(), whole["outer"]["in/ner"]["x"]]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype is torch.bfloat16
+        assert torch.equal(one.float(), other)

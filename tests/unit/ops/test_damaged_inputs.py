@@ -34,6 +34,10 @@ VERBS: dict[str, Callable[[Path, Path], Result]] = {
     "fix": ckptfix.fix,
     "legacy": lambda source, dest: ckptfix.convert(source, dest, to="legacy"),
     "zip": lambda source, dest: ckptfix.convert(source, dest, to="zip"),
+    "cast": lambda source, dest: ckptfix.cast(source, dest, to="bfloat16"),
+    "average": lambda source, dest: ckptfix.average([source, source], dest),
+    "select": lambda source, dest: ckptfix.select(source, dest, keep=["*"]),
+    "match": lambda source, dest: ckptfix.match(source, dest, source),
 }
 
 WEIGHTS = {"module.a": torch.arange(6.0), "module.b": torch.ones(4, 4), "module.c": torch.zeros(5)}
@@ -160,3 +164,29 @@ def test_doctor_sees_what_torch_load_fails_on(tmp_path: Path) -> None:
         folder.mkdir()
         intact = kind in ("whole, on meta", "legacy, on meta")
         assert (ckptfix.doctor(make(folder)).exit_code() == 0) is intact, kind
+
+
+@pytest.mark.parametrize("verb", ["cast", "average", "legacy", "slim", "match"])
+def test_a_tensor_that_cannot_be_read_is_named_before_anything_is_made(tmp_path: Path, verb: str) -> None:
+    """Findings of tensors are made when they are listed, which a verb may do after it has asked for findings."""
+    path = torch_zip(tmp_path, 24, on_meta=False)
+    with zipfile.ZipFile(path) as old:
+        rows = {name: old.read(name) for name in old.namelist()}
+    pickle = next(name for name in rows if name.endswith("data.pkl"))
+    assert rows[pickle].count(b"storage") == 1  # the others fetch it from the memo
+    rows[pickle] = rows[pickle].replace(b"storage", b"starage")
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in rows.items():
+            new.writestr(name, data)
+    with pytest.raises(CkptfixError, match="not a storage"):
+        VERBS[verb](path, tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_select_leaves_a_damaged_tensor_out_and_takes_none(tmp_path: Path) -> None:
+    path = torch_zip(tmp_path, 20, on_meta=False)
+    with pytest.raises(CkptfixError, match=r"module\.a"):
+        ckptfix.select(path, tmp_path / "out.pth", keep=["*a", "*b"])
+    done = ckptfix.select(path, tmp_path / "out.pth", drop=["*a"])
+    assert done.exit_code == 0
+    assert sorted(torch.load(tmp_path / "out.pth")) == ["module.b", "module.c"]

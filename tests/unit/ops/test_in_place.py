@@ -270,10 +270,20 @@ def test_what_changes_data_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_dry_run_and_nothing_to_do(tmp_path: Path, name: str) -> None:
+def test_a_dry_run_and_nothing_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     path = saved(tmp_path / name, prefix="")
     before = path.read_bytes()
-    planned = ckptfix.rename(path, subs=[("weight$", "w")], in_place=True, dry_run=True)
+    real, to_write = os.open, []
+
+    def noted(place: Any, flags: int, *more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR) and flags & os.O_TMPFILE != os.O_TMPFILE:
+            to_write.append(place)
+        return real(place, flags, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", noted)
+        planned = ckptfix.rename(path, subs=[("weight$", "w")], in_place=True, dry_run=True)
+    assert to_write == []
     assert "would be changed in place" in str(planned)
     done = ckptfix.strip_module(path, in_place=True)
     assert str(done).endswith("; the file is unchanged")
