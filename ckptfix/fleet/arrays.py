@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from ckptfix.io.source import open_source
 PARTS = 16
 """Tasks of an array, where nobody says how many."""
 
+LOOK = 5.0
+"""Seconds between two looks at what is done, where a look takes less than a twentieth of that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -34,6 +39,8 @@ class Share:
 
 def do_share(share: Share) -> int:
     """Do what is not done of a shard, one job after the other. Returns how many that was."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _end)  # submitit ignores it, and is killed half a minute later
     os.chdir(share.like.cwd)
     count = 0
     with open_source(share.plan) as source:
@@ -43,6 +50,12 @@ def do_share(share: Share) -> int:
                 do(_task(line, share.like))
                 count += 1
     return count
+
+
+def _end(number: int, frame: object) -> None:
+    """A task that is cancelled cleans up and ends at once."""
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 def _task(line: Line, like: Task) -> Task:
@@ -67,6 +80,7 @@ def run_array(
     Args:
         cluster: submitit's name of it, such as slurm, local and debug; None for Slurm where it is, else local.
         settings: submitit's parameters.
+        begin: called with how things stand: before it begins, now and then, and where it is stopped.
         note: called with what a person should know before it begins.
 
     Raises:
@@ -88,13 +102,20 @@ def run_array(
         count = max(1, min(jobs or most, len(todo)))
         like = tasks(folder, time.time())(b"")
         where = os.path.abspath(plan)  # noqa: PTH100
-        _through(executor, [Share(where, Shard(index, count), like) for index in range(count)])
+
+        def stands() -> Report:
+            report = survey(source, records, run=like.run).report
+            if begin is not None:
+                begin(report)
+            return report
+
+        _through(executor, [Share(where, Shard(index, count), like) for index in range(count)], stands)
 
         def ended(line: Line) -> None:
             if line.record is not None and line.record.get("run") == like.run and each is not None:
                 each(summary_of(line.record), report)
 
-        report = survey(source, records).report
+        report = stands()
         survey(source, records, None, ended)
     if report.left:
         raise CkptfixError(
@@ -105,8 +126,9 @@ def run_array(
     return report
 
 
-def _through(executor: Any, shares: list[Share]) -> None:
-    """Submit all, and those whose task is lost again."""
+def _through(executor: Any, shares: list[Share], look: Callable[[], object]) -> None:
+    """Submit all, and those whose task is lost again. `look` is called now and then, and where this is stopped."""
+    looked, pause = time.monotonic(), LOOK
     for _ in range(TRIES + 1):
         pending = dict(zip(executor.map_array(do_share, shares), shares, strict=True))
         shares = []
@@ -122,9 +144,15 @@ def _through(executor: Any, shares: list[Share]) -> None:
                         shares.append(share)
                 if pending:
                     time.sleep(LATE)
-        finally:
+                if pending and (begun := time.monotonic()) >= looked + pause:
+                    look()
+                    looked = time.monotonic()
+                    pause = max(LOOK, 20 * (looked - begun))
+        except BaseException:
             for job in pending:
                 with contextlib.suppress(Exception):
                     job.cancel()
+            look()
+            raise
         if not shares:
             return

@@ -86,12 +86,17 @@ class Survey(NamedTuple):
 
 
 def survey(
-    plan: Source, records: Records, shard: Shard | None = None, each: Callable[[Line], None] | None = None
+    plan: Source,
+    records: Records,
+    shard: Shard | None = None,
+    each: Callable[[Line], None] | None = None,
+    run: str | None = None,
 ) -> Survey:
     """Go through a plan once. Raises as `lines`.
 
     Args:
         each: gets every line.
+        run: the run that is on now; what others did was done before.
     """
     todo = array("Q")
     report = Report()
@@ -101,7 +106,9 @@ def survey(
             each(line)
         if line.state == "done":
             assert line.record is not None
-            report.add(summary_of(line.record, before=True))
+            before = run is None or line.record.get("run") != run
+            report.left += not before
+            report.add(summary_of(line.record, before=before))
             continue
         report.leave(line.state, line.job.bytes, None if line.record is None else _before(line))
         todo.append(line.offset)

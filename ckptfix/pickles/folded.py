@@ -23,6 +23,9 @@ NO_KEY = 0xFFFFFFFF
 
 _MOST_NUMBERS = 0xFFFFFF00
 
+_FEWEST = 16
+"""Phrases that are read before it is looked at which numbers they give."""
+
 _U32 = struct.Struct("<I").unpack_from
 _P32 = struct.Struct("<I").pack
 
@@ -91,6 +94,17 @@ class Phrases:
         Returns:
             Where they end.
         """
+        most = _FEWEST
+        while True:
+            begun = len(self.starts)
+            at = self._run(func, get, at, memo, most)
+            if len(self.starts) < begun + most:
+                return at
+            # What is given up was read in vain, and may be read again: it is never much more than what was taken.
+            most *= 2
+
+    def _run(self, func: Global, get: bytes, at: int, memo: dict[int, Node], most: int) -> int:
+        """As `run`, of at most so many."""
         data, molds, numbered = self.data, self._molds, _P32
         sure: set[int] = set()
         width = len(get) + 5
@@ -98,7 +112,9 @@ class Phrases:
         number = self._next
         size = len(data)
         starts, firsts, of, keys = self.starts, self.firsts, self.of, self.key_at
-        while at + 1 < size:
+        for _ in range(most):
+            if at + 1 >= size:
+                break
             key_end = at + 5 + data[at + 1]
             start = key_end + width
             if (
@@ -290,8 +306,10 @@ class Phrases:
     def locations(self) -> list[tuple[int, Text, int]]:
         """(where the first one is, what all of these fetch, how many they are) of the locations of their storages."""
         found = []
+        # Backwards, as of several rows the first one stays.
+        rows = dict(zip(reversed(self.of), range(len(self.of) - 1, -1, -1), strict=True))
         for place, count in Counter(self.of).items():
-            row, mold = self.of.index(place), self.molds[place]
+            row, mold = rows[place], self.molds[place]
             found.append((self.starts[row] + mold.length - AFTER_REDUCE, mold.location, count))
         return found
 

@@ -160,6 +160,9 @@ class PersId:
         """`pid` where it is the tuple that torch writes; otherwise nothing."""
         return self.pid if type(self.pid) is tuple else ()
 
+    def __repr__(self) -> str:
+        return f"PersId(@ {self.position})"
+
 
 @final
 class Dict:
@@ -183,6 +186,9 @@ class Dict:
             if name != "items":
                 raise AttributeError(name)
             return _items_of(self)
+
+    def __repr__(self) -> str:
+        return "Dict"
 
 
 def _items_of(node: Dict | Call) -> list[tuple[Node, Node]]:
@@ -208,6 +214,9 @@ class Set:
     def __init__(self, kind: Literal["set", "frozenset"], elements: list[Node]) -> None:
         self.kind = kind
         self.elements = elements
+
+    def __repr__(self) -> str:
+        return self.kind
 
 
 def pairs(node: Node) -> list[tuple[Node, Node]] | None:

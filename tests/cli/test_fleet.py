@@ -538,3 +538,52 @@ def test_people_see_files_bytes_and_failures() -> None:
     bar.report = fleet.Report(jobs=2000, bytes=4_000_000, done=990, failed=10, done_bytes=2_000_000)
     bar(2_000_000, 4_000_000)
     assert stream.getvalue().strip() == "1,000 of 2,000 files  2.00 MB of 4.00 MB  2.00 MB/s  1 s left  10 failed"
+
+
+@pytest.mark.slow
+def test_an_array_of_tasks(planned: Fleet, inputs: Path) -> None:
+    """submitit's local executor, whose tasks are processes."""
+    pytest.importorskip("submitit")
+    from ckptfix.fleet.arrays import run_array
+
+    plan = planned("in/*.pth", "--", "to-cpu", "--out-dir", "out")
+    in_threads(plan)
+    (inputs / "out/3.pth").unlink()
+    seen: list[fleet.Report] = []
+    report = run_array(str(plan), cluster="local", jobs=2, begin=seen.append)
+    assert (report.done, report.before, report.failed, report.left) == (5, 4, 1, 0)
+    assert [(one.done, one.before, one.left) for one in seen] == [(4, 4, 2), (5, 4, 0)]
+
+
+CANCELLED = """
+import os, signal, sys
+from ckptfix.fleet import arrays
+from ckptfix.fleet.states import Shard
+from ckptfix.fleet.run import tasks
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as submitit does
+os.mkdir(sys.argv[1] + ".d")
+like = tasks(sys.argv[1] + ".d", 0.0)(b"")
+def done(task):
+    print("begun", flush=True)
+    try:
+        while True:
+            signal.pause()
+    finally:
+        print("cleaned", flush=True)
+arrays.do = done
+arrays.do_share(arrays.Share(sys.argv[1], Shard(0, 1), like))
+"""
+
+
+@pytest.mark.slow
+def test_a_task_that_is_cancelled_cleans_up_and_ends(planned: Fleet) -> None:
+    plan = planned("in/*.pth", "--", "to-cpu", "--out-dir", "out")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CANCELLED, str(plan)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.terminate()
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (143, "cleaned\n")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import Record, Tensor, assemble, build_zip, push, replace, state_dict_ops, tensor_ops, torch_zip
+from builders import Op, Record, Tensor, assemble, build_zip, push, replace, state_dict_ops, tensor_ops, torch_zip
 
 import ckptfix
 from ckptfix.errors import CkptfixError, Unsupported
@@ -53,6 +53,42 @@ def optimizers(count: int) -> bytes:
     return torch_zip(assemble(("PROTO", 2), *state_dict_ops(mappings), "STOP"), [DATA])
 
 
+def phrases(count: int, *, width: Callable[[int], int], given: range = range(0)) -> bytes:
+    """Calls as torch writes them where numbers of the memo are large, each of as many columns as `width` says.
+
+    Args:
+        given: calls of which a number was given to something else before.
+    """
+    names: list[list[Op]] = [
+        [("GLOBAL", "torch._utils", "_rebuild_tensor_v2")], push("storage"), [("GLOBAL", "torch", "FloatStorage")],
+        push("cuda:0"), [("GLOBAL", "collections", "OrderedDict")],
+    ]  # fmt: skip
+    ops: list[Op] = ["EMPTY_DICT"]
+    for number, name in enumerate(names):
+        ops += [*name, ("LONG_BINPUT", number), "POP"]
+    for index in given:
+        ops += ["NONE", ("LONG_BINPUT", 8 * index + 10), "POP"]
+    func, storage, kind, place, hooks = (("LONG_BINGET", number) for number in range(len(names)))
+    ops.append("MARK")
+    for index in range(count):
+        put = iter([("LONG_BINPUT", 8 * index + 8 + number) for number in range(8)])
+        ops += [*push(f"module.{index}.weight"), next(put), func, "MARK", "MARK", storage, kind, *push("0"), next(put)]
+        ops += [place, *push(70_000), "TUPLE", next(put), "BINPERSID", *push(0), *push(1), *push(width(index))]
+        ops += ["TUPLE2", next(put), *push(0), *push(1), "TUPLE2", next(put), "NEWFALSE", hooks, "EMPTY_TUPLE"]
+        ops += ["REDUCE", next(put), "TUPLE", next(put), "REDUCE", next(put)]
+    return torch_zip(assemble(("PROTO", 2), *ops, "SETITEMS", "STOP"), [bytes(280_000)])
+
+
+def of_many_widths(count: int) -> bytes:
+    """Tensors of which no two have one shape."""
+    return phrases(count, width=lambda index: index + 1)
+
+
+def given_before(count: int) -> bytes:
+    """Tensors every second of which gives a number that was given before."""
+    return phrases(count, width=lambda index: 2, given=range(1, count, 2))
+
+
 def overlapping(count: int) -> bytes:
     """Directory rows, each for all that follows its header, and no checksum that agrees."""
     size = count * 60
@@ -88,6 +124,12 @@ VERBS: dict[str, tuple[Callable[[int], bytes], int, Callable[[Path], object]]] =
     ),
     "views, slim": (views, 1500, lambda path: ckptfix.slim(path, path.with_name("o"), dry_run=True)),
     "optimizers, doctor": (optimizers, 300, ckptfix.doctor),
+    "widths, to-cpu": (
+        of_many_widths,
+        2000,
+        lambda path: ckptfix.to_cpu(path, path.with_name("o"), dry_run=True),
+    ),
+    "given before, inspect": (given_before, 500, ckptfix.inspect),
     "rows, repair": (overlapping, 1500, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),
     "signatures, repair": (signatures, 5000, lambda path: ckptfix.repair(path, path.with_name("o"), check_only=True)),
 }

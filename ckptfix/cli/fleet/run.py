@@ -80,6 +80,7 @@ def run(
             def begin(found: Report) -> None:
                 nonlocal report
                 report = found
+                draw(found)
 
             def each(summary: Summary, now: Report) -> None:
                 if console.json:

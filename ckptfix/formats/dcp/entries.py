@@ -220,7 +220,7 @@ class Entries:
                 pos = found.end()
                 if not several:
                     break
-            if data[pos] != (0x65 if several else 0x61):
+            if data[pos] != (0x65 if several else 0x61) or (found is None and not several):
                 raise Otherwise
             pos += 1
         return tuple(boxes), pos

@@ -15,7 +15,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Global
 from ckptfix.pickles.collector import without_collections
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.opcodes import pushed_int
+from ckptfix.pickles.opcodes import pushed_int, walk
 
 
 @dataclass(slots=True)
@@ -38,27 +38,32 @@ class Skimmed:
 @without_collections
 def skim(data: bytes) -> Skimmed | None:
     """What the pickle `data` says; None where it is not written as torch writes it, or not whole."""
-    body = _unframed(data)
-    if body is None:
+    unframed = _unframed(data)
+    if unframed is None:
         return None
     try:
-        return _Skimmer(body).run()
+        return _Skimmer(*unframed).run()
     except (IndexError, KeyError, ValueError, BadTensor, Otherwise):
         return None
 
 
-def _unframed(data: bytes) -> bytes | None:
-    """The opcodes without the frames around them; None if these do not follow each other to the end."""
+def _unframed(data: bytes) -> tuple[bytes, list[int]] | None:
+    """The opcodes without the frames around them, and where a frame begins among them.
+
+    None if the frames do not follow each other to the end.
+    """
     if data[:2] not in (b"\x80\x04", b"\x80\x05"):
         return None
-    parts, at = [], 2
+    parts, begins, at, size = [], [], 2, 0
     while data[at : at + 1] == b"\x95":
         length = int.from_bytes(data[at + 1 : at + 9], "little")
         parts.append(data[at + 9 : at + 9 + length])
+        begins.append(size)
+        size += length
         at += 9 + length
     if parts and at != len(data):
         return None
-    return b"".join(parts) if parts else data[2:]
+    return (b"".join(parts), begins) if parts else (data[2:], [])
 
 
 MAX_MARKS = 100
@@ -71,8 +76,10 @@ _CONSTANTS: dict[int, Node] = {0x4E: None, 0x88: True, 0x89: False}
 class _Skimmer(Entries):
     """The machine."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, frames: list[int]) -> None:
         super().__init__(data)
+        self.frames = frames[::-1]
+        self.frame = self.frames[-1] if frames else len(data)
         self.bulk: dict[str, Dict] = {}
         self.keys: list[Row] = []
         self.paths: list[Row] = []
@@ -109,6 +116,8 @@ class _Skimmer(Entries):
         while True:
             if entries is not None and len(marks) == 2 and not len(stack) % 2:
                 pos = self._entries(entries, stack, pos)
+            if pos >= self.frame:
+                self._begin_frames(pos, pos + 1)
             code = data[pos]
             if code == 0x94:  # MEMOIZE
                 memo[self.count] = stack[-1]
@@ -232,12 +241,23 @@ class _Skimmer(Entries):
         read = self.read[name]
         self.made = []
         while (end := read(pos)) != pos:
+            if end > self.frame:
+                self._begin_frames(pos, end)
             pos = end
         if self.made:
             self._set(self.bulk[name], stack)
             stack.clear()
             self._add(name, self.made)
         return pos
+
+    def _begin_frames(self, start: int, end: int) -> None:
+        """Note the frames that begin among the opcodes ``data[start:end]``. Raises Otherwise for one within one."""
+        opcodes = {opcode.start for opcode in walk(self.data, start, end)} if end > start + 1 else {start}
+        while self.frame < end:
+            if self.frame not in opcodes:
+                raise Otherwise
+            self.frames.pop()
+            self.frame = self.frames[-1] if self.frames else len(self.data)
 
     def _got(self, get: bytes) -> Node:
         """What the memo has; a size that an entry made, as the call that makes it."""

@@ -156,6 +156,28 @@ def test_memo_numbers_that_two_calls_give(stream: bytes, place: int) -> None:
     assert outcome(parse, data) == outcome(step_by_step, data)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3, 16, 17, 40])
+def test_numbers_that_were_given_before_a_run_of_calls(stream: bytes, every: int) -> None:
+    """Calls are read by the run, and of a run those are given up that give a number which was given before."""
+    phrases = parse(stream).phrases
+    assert isinstance(phrases, Phrases)
+    given = b"".join(b"N" + numbered(first + 4) + b"0" for first in phrases.firsts[3::every])
+    data = stream[:2] + given + stream[2:]
+    assert outcome(parse, data) == outcome(step_by_step, data)
+    again = data[:-1] + b"".join(b"0" + numbered(first + 4, b"j") for first in phrases.firsts[::7]) + b"."
+    assert outcome(parse, again) == outcome(step_by_step, again)
+
+
+def test_where_the_locations_of_calls_stand(stream: bytes) -> None:
+    """For each mold the first call of it, and how many there are."""
+    phrases = parse(stream).phrases
+    assert isinstance(phrases, Phrases)
+    wanted = [(phrases.call(list(phrases.of).index(place)).position, list(phrases.of).count(place))
+              for place in dict.fromkeys(phrases.of)]  # fmt: skip
+    assert len(wanted) > 5
+    assert [(position, count) for position, _, count in phrases.locations()] == wanted
+
+
 def test_numbers_that_are_counted(stream: bytes) -> None:
     """MEMOIZE gives the number of what is in the memo, folded or not."""
     data = stream[:-1] + b"\x940" * 3 + b"h\x05" + b"\x94."

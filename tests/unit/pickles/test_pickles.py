@@ -328,3 +328,9 @@ def test_an_edit_of_one_use_of_a_doubled_string_leaves_the_other() -> None:
     assert isinstance(first, Text) and isinstance(second, Text)
     for use, wanted in ((first, ("cpu", "5")), (second, ("5", "cpu"))):
         assert pickle.loads(splice(graph, string_patches(graph, [(use, "cpu")]))) == wanted
+
+
+def test_nodes_in_messages_are_the_same_in_each_run() -> None:
+    """A message that shows a node has no address of memory: outputs of two runs can be compared."""
+    nodes: list[object] = [Text("a"), Global("m", "n", 0), Call(None, (), "REDUCE", 3), PersId("x", 4, -1), Dict()]
+    assert " at 0x" not in repr([*nodes, Set("set", []), Set("frozenset", [])])

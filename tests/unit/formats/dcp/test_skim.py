@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.entries import Boxes, Item
 from ckptfix.formats.dcp.skim import skim
+from ckptfix.pickles.opcodes import walk
 
 
 def slowly(data: bytes, monkeypatch: pytest.MonkeyPatch) -> dcp_metadata.Metadata:
@@ -101,6 +103,28 @@ def test_what_is_damaged_is_left_to_the_other_reader(monkeypatch: pytest.MonkeyP
         assert same(dcp_metadata.understood(data, "x"), other)
         understood += 1
     assert understood > 50
+
+
+@pytest.mark.parametrize("opcode", [b"a", b"e", b"(a", b"0"])
+def test_a_list_of_chunks_to_which_nothing_is_appended(opcode: bytes) -> None:
+    """APPEND without a chunk would append the list to what is below it."""
+    whole = sharded(3, 2)
+    whole = whole[:2] + whole[11:]
+    for at in (hit.end() for hit in re.finditer(rb"]\x94(?=\()", whole)):
+        data = whole[:at] + opcode + whole[at:]
+        assert skim(data) is None
+        with pytest.raises(CkptfixError):
+            dcp_metadata.understood(data, "x")
+
+
+def test_a_frame_begins_between_two_opcodes() -> None:
+    """An unpickler takes the head of one that begins within an opcode for a part of it: so does what is understood."""
+    opcodes = sharded(2, 2)[11:]
+    starts = {opcode.start for opcode in walk(opcodes, 0, len(opcodes))}
+    for cut in range(1, len(opcodes)):
+        parts = opcodes[:cut], opcodes[cut:cut], opcodes[cut:]
+        data = b"\x80\x04" + b"".join(b"\x95" + len(part).to_bytes(8, "little") + part for part in parts)
+        assert (skim(data) is not None) == (cut in starts), cut
 
 
 @pytest.mark.parametrize(
