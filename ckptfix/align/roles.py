@@ -69,9 +69,9 @@ NORMS = frozenset(["bn", "ln", "gn", "layernorm", "batchnorm", "groupnorm", "rms
 """Words for a norm: which one a module has says nothing of where it stands."""
 
 KINDS = frozenset(
-    ["weight", "gamma", "linear", "lin", "fc", "dense", "conv", "convs", "convolution", "proj", "projection"]
-    + ["norm", "normalization"]
-)
+    ["weight", "gamma", "linear", "lin", "fc", "dense", "conv", "convs", "convolution", "proj", "projection", "norm",
+     "normalization"]
+)  # fmt: skip
 """Words for the kind of a layer: modules of equal shapes are of one kind, whatever each side calls it."""
 
 _OUT = frozenset(["out"])
