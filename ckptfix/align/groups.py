@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from ckptfix.align.units import Unit
+from ckptfix.align.units import Unit, fronts
 
 
 @dataclass(eq=False)
@@ -75,6 +75,17 @@ class Group:
         counted = {frozenset(numbers) for numbers in blocks.values()}
         return counted.pop() if len(counted) == 1 else frozenset()
 
+    @cached_property
+    def blocks(self) -> frozenset[str]:
+        """The paths of the innermost blocks of the units; of the next ones too, where a word has the last number."""
+        return frozenset(block for unit in self.units for block in _blocks(unit.path))
+
+    @cached_property
+    def listed(self) -> frozenset[str]:
+        """The paths of the blocks that have several of the units, by the last of their numbers."""
+        counts = Counter(found[-1] for unit in self.units if (found := _numbered(unit.path)[:-1]))
+        return frozenset(block for block, count in counts.items() if count > 1)
+
     @property
     def in_order(self) -> bool:
         """Whether the units were defined in the order of their numbers."""
@@ -98,6 +109,17 @@ class Group:
                 at = self.open.index(index)
                 ways.append([Group(_filled(self.text, at, value), rest, parts[value]) for value in sorted(parts)])
         return ways
+
+
+def _numbered(path: str) -> list[str]:
+    """The beginnings of `path` that end with a component that has a number."""
+    components = path.split(".")
+    return [".".join(components[: at + 1]) for at, one in enumerate(components) if fronts(one)]
+
+
+def _blocks(path: str) -> list[str]:
+    found = _numbered(path)
+    return found[-1:] if found and found[-1].rpartition(".")[2].isdecimal() else found[-2:]
 
 
 def branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
@@ -162,7 +184,9 @@ def levelled(one: Sequence[Group], other: Sequence[Group], effort: Effort) -> li
     for _ in range(SPLITS):
         if not _unlike(beam[0]):
             return beam if len(beam) <= WAYS else [unsplit]
-        found = {_texts(way): way for sides in beam[:BEAM] for way in _ways(*sides)}
+        if len(beam) > BEAM:
+            return [unsplit]
+        found = {_texts(way): way for sides in beam for way in _ways(*sides)}
         effort.left -= sum(len(left) + len(right) for left, right in found.values())
         if effort.left < 0:
             return [unsplit]
@@ -245,3 +269,23 @@ def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
         return
     for size in dict.fromkeys(map(len, left)):
         yield [group for group in left if len(group) == size], [group for group in right if len(group) == size]
+
+
+def listed_otherwise(pair: tuple[Group, Group], sides: Sides, mute: Sequence[Sequence[Group]]) -> bool:
+    """Whether two lists inside of blocks may count otherwise, as on both sides a module of their blocks is in no list.
+
+    ``bn0`` and ``bn1`` may be the first two of three norms, and ``norms.1`` with ``norms.2`` the last two. So they may
+    where both count alike, but not from 0, and no word says which of the three norms is the other one.
+    """
+    inside = [group.inside for group in pair]
+    if inside[0] and inside[1] and inside[0] != inside[1] and all(
+        any(len(other) * len(counted) == len(group) for other in groups if other is not group)
+        for counted, group, groups in zip(inside, pair, sides, strict=True)
+    ):
+        return True
+    if inside[0] == inside[1] and 0 in inside[0]:
+        return False
+    return all(
+        any(other is not group and group.listed <= other.blocks for other in others) and group.listed
+        for group, others in zip(pair, mute, strict=True)
+    )

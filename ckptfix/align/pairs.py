@@ -16,13 +16,18 @@ PROOF = "same values"
 
 @dataclass(slots=True)
 class Link:
-    """Two units that go together; `instead` are the other's rivals."""
+    """Two units that go together; `instead` are the other's rivals.
+
+    Attributes:
+        firm: words say so that are true of no other unit of the block.
+    """
 
     one: Unit
     other: Unit
     confidence: float
     why: str
     instead: tuple[Unit, ...] = ()
+    firm: bool = False
 
 
 def matching(

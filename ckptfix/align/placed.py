@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ckptfix.align.groups import Group
-from ckptfix.align.roles import Part
+from ckptfix.align.groups import Group, Sides
+from ckptfix.align.roles import Part, singular
 from ckptfix.align.units import Side, Unit, counted, words
 
 
@@ -30,6 +30,15 @@ def placed_by_name(side: Side, groups: Sequence[Group], parts: Sequence[Part]) -
 
 
 def _homes(unit: Unit) -> set[str]:
-    """The paths of the modules that it stands in."""
+    """The paths of the modules that it stands in; a list of them is none."""
     components = unit.path.split(".")
-    return {".".join(components[:count]) for count in range(1, len(components))}
+    return {".".join(components[:count]) for count in range(1, len(components)) if not components[count].isdecimal()}
+
+
+def untold(sides: Sides, parts: Sequence[Sequence[Part]]) -> Sides:
+    """The groups of each side for which no word says which one of the other side they are."""
+    told = [[singular(one, other) for other in parts[1]] for one in parts[0]]
+    return (
+        [group for group, row in zip(sides[0], told, strict=True) if not any(row)],
+        [group for group, column in zip(sides[1], zip(*told, strict=True), strict=True) if not any(column)],
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from ckptfix.align.units import words
@@ -69,8 +69,9 @@ NORMS = frozenset(["bn", "ln", "gn", "layernorm", "batchnorm", "groupnorm", "rms
 """Words for a norm: which one a module has says nothing of where it stands."""
 
 KINDS = frozenset(
-    ["linear", "lin", "fc", "dense", "conv", "convs", "convolution", "proj", "projection", "norm", "normalization"]
-)
+    ["weight", "gamma", "linear", "lin", "fc", "dense", "conv", "convs", "convolution", "proj", "projection", "norm",
+     "normalization"]
+)  # fmt: skip
 """Words for the kind of a layer: modules of equal shapes are of one kind, whatever each side calls it."""
 
 _OUT = frozenset(["out"])
@@ -83,6 +84,9 @@ FEEDS = frozenset(["ffn", "mlp", "feed", "ff", "intermediate"])
 
 INSIDE = frozenset(["attention", "gated", "feed-forward", "path", "block", "cross", "inverted", "squeeze"])
 """Kinds of parts that blocks have; beside blocks, ``final_norm`` and ``pre_classifier`` are none."""
+
+WHOLES = frozenset(["block", "cross", "half", "modality", "agent", "pair", "adversary", "reverse"])
+"""Kinds of which a part has several modules."""
 
 _BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
 """The block that a module stands in, of its path: up to the last number of a list of modules."""
@@ -100,6 +104,9 @@ class Part:
         ordinal: (how many are numbered alike, which of them it is), where it is numbered.
         numbers: that stand in its path, single letters too.
         numbered: the terms of what the last of them counts.
+        block: the path of the block that it stands in.
+        behind: those of `terms` that are behind the block that it stands in.
+        inner: the roles that these play.
     """
 
     terms: frozenset[str]
@@ -107,6 +114,9 @@ class Part:
     ordinal: tuple[int, int] | None
     numbers: tuple[int, ...]
     numbered: frozenset[str] = frozenset()
+    block: str = ""
+    behind: frozenset[str] = frozenset()
+    inner: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def parts(texts: Sequence[str]) -> list[Part]:
@@ -130,8 +140,15 @@ def parts(texts: Sequence[str]) -> list[Part]:
     if any(played.get("cross") == frozenset(["cross"]) for played in roles):
         roles = [_to_itself(played) for played in roles]
     ordinals = _ordinals(texts, roles, gated)
-    return [Part(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text))
-            for i, text in enumerate(texts)]  # fmt: skip
+    blocks = [match[0] if match else "" for match in map(_BLOCK.match, texts)]
+    behind = [own[i].intersection(_terms(text[len(blocks[i]) :])) for i, text in enumerate(texts)]
+    return [
+        Part(
+            *(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text)),
+            *(blocks[i], frozenset(behind[i] - LISTS - KINDS), _roles(behind[i], beside)),
+        )
+        for i, text in enumerate(texts)
+    ]
 
 
 def _numbered(text: str) -> frozenset[str]:
@@ -247,3 +264,61 @@ def score(one: Part, other: Part) -> float:
     if one.ordinal and other.ordinal and one.ordinal[0] == other.ordinal[0]:
         total += 1.5 if one.ordinal == other.ordinal else -1.5
     return total
+
+
+def loose(ours: Sequence[Part], theirs: Sequence[Part], chosen: Sequence[int]) -> set[int]:
+    """The rows of which words say only what may also be true of a part for which each side has no word.
+
+    Of two layers of a feed-forward part one side may name the first, and the other the second.
+    """
+    mute = silent(ours, theirs)
+    pairs = [(ours[row], theirs[column]) for row, column in enumerate(chosen)]
+    return {row for row, pair in enumerate(pairs)
+            if alike(*pair) and not singular(*pair) and _rivalled((ours, theirs), mute, pair)}  # fmt: skip
+
+
+def _rivalled(sides: tuple[Sequence[Part], ...], mute: tuple[Sequence[int], ...], pair: tuple[Part, Part]) -> bool:
+    """Whether each side has a part for which it has no word that may be that of the other's, in the same block."""
+    rivals = [
+        [side[at] for at in found if not _apart(side[at], other)]
+        for side, found, other in zip(sides, mute, reversed(pair), strict=True)
+    ]
+    return all(rivals) and any(
+        rival.block == own.block for found, own in zip(rivals, pair, strict=True) for rival in found
+    )
+
+
+def silent(ours: Sequence[Part], theirs: Sequence[Part]) -> tuple[list[int], list[int]]:
+    """For each side, the parts of whose place in a block neither a word nor a number says anything."""
+    words = [frozenset[str]().union(*(part.behind for part in side)) for side in (ours, theirs)]
+    both = words[0] & words[1]
+    found = [[at for at, part in enumerate(side) if not (part.inner or part.ordinal or part.behind & both)]
+             for side in (ours, theirs)]  # fmt: skip
+    return found[0], found[1]
+
+
+def alike(one: Part, other: Part) -> bool:
+    """Whether two parts agree in a word or number of their place in a block."""
+    return bool(_shared(one, other) or (one.ordinal and one.ordinal == other.ordinal))
+
+
+def singular(one: Part, other: Part) -> bool:
+    """Whether two parts agree in what a block has but once."""
+    if ("cross" in one.inner) != ("cross" in other.inner):
+        return False
+    shared = _shared(one, other)
+    if not (one.block or other.block) and one.numbers[-1:] == other.numbers[-1:]:
+        return bool(shared)
+    shared -= one.numbered & other.numbered
+    return any(part not in WHOLES and not any(kind in WHOLES for kind, _ in _PARTS.get(part, ())) for part in shared)
+
+
+def _shared(one: Part, other: Part) -> set[str]:
+    """The words behind the block, and the kinds of parts, in which two agree."""
+    kinds = {kind for kind in one.inner.keys() & other.inner.keys() if one.inner[kind] & other.inner[kind]}
+    return kinds | (one.behind & other.behind)
+
+
+def _apart(one: Part, other: Part) -> bool:
+    """Whether two parts differ in a kind, as the text half of a model and the vision half."""
+    return any(not one.roles[kind] & other.roles[kind] for kind in one.roles.keys() & other.roles.keys())

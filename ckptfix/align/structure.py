@@ -19,11 +19,12 @@ from ckptfix.align import assignment
 from ckptfix.align import classes as match_classes
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
-from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, groups, levelled, lonely_units
+from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, levelled, listed_otherwise, lonely_units
+from ckptfix.align.groups import groups as by_template
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import Twins, crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
-from ckptfix.align.placed import placed_by_name
+from ckptfix.align.placed import placed_by_name, untold
 from ckptfix.align.result import Matching
 from ckptfix.align.same_names import same_names, same_values
 from ckptfix.align.scores import ordered_alike, ranks, rising, same_block, undecided, unlike
@@ -45,6 +46,9 @@ COUNTED = 17.0
 
 BY_NUMBER = "number"
 """Why two modules go together whose groups are the only ones of their size."""
+
+BY_NAME = "name and place"
+"""Why two modules go together whose groups are not."""
 
 SHOWN = 8
 """Instances of two groups of which it is looked up in which blocks they stand."""
@@ -137,24 +141,29 @@ def _doubt_blocks(state: _State) -> None:
     """
     certain = [link for link in state.links if not link.instead and link.why != PROOF]
     sides = state.a.units, state.b.units
-    doubtful = [certain[index] for index in crossed([(link.one, link.other) for link in certain], sides)]
     turned_round = turnable([(link.one, link.other) for link in state.links], sides)
-    for link in (*doubtful, *(state.links[index] for index in turned_round)):
-        if link.why == PROOF:
-            continue
-        link.instead = link.instead or _rivals(state, link)
+    for index in crossed([(link.one, link.other) for link in certain], sides):
+        _doubt(state, certain[index])
+    unsure = {link.one.signature for link in state.links if link.instead and link.why == BY_NUMBER}
+    for link in state.links:
+        if link.why in (BY_NUMBER, BY_NAME) and not link.firm and link.one.signature in unsure:
+            _doubt(state, link)
+    for index in turned_round:
+        if state.links[index].why != PROOF:
+            _doubt(state, state.links[index])
     for link in state.links:
         if link.other in link.instead:
-            link.instead = tuple(unit for unit in link.instead if unit is not link.other) or _rivals(state, link)
+            link.instead = tuple(unit for unit in link.instead if unit is not link.other)
+            _doubt(state, link)
 
 
-def _rivals(state: _State, link: Link) -> tuple[Unit, ...]:
-    """Another unit of the target for which shapes leave the link a choice; None without a choice."""
-    if link.other.signature not in state.by_signature:
-        return ()
+def _doubt(state: _State, link: Link) -> None:
+    """Put a link in doubt for which shapes leave a choice: another unit of the target may be meant."""
+    if link.instead or link.other.signature not in state.by_signature:
+        return
     alike = state.by_signature[link.other.signature]
     at = alike.index(link.other)
-    return (alike[at - 1],) if at else tuple(alike[1:2])
+    link.instead = (alike[at - 1],) if at else tuple(alike[1:2])
 
 
 def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
@@ -174,7 +183,7 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
     for ours, theirs in classes.values():
         if not ours or not theirs:
             continue
-        ways = levelled(groups(ours), groups(theirs), state.effort)
+        ways = levelled(by_template(ours), by_template(theirs), state.effort)
         left, right = ways[0]
         if len(ways) > 1:
             hard.append(ways)
@@ -200,7 +209,7 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
         together = [linked_to[unit] for group in left for unit in group.units if unit in linked_to]
         if found.doubtful or any(link.instead for link in together):
             for link in together if found.doubtful else found.bare:
-                link.instead = link.instead or _rivals(state, link)
+                _doubt(state, link)
 
 
 @dataclass(slots=True)
@@ -224,6 +233,7 @@ def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
     said = match_roles.scores(*parts)
     listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (left, right)]
     mixed = all(len(set(line)) == 2 for line in listed)
+    mute = untold((left, right), parts)
     found = _ByCount()
     for ours, theirs in buckets(left, right):
         if len(ours) > 1:
@@ -235,22 +245,10 @@ def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
             row[j] for k, row in enumerate(said) if k != i
         )
         contrary = own < 0 < max(better) or min(better) >= own + ENOUGH or (mixed and listed[0][i] != listed[1][j])
-        found.doubtful |= contrary or standing < 0 or _listed_otherwise((ours[0], theirs[0]), (left, right))
+        found.doubtful |= contrary or standing < 0 or listed_otherwise((ours[0], theirs[0]), (left, right), mute)
         found.links += links
         found.bare += links if own <= 0 and standing <= 0 else []
     return found
-
-
-def _listed_otherwise(pair: tuple[Group, Group], sides: Sides) -> bool:
-    """Whether two lists inside of blocks count otherwise, and beside each a module in every block is in no list.
-
-    ``bn0`` and ``bn1`` may be the first two of three norms, and ``norms.1`` with ``norms.2`` the last two.
-    """
-    inside = [group.inside for group in pair]
-    return bool(inside[0] and inside[1]) and inside[0] != inside[1] and all(
-        any(len(other) * len(counted) == len(group) for other in groups if other is not group)
-        for counted, group, groups in zip(inside, pair, sides, strict=True)
-    )
 
 
 def _in_blocks(state: _State, one: Group, other: Group) -> float:
@@ -267,12 +265,19 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
     for way in ways:
         parts = list(buckets(*way)) if len(ways) > 1 else [way]
         done = [_assigned(state, left, right, alone=len(parts) == 1) for left, right in parts]
+        named = [match_roles.parts([group.label for group in side_groups]) for side_groups in way]
+        mute = untold(way, named)
+        for (left, right), (_, _, made) in zip(parts, done, strict=True):
+            if len(parts) > 1 and len(left) == len(right) == 1 and listed_otherwise((left[0], right[0]), way, mute):
+                for link in made:
+                    _doubt(state, link)
         score = sum(row[0] for row in done), sum(row[1] for row in done)
         tried.append((score, [link for _, _, links in done for link in links]))
     tried.sort(key=lambda row: row[0], reverse=True)
     best, links = tried[0]
+    doubtful = any(link.instead for link in links)
     for score, others in tried[1:]:
-        if best[0] - score[0] >= ENOUGH and best[1] - score[1] >= ENOUGH:
+        if best[0] - score[0] >= ENOUGH and best[1] - score[1] >= ENOUGH and not doubtful:
             continue
         elsewhere = {id(link.one): link.other for link in others}
         for link in links:
@@ -282,7 +287,7 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
     if any(link.instead for link in links):
         for link in links:
             if link.why == BY_NUMBER:
-                link.instead = link.instead or _rivals(state, link)
+                _doubt(state, link)
     return links
 
 
@@ -334,18 +339,23 @@ def _assigned(
     listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (rows, columns)]
     mixed = all(len(set(line)) == 2 for line in listed)
     doubts = []
+    loose = match_roles.loose(parts[0], parts[1], chosen)
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         contrary = (said[i][j] < 0 and (rival != j or not alone)) or (mixed and listed[0][i] != listed[1][j])
         unfit = not alike(rows[i], columns[j]) or (uneven and said[i][j] < SUPPORT)
-        doubts.append(margin < ENOUGH or i in unsure or contrary or unfit)
+        doubts.append(margin < ENOUGH or i in unsure or contrary or unfit or i in loose)
     for (i, j), (margin, rival) in zip(enumerate(chosen), margins, strict=True):
         one, other = (columns[j], rows[i]) if swapped else (rows[i], columns[j])
         rivals: tuple[Unit, ...] = ()
-        if doubts[i] or (any(doubts) and said[i][j] <= 0 and len(rows) > 1):
+        firm = match_roles.singular(parts[0][i], parts[1][j])
+        if doubts[i] or (any(doubts) and not firm and len(rows) > 1):
             rival = rival if rival != j else (j + 1) % len(columns)
             rivals = tuple(other.units if swapped else columns[rival].units)
             margin = min(margin, ENOUGH)
-        links += _instances(one, other, margin if alone else min(margin, COUNTED), rivals, state)
+        made = _instances(one, other, margin if alone else min(margin, COUNTED), rivals, state)
+        for link in made:
+            link.firm = firm
+        links += made
     sure = sum(said[i][j] + 2 * same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
 
@@ -359,7 +369,7 @@ def _standing(state: _State, one: Group, other: Group, *, swapped: bool) -> floa
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
     """The units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
-    why = "name and place" if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER
+    why = BY_NAME if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER
     if alike(one, other):
         doubt = one.backwards != other.backwards or (state.ordered and one.in_order != other.in_order)
         twins, doubts = turned(one, other, (state.a, state.b))

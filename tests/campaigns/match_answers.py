@@ -1,9 +1,10 @@
 """What ``match`` answers on random models: right, wrong or refused, and how many certain pairs are wrong.
 
-    python -m campaigns.match_answers [--count 100000] [--from N] [--workers 2]
+    python -m campaigns.match_answers [--count 100000] [--from N] [--workers 2] [--names mixed]
 
 A complete answer must be the true one. Of a refused answer, `--partial` writes the certain pairs: a wrong one among
-them counts too.
+them counts too. With ``--names mixed``, some parts of every model have words that say nothing, on each side others: the
+hardest for what is left over, and answered least.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from campaigns.match_models import pair
+from campaigns.match_models import NAMED, pair
 
 from ckptfix.align.match import match
 
@@ -56,11 +58,11 @@ class Answers:
         )
 
 
-def answered(seeds: Iterable[int]) -> Answers:
-    """The answers for the models of these seeds."""
+def answered(seeds: Iterable[int], names: str = "") -> Answers:
+    """The answers for the models of these seeds, with parts called as `match_models.NAMED` has it."""
     found = Answers()
     for seed in seeds:
-        one, other = pair(seed)
+        one, other = pair(seed, names)
         ours, theirs = ({slot.name: key for slot, key in side} for side in (one, other))
         matching = match([slot for slot, _ in one], [slot for slot, _ in other])
         verdicts = [ours[row.source] == theirs[row.target] for row in matching.pairs if not row.instead]
@@ -72,16 +74,16 @@ def answered(seeds: Iterable[int]) -> Answers:
     return found
 
 
-def campaign(first: int, count: int, workers: int = 1) -> Answers:
+def campaign(first: int, count: int, workers: int = 1, names: str = "") -> Answers:
     """The answers for `count` models from the seed `first` on."""
     chunks = [range(at, min(at + STEP, first + count)) for at in range(first, first + count, STEP)]
     found = Answers()
     if workers == 1:
         for chunk in chunks:
-            found.add(answered(chunk))
+            found.add(answered(chunk, names))
         return found
     with ProcessPoolExecutor(workers) as pool:
-        for part in pool.map(answered, chunks):
+        for part in pool.map(partial(answered, names=names), chunks):
             found.add(part)
     return found
 
@@ -106,5 +108,6 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--from", type=int, default=0, dest="first")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--names", choices=sorted(set(NAMED)), default="")
     options = parser.parse_args()
-    sys.exit(report(campaign(options.first, options.count, options.workers)) > 0)
+    sys.exit(report(campaign(options.first, options.count, options.workers, options.names)) > 0)

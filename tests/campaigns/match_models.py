@@ -97,6 +97,10 @@ BLUNT = tuple(
 )
 
 
+NAMED = ["telling"] * 5 + ["index", "index", "blunt", "mixed"]
+"""How the parts of a block are called: by words, by places in a list, by words that say nothing, or by some of each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Module:
     """One module of the model, and the shapes of its tensors by leaf."""
@@ -330,23 +334,24 @@ def model(rng: random.Random) -> Model:
     return made
 
 
-def pair(seed: int) -> tuple[list[tuple[Slot, Key]], list[tuple[Slot, Key]]]:
-    """One model in two styles, of distinct names."""
+def pair(seed: int, names: str = "") -> tuple[list[tuple[Slot, Key]], list[tuple[Slot, Key]]]:
+    """One model in two styles, of distinct names; with `names`, parts are called so in both."""
     rng = random.Random(f"models {seed}")
     while True:
         made = model(rng)
-        sides = Style(rng, made, 0).rendered(), Style(rng, made, 1).rendered()
+        sides = Style(rng, made, 0, names).rendered(), Style(rng, made, 1, names).rendered()
         if all(len({slot.name for slot, _ in rows}) == len(rows) for rows in sides):
             return sides
 
 
 class Style:
-    """How one side names and orders a model."""
+    """How one side names and orders a model; parts are `NAMED` as `names` says, or as is drawn."""
 
-    def __init__(self, rng: random.Random, made: Model, side: int) -> None:
+    def __init__(self, rng: random.Random, made: Model, side: int, names: str = "") -> None:
         self.rng, self.made = rng, made
         words = rng.sample(BLUNT[side::2], len(BLUNT) // 2)
-        how = rng.choice(["telling"] * 5 + ["index", "index", "blunt", "mixed"])
+        drawn = rng.choice(NAMED)
+        how = names or drawn
         habit = rng.randrange(5)
         parts = list(dict.fromkeys(module.part for module in made.modules if module.part in PARTS))
         inner = [part for part in parts if part not in ("down", "downnorm")]

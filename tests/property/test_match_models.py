@@ -19,13 +19,30 @@ def test_a_complete_answer_is_the_true_one(start: int) -> None:
     assert LONG or not found.slips
 
 
-FOUND = (11027, 16938, 24148, 85754, 87105, 88993, 89226, 95532, 96610, 98719, 98888, 99449)
+@pytest.mark.campaign
+@pytest.mark.parametrize("start", range(0, 2000 if LONG else 100, STEP))
+def test_words_that_say_nothing_make_nothing_certain(start: int) -> None:
+    found = answered(range(start, start + STEP), "mixed")
+    assert not found.wrong
+    assert LONG or not found.slips
+
+
+FOUND = (11027, 16938, 24148, 85754, 87105, 88993, 89226, 95532, 96610, 98719, 98888, 99449, 91228)
 """Seeds of models of which a complete answer, or a certain pair, was wrong once."""
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_nothing_certain_is_wrong(seed: int) -> None:
     assert not answered([seed]).pairs[False]
+
+
+MIXED = (76, 136, 222, 230, 448, 774, 877, 1020, 1318, 1831, 1890, 1951, 5129)
+"""The same of those of which some parts have words that say nothing."""
+
+
+@pytest.mark.parametrize("seed", MIXED)
+def test_what_each_side_has_no_word_for_may_be_any(seed: int) -> None:
+    assert not answered([seed], "mixed").pairs[False]
 
 
 @pytest.mark.campaign

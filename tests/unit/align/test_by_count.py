@@ -135,3 +135,13 @@ def test_what_sizes_tell_of_a_class_in_doubt_is_in_doubt() -> None:
     other = {**{f"{part}.{at}": (4, 4) for at in range(3) for part in ("zan", "lor", "kip")},
              **{f"tus.{at}": (4, 4) for at in (0, 1)}}  # fmt: skip
     assert not certain(one, other)
+
+
+def test_what_is_in_doubt_in_one_stage_takes_along_what_numbers_alone_tell_there() -> None:
+    """A dual path network: of three norms of a unit the sizes of lists tell nothing, as one list lacks its first."""
+    parts = {"pre": "c", "conv2": "b", "conv1": "a"}
+    one = {f"s1.u{at}.{ours}.bn": (4,) for at in (1, 2, 3) for ours in parts if ours != "conv1" or at == 3}
+    other = {f"conv2_{at}.c{'3x3' if theirs == 'b' else '1x1'}_{theirs}.bn": (4,)
+             for at in (1, 2, 3) for ours, theirs in parts.items() if ours != "conv1" or at == 3}  # fmt: skip
+    wrong = {f"s1.u{at}.pre.bn": f"conv2_{at}.c3x3_b.bn" for at in (1, 2, 3)}
+    assert not set(wrong.items()) & set(certain(one, other).items())
