@@ -13,6 +13,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.ranks.shards import Box, Held, held, is_flat, wrapped
+from ckptfix.formats.ranks.steps import other_saves
 from ckptfix.formats.torch.common import Parts, parts_of
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.io.derived import gathered
@@ -120,6 +121,7 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
     if unequal:
         message = f"not the same on all ranks, and taken from {as_path(first.path).name}: {some(unequal)}"
         made.findings.append(found("ranks-differ", message, where=unequal[0]))
+    made.findings += other_saves(files)
     made.findings += _missing(made, lost, why)
     flat = [address for address, (_, key, _) in first.nodes.items() if is_flat(key)]
     if flat:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from struct import unpack
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import DamagedFile
@@ -79,15 +78,5 @@ def refuse_other_steps(there: Mapping[int, Optim]) -> None:
 
 def _steps(own: Optim) -> float | None:
     """The steps that the optimizer of a rank counted; None where it does not say, or says several."""
-    values = {_number(value) for value in step_values(own)} - {None}
+    values = {value for value in step_values(own) if value is not None}
     return values.pop() if len(values) == 1 else None
-
-
-_FORMS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, tuple):
-        dtype, data = value
-        return float(unpack(_FORMS[dtype], data)[0]) if dtype in _FORMS else None
-    return float(value) if isinstance(value, (int, float)) else None

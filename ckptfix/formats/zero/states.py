@@ -11,6 +11,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat,
 from ckptfix.formats.deepspeed import Save, to_universal
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import fields, listed, number, numbered, open_torch, text_of
+from ckptfix.formats.folders.steps import counted
 from ckptfix.formats.torch.common import Storages
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, sizes, tensor_entry
 from ckptfix.formats.zero.cuts import Shape
@@ -222,21 +223,13 @@ def _shapes(node: Node) -> dict[str, Shape]:
     return found
 
 
-def step_values(optim: Optim) -> list[tuple[str, bytes] | object]:
-    """The optimizer's count of steps in each group, as bytes of its tensor or as a number; reads a few bytes."""
-    from ckptfix.io.read import read_chunks
-
-    found: list[tuple[str, bytes] | object] = []
+def step_values(optim: Optim) -> list[float | None]:
+    """The optimizer's count of steps in each group; reads an element of each tensor."""
+    found: list[float | None] = []
     for place, state in enumerate(optim.states):
         node = state.get("step")
-        if is_tensor(node):
-            try:
-                entry = optim.file.tensor(node, f"state/{place}/step")
-                small = entry.numel == 1
-                value = bytearray().join(read_chunks(entry.data)) if small else b""
-                found.append((entry.dtype, bytes(value)) if small else None)
-            except CkptfixError:
-                found.append(None)
-        else:
-            found.append(node if type(node) in (int, float) else None)
+        try:
+            found.append(counted(optim.file.tensor(node, f"state/{place}/step") if is_tensor(node) else node))
+        except CkptfixError:
+            found.append(None)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,22 @@ def test_what_is_not_cut_is_taken_from_the_first_and_compared(tmp_path: Path) ->
     assert done.exit_code == 0
     assert "not the same on all ranks, and taken from model_rank0.pt: mean" in str(done)
     assert torch.equal(torch.load(tmp_path / "out.pth")["mean"], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "steps", [lambda n: {"step": n}, lambda n: {"optim": {"state": {"w": {"step": torch.tensor(n)}}}}]
+)
+def test_a_file_of_another_step_is_named(steps: Callable[[float], dict[str, Any]], tmp_path: Path) -> None:
+    saved(tmp_path / "in", "FSDP2 on 3", **steps(3.0))
+    saved(tmp_path / "other", "FSDP2 on 3", **steps(9.0))
+    assert "other-save" not in [row.id for row in doctor(tmp_path / "in").findings]
+    (tmp_path / "other" / "model_rank1.pt").replace(tmp_path / "in" / "model_rank1.pt")
+    row = {row.id: row for row in doctor(tmp_path / "in").findings}["other-save"]
+    assert "rank 1: model_rank1.pt" in row.message
+    assert "step is 9, in the other ranks' files 3" in row.message
+    with pytest.raises(WouldLoseData, match="model_rank1"):
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()
 
 
 def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
