@@ -36,16 +36,21 @@ class PlannedFile(Made):
     Attributes:
         file: the plan.
         starts: offset of each of its segments.
+        far: whether a file that it is copied from is not on this machine.
     """
 
     file: OutputFile
     starts: tuple[int, ...]
+    far: bool
 
     def __new__(cls, file: OutputFile) -> PlannedFile:
         name = super().__new__(cls, file.path)
         name.file = file
         name.size = file.nbytes
         name.starts = tuple(accumulate(map(segment_length, file.segments), initial=0))[:-1]
+        # Once: the file is opened for each of its tensors, and has several segments for each.
+        paths = {segment.path for segment in file.segments if isinstance(segment, ByteRange)}
+        name.far = not all(map(is_local, paths))
         return name
 
     def at(self, offset: int) -> tuple[Segment, int]:
@@ -192,8 +197,7 @@ class _MadeSource(Source):
         self._made = made
         self._sources = Readers()
         if isinstance(made, PlannedFile):
-            paths = {segment.path for segment in made.file.segments if isinstance(segment, ByteRange)}
-            self.far = not all(map(is_local, paths))
+            self.far = made.far
 
     def _read(self, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []
