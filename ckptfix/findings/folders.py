@@ -146,6 +146,13 @@ FOLDERS: tuple[Entry, ...] = (
         (), "save to a new folder; what is left over can be deleted once the checkpoint has been read back",
     ),
     Entry(
+        "steps-differ", "warning", "a file of a distributed checkpoint counts other steps than the others",
+        "No step of the optimizer's states in it is that of most in the other files: it was copied from another save, "
+        "or its parameters were trained for less time. Where a folder has no optimizer, nothing in a file of as many "
+        "bytes tells which save it is of.",
+        (E.WRONG_VALUES,), "copy the files of all ranks from one save",
+    ),
+    Entry(
         "dcp-unused", "info", "items of a distributed checkpoint that belong to no tensor",
         "The .metadata says where they are, and names no chunk for them. torch reads none of them.",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.metadata import Place
 from ckptfix.formats.dcp.part import SUFFIX
 from ckptfix.formats.dcp.read import Folder, folder_of
+from ckptfix.formats.folders.steps import element
 from ckptfix.formats.torch.common import all_findings
 from ckptfix.urls import as_path
 from ckptfix.words import plural
@@ -39,6 +41,7 @@ def _judge(checkpoint: Checkpoint, *, items: bool) -> Iterator[Finding]:
     if items:
         yield from _bad_tensors(folder)
         yield from _overlaps(folder)
+        yield from _other_steps(folder)
     if folder.metadata.unused:
         names = ", ".join(dict.fromkeys(shown(name) for name, _ in folder.metadata.unused[:3]))
         yield found("dcp-unused", f"{plural(len(folder.metadata.unused), 'item')} that no chunk names, of {names}")
@@ -71,6 +74,29 @@ def _overlaps(folder: Folder) -> Iterator[Finding]:
             message = f"an item of {one.length} bytes at {one.offset:#x} and one at {other.offset:#x} share bytes"
             yield found("dcp-overlap", message, where=one.name, offset=other.offset)
             return
+
+
+def _other_steps(folder: Folder) -> Iterator[Finding]:
+    """Files in which no parameter has taken as many steps as most have: nothing else in them tells their save."""
+    held: dict[str, Counter[float]] = {}
+    for index, saved in enumerate(folder.tensors):
+        place = saved.parts[0].place if len(saved.parts) == 1 and saved.nbytes and not saved.shape else None
+        if place is None or saved.fqn.rpartition(".")[2] != "step" or not folder.files.has(place):
+            continue
+        try:
+            count = element(saved.dtype or "", folder.spliced.place(index))
+        except CkptfixError:
+            continue  # named as damaged
+        if count is not None:
+            held.setdefault(place.name, Counter())[count] += 1
+    if len(held) < 2:
+        return
+    usual = sum(held.values(), Counter[float]()).most_common(1)[0][0]
+    for name, counts in held.items():
+        if usual not in counts:
+            own = counts.most_common(1)[0][0]
+            message = f"the optimizer's states in it are of step {own:g}, most in the other files of step {usual:g}"
+            yield found("steps-differ", message, where=name)
 
 
 def _in_image(folder: Folder, place: Place) -> bool:

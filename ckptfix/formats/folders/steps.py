@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import unpack
 
-from ckptfix.checkpoint import TensorEntry
+from ckptfix.checkpoint import Data, TensorEntry
 from ckptfix.io.read import read_chunks
 
 _FORMS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
@@ -17,8 +17,13 @@ def counted(value: object) -> float | None:
         DamagedFile: the element cannot be read.
     """
     if isinstance(value, TensorEntry):
-        form = _FORMS.get(value.dtype)
-        if value.numel != 1 or form is None or value.storage is None:
+        if value.numel != 1 or value.dtype not in _FORMS or value.storage is None:
             return None
-        return float(unpack(form, b"".join(read_chunks(value.data)))[0])
+        return element(value.dtype, value.data)
     return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
+
+
+def element(dtype: str, data: Data) -> float | None:
+    """The number that `data` is, which is read; None of a dtype that nothing is counted in. Raises as `counted`."""
+    form = _FORMS.get(dtype)
+    return None if form is None else float(unpack(form, b"".join(read_chunks(data)))[0])

@@ -20,7 +20,8 @@ from ckptfix.errors import (
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import read_torch
-from ckptfix.formats.ranks.merge import NAME, File, assembled, open_file, together
+from ckptfix.formats.ranks.file import File, open_file
+from ckptfix.formats.ranks.merge import NAME, assembled, together
 from ckptfix.formats.ranks.names import meant, rank_of
 from ckptfix.formats.ranks.shards import is_flat
 from ckptfix.formats.torch import zip as torch_zip

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Mark, TensorEntry, dtypes
-from ckptfix.checkpoint.address import is_inside, join
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, TensorEntry, dtypes
+from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly
-from ckptfix.formats.ranks.shards import Box, Held, held, is_flat, wrapped
+from ckptfix.formats.ranks.file import File
+from ckptfix.formats.ranks.shards import Box, Held, is_flat
 from ckptfix.formats.ranks.steps import other_saves
-from ckptfix.formats.torch.common import Parts, parts_of
-from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.derived import gathered
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.tiles import Chunk, tiled
@@ -24,39 +24,6 @@ from ckptfix.urls import as_path
 from ckptfix.words import some
 
 NAME = "ranks"
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A rank's file, read.
-
-    Attributes:
-        nodes: address of a tensor -> its mapping, its key, its node.
-    """
-
-    path: str
-    mark: Mark
-    checkpoint: Checkpoint
-    nodes: Mapping[str, tuple[str, str, Node]]
-    _held: dict[str, Held | None] = field(default_factory=dict)
-
-    @property
-    def parts(self) -> Parts:
-        return parts_of(self.checkpoint)
-
-    def entry(self, address: str) -> TensorEntry:
-        """Raises BadTensor."""
-        at, key, node = self.nodes[address]
-        return tensor_entry(node, key, at, self.parts.storages)
-
-    def held(self, address: str) -> Held | None:
-        """What the file says of the tensor at an address; None for one that is whole. Raises as `shards.held`."""
-        if address not in self._held:
-            node = self.nodes[address][2]
-            with about(self.path):
-                known = bool(wrapped(node)[0])
-                self._held[address] = held(node, self.entry(address), self.parts.storages) if known else None
-        return self._held[address]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +53,6 @@ class Together:
     @property
     def first(self) -> File:
         return self.files[min(self.files)]
-
-
-def open_file(checkpoint: Checkpoint, mark: Mark) -> File:
-    tensors = parts_of(checkpoint).found.tensors
-    return File(checkpoint.path, mark, checkpoint, {join(at, key): (at, key, node) for at, key, node in tensors})
 
 
 def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why: Mapping[int, str]) -> Together:

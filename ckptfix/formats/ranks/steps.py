@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.steps import counted
+from ckptfix.formats.ranks.file import File
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.urls import as_path
-
-if TYPE_CHECKING:
-    from ckptfix.formats.ranks.merge import File
 
 COUNTERS = frozenset({"step", "steps", "global_step", "global_steps", "epoch", "iteration"})
 

@@ -67,7 +67,7 @@ ELSEWHERE = {
     "edited-in-place": "files after an edit: tests/unit/ops/test_in_place.py",
     "unsupported": "an archive version above 10: tests/unit/test_zip.py",
     **dict.fromkeys(
-        ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap"),
+        ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap", "steps-differ"),
         "folders that several ranks saved: tests/unit/formats/dcp/test_judge.py",
     ),
 }

@@ -331,7 +331,12 @@ def test_what_takes_the_place_of_each_tensor_is_not_looked_for_among_all(
 def test_a_planned_file_is_opened_without_a_look_at_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each tensor of a planned distributed checkpoint opens the file that it is in.
     asked: list[str] = []
-    monkeypatch.setattr("ckptfix.io.planned.is_local", lambda path: not asked.append(path))
+
+    def is_local(path: str) -> bool:
+        asked.append(path)
+        return True
+
+    monkeypatch.setattr("ckptfix.io.planned.is_local", is_local)
     planned = PlannedFile(OutputFile.of("planned", [ByteRange(f"in{number}", 0, 4) for number in range(10)]))
     for _ in range(3):
         with open_source(planned) as reader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,6 +54,22 @@ def test_a_flipped_bit_is_found(copied: Copied, name: str) -> None:
     folder = copied("mesh")
     flipped(folder, name, -1)
     assert re.match(rf"__\d+_0\.distcp: {re.escape(name)}", ids(folder)["bad-crc"])
+
+
+def test_a_file_of_another_step_is_named(copied: Copied) -> None:
+    folder = copied("fsdp")
+    assert "steps-differ" not in ids(folder)
+    inside = folder_of(open_checkpoint(folder))
+    for saved in inside.tensors:
+        place = saved.parts[0].place
+        if saved.fqn.endswith(".step") and place is not None and place.name == "__1_0.distcp":
+            data = tensor_piece(saved, inside.files).checks[0].data
+            assert isinstance(data, ByteRange)
+            with (folder / place.name).open("r+b") as file:
+                file.seek(data.offset)
+                file.write(struct.pack("<f", 9.0))
+    row = {row.id: row for row in ckptfix.doctor(folder).findings}["steps-differ"]
+    assert row.where == "__1_0.distcp" and "of step 9, most in the other files of step 2" in row.message
 
 
 def test_leftovers_and_entries_of_nothing_are_named(copied: Copied) -> None:

@@ -1,0 +1,52 @@
+"""One rank's file, read: its tensors by their addresses, and the parts that it holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.checkpoint.address import join
+from ckptfix.errors import about
+from ckptfix.formats.ranks.shards import Held, held, wrapped
+from ckptfix.formats.torch.common import Parts, parts_of
+from ckptfix.formats.torch.tensors import tensor_entry
+from ckptfix.pickles.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A rank's file, read.
+
+    Attributes:
+        nodes: address of a tensor -> its mapping, its key, its node.
+    """
+
+    path: str
+    mark: Mark
+    checkpoint: Checkpoint
+    nodes: Mapping[str, tuple[str, str, Node]]
+    _held: dict[str, Held | None] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> Parts:
+        return parts_of(self.checkpoint)
+
+    def entry(self, address: str) -> TensorEntry:
+        """Raises BadTensor."""
+        at, key, node = self.nodes[address]
+        return tensor_entry(node, key, at, self.parts.storages)
+
+    def held(self, address: str) -> Held | None:
+        """What the file says of the tensor at an address; None for one that is whole. Raises as `shards.held`."""
+        if address not in self._held:
+            node = self.nodes[address][2]
+            with about(self.path):
+                known = bool(wrapped(node)[0])
+                self._held[address] = held(node, self.entry(address), self.parts.storages) if known else None
+        return self._held[address]
+
+
+def open_file(checkpoint: Checkpoint, mark: Mark) -> File:
+    tensors = parts_of(checkpoint).found.tensors
+    return File(checkpoint.path, mark, checkpoint, {join(at, key): (at, key, node) for at, key, node in tensors})
