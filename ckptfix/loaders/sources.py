@@ -13,11 +13,11 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats import weights_of
 from ckptfix.formats.torch.common import pickled
-from ckptfix.formats.torch.object import node_at
 from ckptfix.loaders.objects import mapping_of
 from ckptfix.names.slots import Slot
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_entries, read_module
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.places import node_at
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""

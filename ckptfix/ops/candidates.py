@@ -14,10 +14,10 @@ from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.module import Module
-from ckptfix.formats.torch.object import node_at
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.places import node_at
 from ckptfix.words import where_else
 
 

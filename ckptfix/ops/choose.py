@@ -202,7 +202,12 @@ BROKEN = MISREAD | {"bad-crc", "truncated"}
 
 
 def refuse_damaged(
-    checkpoint: Checkpoint, ids: Collection[str] = BROKEN, below: str = "", left_out: Collection[str] = ()
+    checkpoint: Checkpoint,
+    ids: Collection[str] = BROKEN,
+    below: str = "",
+    left_out: Collection[str] = (),
+    *,
+    listed: bool = True,
 ) -> None:
     """Tensors that were listed as broken would be missing from the output, or stand there as something else.
 
@@ -210,11 +215,14 @@ def refuse_damaged(
         ids: what is looked for.
         below: an address; findings about tensors elsewhere do not count.
         left_out: names and addresses that the output is not to have; neither do those about them.
+        listed: tensors are listed first, which makes the findings about them. A verb that keeps a tensor that it
+            cannot read as it is, and names it, looks at the container alone.
 
     Raises:
         WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
     """
-    _ = checkpoint.entries  # the findings that name tensors are made with them
+    if listed:
+        _ = checkpoint.entries
     broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
     if left_out:
         broken = [row for row in broken if not is_reported(row.where, left_out)]

@@ -36,9 +36,10 @@ from ckptfix.formats.dcp.write import tensor_items
 from ckptfix.formats.folders.beside import beside
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import parts_of
-from ckptfix.formats.torch.object import Site, node_at
+from ckptfix.formats.torch.object import Site
 from ckptfix.pickles import Text
 from ckptfix.pickles.graph import Node, pairs
+from ckptfix.pickles.places import node_at
 from ckptfix.urls import as_path
 
 

@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import TypeGuard
 
 from ckptfix.checkpoint import NameSite, SiteKind, StateDict, Storage, TensorEntry
 from ckptfix.checkpoint.address import join
-from ckptfix.errors import BadPickle, NoSuchTensor
+from ckptfix.errors import BadPickle
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
@@ -372,51 +371,3 @@ def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Node]) -> None
                 uses = [name for name in value if type(name) is Text]
                 if uses:
                     found.sites.append(Site(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
-
-
-def node_at(root: Node, address: str) -> Node:
-    """The node at `address`. Raises as `Places`."""
-    return Places(root)(address)
-
-
-class Places:
-    """Nodes by their addresses: labels joined by slashes, as `walk` gives them; keys may hold slashes too.
-
-    The labels in a node are read once, however many addresses begin with it.
-    """
-
-    def __init__(self, root: Node) -> None:
-        self._root = root
-        self._labels: dict[int, dict[str, list[tuple[int, Node]]]] = {}
-
-    def __call__(self, address: str) -> Node:
-        """The node at `address`.
-
-        Raises:
-            NoSuchTensor: there is none.
-        """
-        # Cycles and shared nodes repeat addresses, never (node, rest of the address).
-        stack = [(self._root, address)]
-        seen: set[tuple[int, str]] = set()
-        while stack:
-            node, rest = stack.pop()
-            if not rest:
-                return node
-            if (id(node), rest) not in seen:
-                seen.add((id(node), rest))
-                stack += self._below(node, rest)
-        raise NoSuchTensor("no such place", where=address)
-
-    def _below(self, node: Node, rest: str) -> list[tuple[Node, str]]:
-        """What in `node` the address may go on with; the last is the first to try: it stands before the others."""
-        labels = self._labels.get(id(node))
-        if labels is None:
-            labels = self._labels[id(node)] = {}
-            for number, (name, child) in enumerate(children(node)):
-                labels.setdefault(name, []).append((number, child))
-        found = [(*row, "") for row in labels.get(rest, ())]
-        end = rest.find("/")
-        while end >= 0:
-            found += ((*row, rest[end + 1 :]) for row in labels.get(rest[:end], ()))
-            end = rest.find("/", end + 1)
-        return [(child, left) for _, child, left in sorted(found, key=itemgetter(0), reverse=True)]

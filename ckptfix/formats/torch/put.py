@@ -27,12 +27,13 @@ from ckptfix.checkpoint.address import join
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.emit import reference, tensor_call
-from ckptfix.formats.torch.object import Places, TorchObject
+from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node, label
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed
+from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 _PLAIN = frozenset((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG, op.MARK)) | {

@@ -33,12 +33,13 @@ from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import Storages, expected_bytes, fields, parts_of
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.emit import dense_call, reference
-from ckptfix.formats.torch.object import Places, TorchObject, walk
+from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, placed, with_tensors
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Graph, PersId, parse, splice
 from ckptfix.pickles.emit import Key
 from ckptfix.pickles.graph import label, pairs
+from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 PROTOCOL = 2

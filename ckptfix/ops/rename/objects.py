@@ -13,12 +13,12 @@ from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.emit import tensor_call
-from ckptfix.formats.torch.object import Places
 from ckptfix.formats.torch.put import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
 from ckptfix.ops.rename.transform import Row, Site
 from ckptfix.pickles import Call, Dict, parse
 from ckptfix.pickles.graph import Node, children, label, pairs
+from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 

@@ -15,7 +15,6 @@ from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.torch.common import parts_of
-from ckptfix.formats.torch.object import Places
 from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
@@ -23,6 +22,7 @@ from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.torch import Loss, Repair, taken_from
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, label
+from ckptfix.pickles.places import Places
 from ckptfix.urls import as_path
 
 FORMAT = "zip"

@@ -20,7 +20,6 @@ from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
-from ckptfix.formats.torch.object import Places
 from ckptfix.formats.torch.rewrite import plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose
@@ -33,6 +32,7 @@ from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import every_node
 from ckptfix.urls import as_path
 
@@ -104,7 +104,7 @@ def sanitize(
     target = None if torch is None else versions.find(torch)
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
         raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
-    refuse_damaged(checkpoint)
+    refuse_damaged(checkpoint, listed=False)
     torch_zip.refuse_disputed(checkpoint)
     parts = parts_of(checkpoint)
     graph = parts.graph

@@ -74,7 +74,7 @@ def slim(
         Unsupported: `dedupe` of a safetensors file.
         DamagedFile, WouldLoseData: it does not hold what it promises.
     """
-    refuse_damaged(checkpoint)
+    refuse_damaged(checkpoint, listed=False)
     format = format_of(checkpoint)
     if format.by_file is not None:
         options = partial(slim, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
