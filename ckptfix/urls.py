@@ -147,11 +147,6 @@ def redacted(text: str) -> str:
     return _ANYWHERE.sub(lambda url: f"{url[1]}{url[3].partition('?')[0]}", text)
 
 
-def parent_of(name: str) -> str:
-    """The folder that `name` is in; of a URL as of a path."""
-    return str(as_path(name).parent)
-
-
 class Entry(NamedTuple):
     """What lies in a folder, in the way of `os.DirEntry`."""
 

@@ -13,7 +13,6 @@ from ckptfix.checkpoint import (
     Checkpoint,
     Drop,
     Edit,
-    NameSite,
     OutputFile,
     Plan,
     Put,
@@ -276,14 +275,3 @@ def _refuse_conflicts(parts: Sequence[_Part], path: str) -> None:
 def _size(planned: Sequence[OutputFile]) -> int:
     """Bytes of the tensors of files that are planned."""
     return sum(data_bytes(files.open_file(PlannedFile(file)).entries) for file in planned)
-
-
-def sites_of(shards: Sequence[Shard]) -> tuple[NameSite, ...]:
-    """The places that hold names in all shards together."""
-    made: dict[Site, dict[str, None]] = {}
-    kinds: dict[Site, NameSite] = {}
-    for shard in shards:
-        for site in shard.read.sites:
-            made.setdefault((site.at, site.kind), {}).update(dict.fromkeys(site.names))
-            kinds.setdefault((site.at, site.kind), site)
-    return tuple(replace(kinds[place], names=tuple(names)) for place, names in made.items())
