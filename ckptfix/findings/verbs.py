@@ -71,6 +71,9 @@ VERBS: tuple[Entry, ...] = (
     Entry("torn-write", "warning", "records of two writes in one file",
           "Two processes wrote one file, or it was overwritten in part. Save on rank 0 only.",
           (E.STORAGE_SIZE, E.WRONG_VALUES)),
+    Entry("misread", "warning", "records whose bytes torch does not read",
+          "The directory of the input places them where other bytes are. torch compares no checksums, and loads those; "
+          "repair kept the bytes that match the record's checksum.", (E.WRONG_VALUES,)),
     Entry("more-open", "warning", "a replaced file that more may read than the input",
           "It keeps its mode; a new output is open to those who may read all inputs."),
     Entry("links-left", "warning", "other hard links of a replaced file",

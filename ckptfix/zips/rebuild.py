@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source
 from ckptfix.io.sums import CRC_CHUNK
 from ckptfix.zips import scan as zip_scan
+from ckptfix.zips.local import local_header
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, Record
 
 Expected = Callable[[str], int | None]
@@ -69,6 +70,7 @@ class Rebuilt:
         records: intact ones, in the order of the file, each name once.
         damaged: the others that had a header or a row.
         directory: whether rows of a directory were found.
+        misread: names of intact records at whose place by the directory other bytes are; torch loads those unchecked.
         first, last: where the first intact record begins and the last one ends.
         unread: (offset, length) of what the disk did not give.
     """
@@ -76,6 +78,7 @@ class Rebuilt:
     records: tuple[Salvaged, ...]
     damaged: tuple[Damaged, ...]
     directory: bool
+    misread: tuple[str, ...] = ()
     first: int = 0
     last: int = 0
     unread: tuple[tuple[int, int], ...] = ()
@@ -112,6 +115,7 @@ class Archive:
         self.locals = zip_scan.locals_at(reader, found.locals)
         directory = zip_scan.rows(reader, found.rows)
         self.shift = zip_scan.shift(directory, self.locals)
+        self.listed = directory
         self.rows = {record.header + self.shift: record for record in directory}
         other = sum(self.locals[place].name != row.name for place, row in self.rows.items() if place in self.locals)
         if 2 * other > len(self.rows):
@@ -155,10 +159,24 @@ class Archive:
             records,
             (*damaged, *twice),
             bool(self.rows),
+            tuple(self._misread(records)),
             min((record.header for record in whole), default=0),
             max((record.end for record in whole), default=0),
             self.unread,
         )
+
+    def _misread(self, records: Iterable[Salvaged]) -> Iterator[str]:
+        """Names under which the directory, followed to the letter as torch does, leads to other bytes."""
+        sums = {record.name: record.crc32 for record in records}
+        for row in self.listed:
+            local = self.locals.get(row.header) or local_header(self.reader, row.header)
+            if local is None or row.name not in sums:
+                # torch refuses a record without a local header, and so one whose bytes cannot be read or inflated.
+                continue
+            way = _Way(local.data, row.stored, row.size, row.crc32, row.method, local.data + row.stored)
+            found = self._crc32(way) if way.end <= self.reader.size else None
+            if found != sums[row.name] and (found is not None or self._left < 0):
+                yield row.name
 
     def _name(self, header: int) -> tuple[str, bool]:
         """The name of the record, and whether its header and its row leave no doubt."""

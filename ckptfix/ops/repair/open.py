@@ -62,6 +62,8 @@ def repair(
     if found_as(path) != "folder":
         refuse_part(path)
         path, notes = unwrap(path, folder)
+    # Before the repair: both hold the object, and not at the same time.
+    piece = tuple(_piece(path))
     try:
         done = _repair(path, fill, donor, like)
     except DamagedFile as error:
@@ -72,7 +74,7 @@ def repair(
     if not done.kept and not any(loss.filled for loss in done.losses):
         lost = ", ".join(loss.name for loss in done.losses[:4])
         raise DamagedFile(f"not one of its {len(done.losses)} tensors can be kept: {lost}", path=name)
-    return replace(done, notes=(*notes, *done.notes, *_piece(path)))
+    return replace(done, notes=(*notes, *done.notes, *piece))
 
 
 def _piece(path: str) -> Iterator[Finding]:

@@ -204,6 +204,11 @@ def _describe(wreck: Wreck, rebuilt: Rebuilt, prefix: str, size: int) -> None:
     if prefix.count("/") != 1:
         where = f"under {prefix!r}" if prefix else "under no folder"
         wreck.note("wrong-root", f"its records stand {where}, where torch looks for one folder")
+    if rebuilt.misread:
+        first, *others = rebuilt.misread
+        names = f"{first} and {len(others):,} more" if others else first
+        message = f"the directory places {names} where other bytes are, which torch loads; kept is what was saved"
+        wreck.note("misread", message, warns=True)
     for offset, length in rebuilt.unread:
         wreck.note("unreadable", f"{length:,} bytes cannot be read", warns=True, offset=offset)
     if kinds["twice"] or kinds["checksum"]:

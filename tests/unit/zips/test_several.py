@@ -1,0 +1,65 @@
+"""Archives end to end in one file, told from one archive with bytes around it or an archive in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import Record, build_zip, torch_records, written
+
+from ckptfix.errors import BadDirectory, Unsupported
+from ckptfix.io.source import open_source
+from ckptfix.zips.local import read_local, record_data
+from ckptfix.zips.read import read_directory
+from ckptfix.zips.several import Span, several
+
+ONE = build_zip(torch_records(b"\x80\x02}.", {"0": b"\x01" * 100}))
+OTHER = build_zip(torch_records(b"\x80\x02}.", {"0": b"\x02" * 300}))
+WITHIN = build_zip(torch_records(b"\x80\x02}.", {"0": OTHER}))
+JUNK = b"\xa5" * 1000
+
+
+@pytest.mark.parametrize(
+    ("parts", "which"),
+    [
+        ([ONE], None),
+        ([WITHIN], None),
+        ([JUNK, ONE], None),
+        ([ONE, JUNK], None),
+        ([WITHIN, JUNK], None),
+        ([ONE, OTHER], (0, 1)),
+        ([ONE, JUNK, OTHER], (0, 2)),
+        ([ONE, OTHER, JUNK], (0, 1)),
+        ([ONE, OTHER, ONE], (0, 1)),
+        ([JUNK, ONE, OTHER], (1, 2)),
+        ([JUNK, ONE, OTHER, JUNK], (1, 2)),
+        ([JUNK, ONE, JUNK], None),
+    ],
+)
+def test_archives_end_to_end(tmp_path: Path, parts: list[bytes], which: tuple[int, int] | None) -> None:
+    path = written(tmp_path / "in", b"".join(parts))
+    starts = [sum(map(len, parts[:index])) for index in range(len(parts))]
+    with open_source(path) as reader:
+        found = several(reader)
+    wanted = which and tuple(Span(starts[index], starts[index] + len(parts[index])) for index in which)
+    assert found == wanted
+
+
+def test_the_last_of_two_is_found_behind_more_bytes_than_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptfix.zips.several.WINDOW", len(ONE) + 100)
+    path = written(tmp_path / "in", ONE + JUNK * 10 + OTHER)
+    with open_source(path) as reader:
+        found = several(reader)
+    assert found == (Span(0, len(ONE)), Span(len(ONE) + 10_000, len(ONE) + 10_000 + len(OTHER)))
+
+
+def test_a_stored_record_that_is_encrypted_or_said_to_be_a_folder_is_not_read(tmp_path: Path) -> None:
+    records = [Record("a/data.pkl", b"\x80\x02}."), Record("a/x", b"text", flags=0x809), Record("a/y/", b"text")]
+    with open_source(written(tmp_path / "in", build_zip(records))) as reader:
+        _, encrypted, folder = read_directory(reader).records
+        with pytest.raises(Unsupported, match="encrypted"):
+            read_local(reader, encrypted)
+        with pytest.raises(BadDirectory):
+            record_data(reader, folder)
