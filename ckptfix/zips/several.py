@@ -55,7 +55,7 @@ def several(reader: Source) -> tuple[Span, Span] | None:
         if second is None and last is not None and last.start >= first.end:
             second = last
         return None if second is None else (first, second)
-    last = last or max(_archives(reader, max(0, size - END.size - MAX16), size), default=None)
+    last = last or next(_archives(reader, max(0, size - END.size - MAX16), size), None)
     if last is None:
         return None
     before = [span for span in _archives(reader, max(0, last.start - WINDOW), last.start) if span.end <= last.start]
