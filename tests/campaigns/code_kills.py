@@ -250,7 +250,7 @@ def run(
     path = os.pathsep.join([str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = {
         **os.environ, "CKPTFIX_CODE_MUTANTS": json.dumps(asked), "PYTHONPATH": path,
-        "TMPDIR": str(temporary), "HOME": str(temporary), "PYTHONDONTWRITEBYTECODE": "1",
+        "TMPDIR": str(temporary), "HOME": str(temporary), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": "",
     }  # fmt: skip
     options = ["-o", "addopts=--import-mode=importlib", "-p", "campaigns.code_kills"]
     for name in ("terminal", "cacheprovider", "xdist", "logging"):

@@ -565,8 +565,8 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as submitit does
 os.mkdir(sys.argv[1] + ".d")
 like = tasks(sys.argv[1] + ".d", 0.0)(b"")
 def done(task):
-    print("begun", flush=True)
     try:
+        print("begun", flush=True)
         while True:
             time.sleep(0.05)  # and no pause(): a signal just before it would not end it
     finally:
