@@ -89,7 +89,7 @@ def _nest(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
     """Whether each block of one side is within one of the other, or both sides count things that cross, as in a grid.
 
     ``layers.{}`` and ``experts.{}`` cross: each has as much of each, and so has each path with open numbers, which
-    stands beside the numbers of the two blocks.
+    stands beside the numbers of the two blocks. A path that stands in one block only is no part of a grid.
     """
     counts = Counter((number, twin) for number, twin, _ in rows)
     ours, theirs = Counter(one for one, _ in counts), Counter(other for _, other in counts)
@@ -98,10 +98,13 @@ def _nest(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
     kinds: dict[Hashable, set[tuple[int, int]]] = {}
     for number, twin, kind in rows:
         kinds.setdefault(kind, set()).add((number, twin))
-    return len(set(counts.values())) == 1 and all(
-        len(found) == len({one for one, _ in found}) * len({other for _, other in found}) > 1
-        for found in ({*counts}, *kinds.values())
-    )
+    return len(set(counts.values())) == 1 and all(_grid(cells) for cells in ({*counts}, *kinds.values()))
+
+
+def _grid(cells: set[tuple[int, int]]) -> bool:
+    """Whether these are all cells of several rows and several columns."""
+    rows, columns = {one for one, _ in cells}, {other for _, other in cells}
+    return len(rows) > 1 and len(columns) > 1 and len(cells) == len(rows) * len(columns)
 
 
 class Twins:
