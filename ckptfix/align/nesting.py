@@ -82,9 +82,16 @@ def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[str,
         ours, theirs = members[0][block], members[1][twin]
         if ours <= theirs or theirs <= ours:
             continue
-        if len({pairs[index][0].template for index in ours}) > 1 < len({pairs[index][1].template for index in theirs}):
+        if _kinds(pairs[index][0] for index in ours) > 1 < _kinds(pairs[index][1] for index in theirs):
             found |= ours | theirs
     return found
+
+
+def _kinds(units: Iterable[Unit]) -> int:
+    """How many kinds of modules these are, by their names but numbers, their leaves and the ranks of these."""
+    return len({
+        (unit.template, *sorted((leaf, len(slot.shape)) for leaf, slot in unit.slots.items())) for unit in units
+    })  # fmt: skip
 
 
 class _Homes:
