@@ -52,6 +52,19 @@ class Group:
         return [tuple(unit.numbers[place] for place in places) for unit in self.units]
 
     @cached_property
+    def innermost(self) -> list[int]:
+        """For each of `varying`, the last of `open` that varies along with it: what it counts stands behind that."""
+        columns = [[unit.numbers[index] for unit in self.units] for index in self.open]
+        found = []
+        for first in self.varying:
+            values = len(set(columns[first]))
+            found.append(max(
+                other for other, column in enumerate(columns)
+                if values == len(set(column)) == len(set(zip(column, columns[first], strict=True)))
+            ))  # fmt: skip
+        return found
+
+    @cached_property
     def label(self) -> str:
         """The path with the numbers that are the same in all units."""
         text = self.text

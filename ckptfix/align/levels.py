@@ -125,5 +125,5 @@ def surroundings(group: Group, side: Side) -> tuple[float, ...]:
     if len(rows) == 1:
         block = max((side.under[front] for front in rows[0]), default=0)
         return (block if block > 1 else 0,)  # a number at the end of a name does not count blocks
-    places = [group.open[index] for index in group.varying]
+    places = [group.open[index] for index in group.innermost]
     return tuple(sum(side.under[row[place]] for row in rows) / len(rows) for place in places)

@@ -233,5 +233,10 @@ def _counts_up(ours: Stack, stack: Stack) -> bool:
 
 
 def _front(path: str) -> str:
-    """The words of the path before its first number, of the first component that has any."""
-    return _NUMBER.split(wrappers.unwrapped(path).partition(".")[0])[0]
+    """What a module is of, without numbers: the way up, with all before the word for it, or else the first words."""
+    components = wrappers.unwrapped(path).split(".")
+    for at, component in enumerate(components):
+        for word in words(component):
+            if word in UPWARD:
+                return ".".join([*components[:at], word])
+    return _NUMBER.split(components[0])[0]
