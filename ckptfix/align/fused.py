@@ -12,18 +12,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ckptfix.align.layouts import module_of
 from ckptfix.align.result import Matching
-from ckptfix.names.operations import HALF, INTERLEAVED, Operation
+from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot
 from ckptfix.names.spellings import (
     CONV1D,
     FROM_THE_RIGHT,
-    FUSED_QKV,
     FUSIONS,
     HEAD_BY_HEAD,
-    NEIGHBOURS,
-    NEIGHBOURS_OF_TORCHTUNE,
     OWN_ORDER,
+    UNTOLD,
     part_of_expert,
 )
 
@@ -123,8 +122,8 @@ def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
 
 def _conv1d(slots: Sequence[Slot]) -> list[str]:
     """The weights of `transformers.Conv1D` modules, (in, out): what is fused is three times as wide as it is high."""
-    weights = [slot for slot in slots if len(slot.shape) == 2 and _last(slot.name)[1:] in CONV1D]
-    fused = [slot.shape for slot in weights if _last(slot.name)[1] == "c_attn"]
+    weights = [slot for slot in slots if len(slot.shape) == 2 and module_of(slot.name)[1:] in CONV1D]
+    fused = [slot.shape for slot in weights if module_of(slot.name)[1] == "c_attn"]
     wide = [out / inner for inner, out in fused if inner]
     # Cross attention has a query of its own, and the other two in one.
     return [slot.name for slot in weights] if 3 in wide and all(one in (2, 3) for one in wide) else []
@@ -144,12 +143,13 @@ def _shown(slots: Sequence[Slot], turned: Mapping[str, Slot]) -> list[Slot]:
 def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Mapping[str, Slot]) -> Side:
     splits = _Splits(other)
     names = {slot.name for slot in mine}
+    shapes = {slot.name: slot.shape for slot in mine}
     made: list[Slot] = []
     fused: dict[str, Fused] = {}
     questions: dict[str, None] = {}
     for whole in mine:
         slot = turned.get(whole.name, whole)
-        found = splits.of(slot, heads, names) if slot.tied is None else None
+        found = splits.of(slot, heads, names, shapes) if slot.tied is None else None
         before = (Operation("transpose"),) if whole.name in turned else ()
         if isinstance(found, str):
             questions[found] = None
@@ -167,15 +167,6 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
     return Side(tuple(made), fused, tuple(questions))
 
 
-def _last(name: str) -> tuple[str, str, str]:
-    """What is before a module, the module's own name, and the parameter: of ``in_proj_weight`` too."""
-    module, _, leaf = name.rpartition(".")
-    if leaf.startswith("in_proj_"):
-        return (f"{module}." if module else ""), "in_proj", leaf.removeprefix("in_proj_")
-    parent, _, last = module.rpartition(".")
-    return (f"{parent}." if parent else ""), last, leaf
-
-
 class _Splits:
     """What one side has in parts, to be looked up for tensors of the other."""
 
@@ -190,7 +181,7 @@ class _Splits:
         self._whole = {(slot.name.rpartition("experts.")[2], slot.shape) for slot in slots if "experts." in slot.name}
         experts: dict[tuple[str, str], dict[int, Slot]] = {}
         for name, slot in by_name.items():
-            front, last, leaf = _last(name)
+            front, last, leaf = module_of(name)
             for family, fused, splits in FUSIONS:
                 if last in fused:
                     self._fused.add((family, leaf, slot.shape))
@@ -210,18 +201,21 @@ class _Splits:
             if role and len(shapes_of) == 1 and sorted(numbered) == list(range(len(numbered))):
                 self._experts.setdefault(role, {})[len(numbered), shapes_of.pop()] = behind
 
-    def of(self, slot: Slot, heads: Heads, names: Collection[str]) -> Fused | str | None:
+    def of(
+        self, slot: Slot, heads: Heads, names: Collection[str], shapes: Mapping[str, Shape]
+    ) -> Fused | str | None:
         """What stands for a tensor; a question where it cannot be told, None where it is not fused.
 
         Args:
-            names: those of its own side.
+            names: those of its own side, and of parts that were found there.
+            shapes: those of its own side.
         """
         if (slot.name.rpartition("experts.")[2], slot.shape) in self._whole:
             return None
-        return self._experts_of(slot, names) or self._parts_of(slot, heads, names)
+        return self._experts_of(slot, names, shapes) or self._parts_of(slot, heads, names)
 
     def _parts_of(self, slot: Slot, heads: Heads, names: Collection[str]) -> Fused | str | None:
-        front, last, leaf = _last(slot.name)
+        front, last, leaf = module_of(slot.name)
         for family, fused, _ in FUSIONS:
             if last not in fused or len(slot.shape) not in (1, 2) or (family, leaf, slot.shape) in self._fused:
                 continue
@@ -229,8 +223,13 @@ class _Splits:
                 steps = _cut(slot.shape, shapes, "split", {})
                 if steps is None:
                     continue
-                if family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names)):
-                    return f"{slot.name} {list(slot.shape)} holds its rows in an order of its own: a rules file says it"
+                if last in UNTOLD or (
+                    family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names))
+                ):
+                    return (
+                        f"{slot.name} {list(slot.shape)} holds its rows in an order of its own: a rules file says it "
+                        "(`ckptfix help rules`)"
+                    )
                 if last in HEAD_BY_HEAD:
                     if heads.query is None:
                         return (
@@ -248,7 +247,7 @@ class _Splits:
                 return Fused(slot.name, parts, steps)
         return None
 
-    def _experts_of(self, slot: Slot, names: Collection[str]) -> Fused | str | None:
+    def _experts_of(self, slot: Slot, names: Collection[str], shapes: Mapping[str, Shape]) -> Fused | str | None:
         front, mark, behind = slot.name.rpartition("experts.")
         if not mark or len(slot.shape) != 3:
             return None
@@ -265,9 +264,14 @@ class _Splits:
                 continue
             plain = (shape[0] * len(roles), shape[1])
             ways = [turned for turned in (False, True) if tuple(rest) == (plain[::-1] if turned else plain)]
+            if len(ways) == 2 and role == "down":
+                ways = _as_gate_and_up(shapes.get(f"{front}experts.gate_up_proj"), shape)
             if len(ways) != 1:
                 if ways:
-                    return f"{slot.name} {list(slot.shape)} may hold its experts transposed, or as they are"
+                    return (
+                        f"{slot.name} {list(slot.shape)} may hold its experts transposed, or as they are: a rules file "
+                        "says it (`ckptfix help rules`)"
+                    )
                 continue
             steps = [Operation("unstack")]
             steps += [Operation("transpose")] if ways[0] else []
@@ -278,6 +282,16 @@ class _Splits:
             )
             return Fused(slot.name, parts, tuple(steps), count)
         return None
+
+
+def _as_gate_and_up(beside: Shape | None, shape: Shape) -> list[bool]:
+    """Whether square experts may be as they are, or transposed, as are those of gate and up in one tensor beside them.
+
+    Args:
+        shape: of one expert.
+    """
+    plain = (2 * shape[0], shape[1])
+    return [turned for turned in (False, True) if beside is None or beside[1:] == (plain[::-1] if turned else plain)]
 
 
 def _cut(
@@ -342,56 +356,3 @@ def _ending(name: str, among: Sequence[str]) -> str:
     while len({tuple(part[: shared + 1]) for part in parts}) == 1 and shared + 1 < len(parts[0]):
         shared += 1
     return ".".join(name.split(".")[shared:]) if len(among) > 1 else ""
-
-
-def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -> str | None:
-    """What is to be asked of a fused tensor that goes to a fused one: the rows of the two may be ordered otherwise."""
-    names = [slot.name for slot in source], [slot.name for slot in target]
-    own = tuple(any(OWN_ORDER.search(name) for name in side) for side in names)
-    for pair in matching.pairs:
-        if not pair.operation:
-            kinds = [_order(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
-            if None not in kinds and kinds[0] != kinds[1]:
-                return (
-                    f"{pair.source} and {pair.target} hold query, key and value in orders of their own: "
-                    "two rules files, one to take apart and one to join, can say them"
-                )
-    return None
-
-
-def _order(name: str, own: bool) -> str | None:
-    """In which order a fused tensor holds its rows; None for one that is not fused."""
-    last = _last(name)[1]
-    if last in HEAD_BY_HEAD:
-        return "head by head"
-    if last not in FUSED_QKV:
-        return None
-    return "own" if own else "one behind the other"
-
-
-def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
-    """How the rotary pairs of queries and keys have to be laid out anew: ``half`` or ``interleaved``; None for not.
-
-    Meta's LLaMA, Mistral's own files and torchtune turn neighbours; most others turn the two halves of a head, and
-    conversion scripts permute the rows. Names tell which side is which.
-    """
-    near = [bool(neighbours(side)) for side in (source, target)]
-    if near[0] == near[1]:
-        return None
-    return HALF if near[0] else INTERLEAVED
-
-
-def neighbours(slots: Sequence[Slot]) -> frozenset[str]:
-    """The queries and keys of a model that turns neighbours."""
-    torchtune = any("tok_embeddings" in slot.name for slot in slots)
-    return frozenset(
-        slot.name
-        for slot in slots
-        if NEIGHBOURS.search(slot.name) or (torchtune and NEIGHBOURS_OF_TORCHTUNE.search(slot.name))
-    )
-
-
-def is_glm(slots: Sequence[Slot]) -> bool:
-    """Whether a model is GLM's, by its names of transformers: gate and up are fused, and query and key are not."""
-    names = [slot.name for slot in slots]
-    return any(".mlp.gate_up_proj." in name for name in names) and any(".self_attn.q_proj." in name for name in names)

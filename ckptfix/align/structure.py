@@ -135,10 +135,9 @@ def match(
 
 
 def _doubt_blocks(state: _State) -> None:
-    """Put links in doubt whose blocks do not nest or may be counted from either end.
+    """Put links in doubt whose blocks do not nest or may be counted from either end, where shapes leave a choice.
 
-    Where shapes leave one candidate, it is certain. Of a class, one wrong link makes another one wrong: so only words
-    that hold in one place alone keep the rest of it.
+    A wrong link makes another one of its class wrong: only words that hold in one place alone keep the rest of it.
     """
     certain = [link for link in state.links if not link.instead and link.why != PROOF]
     sides = state.a.units, state.b.units
@@ -198,8 +197,6 @@ def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
         else:
             counted.append((left, right))
     state.pin()
-    if not counted and not hard:
-        return
     by_count = [_by_count(state, *sides) for sides in counted]
     for (left, right), found in zip(counted, by_count, strict=True):
         state.add(found.links)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
         "spectral-norm", "same", "weight_orig, _u, _v: parametrizations.weight.original, .0._u, .0._v", "torch/nn/utils"
     ),
     Family("in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"),
+    Family("gated", "same", "fc_1, fc_2, proj: gate_proj, up_proj, down_proj", "litgpt/model.py LLaMAMLP"),
     Family("num_batches_tracked", "optional", "BatchNorm's count of steps", "torch/nn/modules/batchnorm.py"),
     Family("position_ids", "optional", "0, 1, 2, ... as a buffer", "transformers, saved until 4.31"),
     Family("token_type_ids", "optional", "zeros as a buffer", "transformers"),
@@ -149,9 +150,13 @@ _SPLIT_QKV = (
     ("q", "k", "v"),
 )
 
-HEAD_BY_HEAD = ("query_key_value", "linear_qkv")
-"""Modules that hold query, key and value head by head in GPT-NeoX, BLOOM, Falcon and Megatron, and one behind the other
-in ChatGLM."""
+HEAD_BY_HEAD = ("query_key_value", "linear_qkv", "attn")
+"""Modules that hold query, key and value head by head in GPT-NeoX, BLOOM, Falcon, Megatron and old files of LitGPT
+(``attn.attn``), and one behind the other in ChatGLM."""
+
+UNTOLD = ("wqkv",)
+"""Modules that hold them by groups in InternLM2, and one behind the other, with other rotary pairs, in gpt-fast: the
+names beside them are the same."""
 
 CONV1D = {(module, "weight") for module in ("c_attn", "c_proj", "c_fc", "q_attn")}
 """Projections of GPT-2 and its kin, which are `transformers.Conv1D` there, and `Linear` in nanoGPT."""
@@ -170,7 +175,7 @@ NEIGHBOURS_OF_TORCHTUNE = re.compile(r"(?:^|\.)layers\.\d+\.attn\.[qk]_proj\.")
 """The same of torchtune, where there are ``tok_embeddings`` too."""
 
 FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
-    ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD), _SPLIT_QKV),
+    ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD, *UNTOLD), _SPLIT_QKV),
     ("kv", ("kv", "kv_proj", "to_kv"), tuple(split[1:] for split in _SPLIT_QKV)),
     ("gate-up", ("gate_up_proj",), (("gate_proj", "up_proj"), ("w1", "w3"))),
     ("gate-up of xformers", ("w12",), (("w1", "w2"),)),
@@ -189,6 +194,8 @@ def part_of_expert(name: str) -> str | None:
     """What a tensor of an expert is: gate, up, down, or gate and up in one; None for another."""
     return _EXPERT_PARTS.get(name.removesuffix(".weight"))
 
+
+_LITGPT = {"fc_1": "gate_proj", "fc_2": "up_proj", "proj": "down_proj"}
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
 """Beside an ``in_proj`` these say that it is Mamba's, which is not attention."""
@@ -213,6 +220,9 @@ def canonical(names: Sequence[str]) -> dict[str, str]:
             found[front + leaf] = front + new
     present = set(names)
     for name in names:
+        gated = _gated_name(name, modules)
+        if gated is not None:
+            found[name] = gated
         fused = _fused_name(found.get(name, name), present)
         if fused is not None:
             found[name] = fused
@@ -269,6 +279,15 @@ def _fused_name(name: str, present: set[str]) -> str | None:
     if last == "in_proj" and any(front + other in present for other in _NO_ATTENTION):
         return None
     return f"{front}qkv.{leaf}"
+
+
+def _gated_name(name: str, modules: Collection[str]) -> str | None:
+    """`name` with a word for a part of LitGPT's gated MLP, which numbers the gate and what is gated."""
+    module, _, leaf = name.rpartition(".")
+    parent, _, last = module.rpartition(".")
+    if last not in _LITGPT or not all(f"{parent}.{part}" in modules for part in _LITGPT):
+        return None
+    return f"{parent}.{_LITGPT[last]}.{leaf}"
 
 
 Test = Callable[[Slot], bool]

@@ -2,9 +2,9 @@
 
     python tests/real/operations.py [--only TEXT]
 
-transformers, timm, torchvision and open_clip are looked for, and what is not installed is left out; nanoGPT and Meta's
-LLaMA, which are files and no libraries, are written down here as small modules. Every pair goes both ways, and the
-round trip has to give the bytes that there were.
+transformers, timm, torchvision, open_clip, litgpt and whisper are looked for, and what is not installed is left out;
+nanoGPT and Meta's LLaMA, which are files and no libraries, are written down here as small modules. Every pair goes both
+ways, and the round trip has to give the bytes that there were.
 
 Prints a row for each ordered pair. Exit status: 0 no answer is wrong, 1 one is.
 """
@@ -238,6 +238,49 @@ def _clip_outputs(image: str, text: str) -> Callable[[Any], Tensor]:
     return run
 
 
+_SPEECH = torch.linspace(-2, 2, 80 * 100).reshape(1, 80, 100).sin()
+
+
+def _whisper() -> Any:
+    library = import_module("whisper.model")
+    return library.Whisper(library.ModelDimensions(80, 50, WIDTH, HEADS, 2, WORDS, 16, WIDTH, HEADS, 2))
+
+
+_WHISPER = {
+    "vocab_size": WORDS, "num_mel_bins": 80, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "encoder_ffn_dim": 4 * WIDTH,
+    "decoder_ffn_dim": 4 * WIDTH, "max_source_positions": 50, "max_target_positions": 16, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "begin_suppress_tokens": None,
+}  # fmt: skip
+
+
+def _litgpt() -> Any:
+    config = import_module("litgpt.config").Config(
+        block_size=32, n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, vocab_size=WORDS, padded_vocab_size=WORDS,
+        n_query_groups=KV, rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP", intermediate_size=HIDDEN, norm_eps=1e-5,
+    )  # fmt: skip
+    return import_module("litgpt.model").GPT(config)
+
+
+def _two(label: str, timm: str, vision: str) -> tuple[Model, ...]:
+    """A network that timm and torchvision both have."""
+    return (
+        Model(
+            f"{label}, timm",
+            lambda: import_module("timm").create_model(timm, num_classes=7),
+            _pixels,
+            ("timm",),
+        ),
+        Model(
+            f"{label}, torchvision",
+            lambda: getattr(import_module("torchvision.models"), vision)(num_classes=7),
+            _pixels,
+            ("torchvision",),
+        ),
+    )
+
+
 def _plain(model: Any) -> Tensor:
     return torch.as_tensor(model(IDS))
 
@@ -316,6 +359,22 @@ GROUPS: tuple[tuple[Model, ...], ...] = (
         Model("Swin, timm", _timm_swin, _pixels, ("timm",)),
         Model("Swin, torchvision", _vision_swin, _pixels, ("torchvision",)),
     ),
+    (
+        Model(
+            "Whisper, transformers",
+            _hf("WhisperForConditionalGeneration", "WhisperConfig", **_WHISPER),
+            lambda model: torch.as_tensor(model(input_features=_SPEECH, decoder_input_ids=IDS).logits),
+            ("transformers",),
+        ),
+        Model("Whisper, OpenAI", _whisper, lambda model: torch.as_tensor(model(_SPEECH, IDS)), ("whisper",)),
+    ),
+    (
+        Model("LLaMA, transformers", _hf("LlamaForCausalLM", "LlamaConfig", **_DECODER), _logits, ("transformers",)),
+        Model("LLaMA, LitGPT", _litgpt, _plain, ("litgpt",)),
+    ),
+    _two("EfficientNet-B0", "efficientnet_b0", "efficientnet_b0"),
+    _two("MobileNetV2", "mobilenetv2_100", "mobilenet_v2"),
+    _two("MNASNet", "mnasnet_100", "mnasnet1_0"),
 )  # fmt: skip
 
 

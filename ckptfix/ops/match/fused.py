@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ckptfix.align import match as matcher
-from ckptfix.align.fused import Heads, Taken, are_turned, is_glm, neighbours, orders, rotary, sides, taken
+from ckptfix.align.fused import Heads, Taken, are_turned, sides, taken
+from ckptfix.align.layouts import is_glm, neighbours, orders, rotary, turned_experts
 from ckptfix.align.result import Matching, Pair
 from ckptfix.errors import Refused
 from ckptfix.names import rulefile
@@ -51,7 +52,7 @@ def with_operations(
     made = plain
     if not plain.complete or are_turned(source, target):
         made, done = _taken_apart(plain, source, target, heads, proven)
-    question = orders(source, target, made)
+    question = orders(source, target, made) or turned_experts(source, target)
     if question is None and is_glm(source) != is_glm(target) and done.taken:
         question = "GLM turns rotary neighbours where others of transformers turn halves of a head"
     if question is not None:

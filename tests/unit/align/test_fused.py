@@ -113,6 +113,32 @@ def test_head_by_head_is_asked() -> None:
     assert not found(one, other, Heads(3))[0], "3 heads do not divide the rows"
 
 
+def test_old_files_of_litgpt_hold_groups() -> None:
+    one = layered({"attn.attn.weight": (2 * D, D), **OUT})
+    other = layered({**split("q_proj", "k_proj", "v_proj", D // 2), **OUT})
+    assert not found(one, other)[0]
+    complete, _, rows = found(one, other, Heads(4, 2))
+    assert complete and rows[0].endswith("| deinterleave heads=4 kv=2")
+
+
+def test_the_gate_of_litgpt() -> None:
+    gated = {"mlp.fc_1.weight": (H, D), "mlp.fc_2.weight": (H, D), "mlp.proj.weight": (D, H)}
+    words = ("gate_proj", "up_proj", "down_proj")
+    plain = {f"mlp.{word}.weight": shape for word, shape in zip(words, gated.values(), strict=True)}
+    names = {pair.source: pair.target for pair in match(side(layered(gated)), side(layered(plain))).pairs}
+    assert [names[f"layers.1.{name}"] for name in gated] == [f"layers.1.{name}" for name in plain]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_square_experts_lie_as_gate_and_up_do(turned: bool) -> None:
+    whole = (3, D, 2 * D) if turned else (3, 2 * D, D)
+    one = layered({"moe.experts.gate_up_proj": whole, "moe.experts.down_proj": (3, D, D)})
+    other = layered({f"moe.experts.{e}.{w}.weight": (D, D) for e in range(3) for w in ("w1", "w2", "w3")})
+    for sides in ((one, other), (other, one)):
+        complete, _, rows = found(*sides)
+        assert complete and [row.count("transpose") for row in rows] == [turned, turned]
+
+
 META: Shapes = {
     "tok_embeddings.weight": (20, D),
     **layered({"attention.wq.weight": (D, D), "attention.wk.weight": (D // 2, D), "attention.wv.weight": (D // 2, D),
@@ -142,6 +168,10 @@ def test_rotary_pairs_of_metas_files_are_asked() -> None:
     [
         ({"moe.experts.gate_up_proj": (3, 2 * H, D), "moe.experts.gate_up_proj_bias": (3, 2 * H)},
          {f"moe.experts.{e}.{w}.weight": (H, D) for e in range(3) for w in ("w1", "w3")}),
+        ({"attn.wqkv.weight": (3 * D, D)}, split("q_proj", "k_proj", "v_proj")),
+        ({"attn.wqkv.weight": (3 * D, D)}, {"attn.qkv.weight": (3 * D, D)}),
+        ({"moe.experts.down_proj": (3, D, D), "moe.experts.gate_up_proj": (3, 2 * D, D)},
+         {"moe.experts.down_proj": (3, D, D), "moe.experts.gate_up_proj": (3, D, 2 * D)}),
         ({"moe.experts.w2": (3, D, D)}, {f"moe.experts.{e}.w2.weight": (D, D) for e in range(3)}),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Effort, Group, alike, groups
 from ckptfix.align.groups import levelled as levelled_with
 from ckptfix.align.levels import surroundings, turned
+from ckptfix.align.match import match
 from ckptfix.align.units import Side, Unit, side
 from ckptfix.names.slots import Slot
 
@@ -125,3 +126,18 @@ def test_of_two_stacks_that_could_be_shorter_none_is_cut() -> None:
     other = of([*grid("e.{n}.q", 3, 1), *grid("d.{n}.q", 2, 1)]).units
     ours, theirs = same_depth(one, other, lambda unit: unit.signature)
     assert (len(ours), len(theirs)) == (6, 5)
+
+
+def test_blocks_that_vary_along_with_their_stages_are_compared() -> None:
+    """Two norms in each of two blocks: each block is the last or the first of its stage on one side alone."""
+    one = [f"features.{block}.conv.{at}.{part}" for block in (3, 4) for at in (0, 1) for part in (0, 1)]
+    other = [f"blocks.{block}.{part}{at}" for block in ("1.1", "2.0") for at in (1, 2) for part in ("conv", "bn")]
+    more = "features.5.conv.0.0", "blocks.2.1.conv1"
+    sides = []
+    for names, extra in zip((one, other), more, strict=True):
+        shapes = [(4, 2) if at % 2 == 0 else (4,) for at in range(8)]
+        sides.append([*(Slot(f"{name}.weight", shape, "float32") for name, shape in zip(names, shapes, strict=True)),
+                      Slot(f"{extra}.weight", (7, 7), "float32")])  # fmt: skip
+    found = match(*sides)
+    assert found.complete
+    assert [pair.target for pair in found.pairs] == [slot.name for slot in sides[1]]

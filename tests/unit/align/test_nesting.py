@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
-from ckptfix.align.nesting import crossed
+from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.units import Unit, side
 from ckptfix.names.slots import Slot
 
@@ -51,3 +52,14 @@ def test_a_block_in_no_stack_shows_too_that_two_overlap() -> None:
 )
 def test_what_nests_or_crosses_as_a_grid_is_left(pairs: dict[str, str]) -> None:
     assert not doubted(pairs)
+
+
+@pytest.mark.parametrize(("front", "turned"), [("model.decoder", False), ("model.decoder.conv", True)])
+def test_only_what_convolves_is_a_way_up(front: str, turned: bool) -> None:
+    """The decoder of a model of speech stands beside convolutions of its encoder, and has none."""
+    shape = (2, 2, 3) if turned else (2, 2)
+    conv = [Slot("model.encoder.conv1.weight", (2, 2, 3), "float32")]
+    slots = [Slot(f"{front}.{at}.fc.weight", shape, "float32") for at in range(3)]
+    one = side([*conv, *slots]).units
+    other = side([replace(slot, name=slot.name.replace("model.", "")) for slot in (*conv, *slots)]).units
+    assert turnable(list(zip(one, other, strict=True)), (one, other)) == ({1, 2, 3} if turned else set())

@@ -1,0 +1,94 @@
+"""In which order fused tensors hold their rows, and rotary pairs lie: what names tell, and what is asked.
+
+Tensors of equal shapes may hold equal numbers in different places. Nothing but a name tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptfix.align.result import Matching
+from ckptfix.names.operations import HALF, INTERLEAVED
+from ckptfix.names.slots import Slot
+from ckptfix.names.spellings import FUSED_QKV, HEAD_BY_HEAD, NEIGHBOURS, NEIGHBOURS_OF_TORCHTUNE, OWN_ORDER, UNTOLD
+
+
+def module_of(name: str) -> tuple[str, str, str]:
+    """What is before a module, the module's own name, and the parameter: of ``in_proj_weight`` too."""
+    module, _, leaf = name.rpartition(".")
+    if leaf.startswith("in_proj_"):
+        return (f"{module}." if module else ""), "in_proj", leaf.removeprefix("in_proj_")
+    parent, _, last = module.rpartition(".")
+    return (f"{parent}." if parent else ""), last, leaf
+
+
+def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -> str | None:
+    """What is to be asked of a fused tensor that goes to a fused one: the rows of the two may be ordered otherwise."""
+    names = [slot.name for slot in source], [slot.name for slot in target]
+    own = tuple(any(OWN_ORDER.search(name) for name in side) for side in names)
+    for pair in matching.pairs:
+        if not pair.operation:
+            kinds = [_order(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
+            if None not in kinds and kinds[0] != kinds[1]:
+                return (
+                    f"{pair.source} and {pair.target} hold query, key and value in orders of their own: "
+                    "a rules file can say it (`ckptfix help rules`, of rows in another order)"
+                )
+    return None
+
+
+def _order(name: str, own: bool) -> str | None:
+    """In which order a fused tensor holds its rows; None for one that is not fused."""
+    last = module_of(name)[1]
+    if last in HEAD_BY_HEAD:
+        return "head by head"
+    if last not in (*FUSED_QKV, *UNTOLD):
+        return None
+    return "own" if own or last in UNTOLD else "one behind the other"
+
+
+def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
+    """How the rotary pairs of queries and keys have to be laid out anew: ``half`` or ``interleaved``; None for not.
+
+    Meta's LLaMA, Mistral's own files and torchtune turn neighbours; most others turn the two halves of a head, and
+    conversion scripts permute the rows. Names tell which side is which.
+    """
+    near = [bool(neighbours(side)) for side in (source, target)]
+    if near[0] == near[1]:
+        return None
+    return HALF if near[0] else INTERLEAVED
+
+
+def neighbours(slots: Sequence[Slot]) -> frozenset[str]:
+    """The queries and keys of a model that turns neighbours."""
+    torchtune = any("tok_embeddings" in slot.name for slot in slots)
+    return frozenset(
+        slot.name
+        for slot in slots
+        if NEIGHBOURS.search(slot.name) or (torchtune and NEIGHBOURS_OF_TORCHTUNE.search(slot.name))
+    )
+
+
+def is_glm(slots: Sequence[Slot]) -> bool:
+    """Whether a model is GLM's, by its names of transformers: gate and up are fused, and query and key are not."""
+    names = [slot.name for slot in slots]
+    return any(".mlp.gate_up_proj." in name for name in names) and any(".self_attn.q_proj." in name for name in names)
+
+
+def turned_experts(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
+    """What is to be asked of stacked experts that the other side has transposed, square ones beside them too."""
+    theirs = {behind: slot for slot in reversed(target) if (behind := _of_experts(slot)) is not None}
+    for slot in source:
+        twin = theirs.get(_of_experts(slot) or "")
+        if twin is not None and slot.shape != twin.shape == (slot.shape[0], slot.shape[2], slot.shape[1]):
+            return (
+                f"{slot.name} {list(slot.shape)} and {twin.name} {list(twin.shape)} hold their experts transposed: "
+                "`| transpose dims=1,2` of a rules file turns them (`ckptfix help rules`)"
+            )
+    return None
+
+
+def _of_experts(slot: Slot) -> str | None:
+    """What a tensor of all experts is called behind the word for them; None for any other."""
+    _, mark, behind = slot.name.rpartition("experts.")
+    return behind if mark and len(slot.shape) == 3 else None
