@@ -18,6 +18,8 @@ _NUMBER = re.compile(r"\d{1,18}")
 Stack = str
 """The path before a number: ``encoder.layers.``"""
 
+Block = tuple[Stack, int]
+
 UPWARD = frozenset(
     ["up", "ups", "upsample", "upsamples", "upconv", "upconvs", "upblock", "upblocks", "dec", "decoder", "decoders"]
 )
@@ -43,14 +45,14 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
                 shared.setdefault((ours, stack), []).append((number, twin, index))
     homes: tuple[_Homes, _Homes] | None = None
     found: set[int] = set()
-    nested: list[tuple[str, str]] = []
+    nested: list[tuple[Block, Block]] = []
     for (ours, stack), rows in shared.items():
         kinds = [(pairs[index][0].template, pairs[index][1].template) for _, _, index in rows]
         cells = [(number, twin, kind) for (number, twin, _), kind in zip(rows, kinds, strict=True)]
         if _is_grid(cells):
             continue
         if _nest(cells):
-            nested += dict.fromkeys((f"{ours}{number}", f"{stack}{twin}") for number, twin, _ in rows)
+            nested += dict.fromkeys(((ours, number), (stack, twin)) for number, twin, _ in rows)
             continue
         if sides is not None and homes is None:
             homes = _Homes(sides[0]), _Homes(sides[1])
@@ -67,20 +69,22 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     return found | _overlapping(pairs, nested)
 
 
-def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[str, str]]) -> set[int]:
+def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]]) -> set[int]:
     """Indices of the pairs of two blocks that share one, where each has another one that is not in the other block.
 
-    Lists of one kind of module are no blocks: ``convs.0.1`` and ``norms.0.1`` may be one block's.
+    Lists of one kind of module are no blocks: ``convs.0.1`` and ``norms.0.1`` may be one block's. Nor is ``conv1``
+    where there is no second number.
     """
-    members: tuple[dict[str, set[int]], dict[str, set[int]]] = ({}, {})
+    members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
     for index, pair in enumerate(pairs):
         for unit, inside in zip(pair, members, strict=True):
-            for stack, number in _blocks(unit.path):
-                inside.setdefault(f"{stack}{number}", set()).add(index)
+            for block in _blocks(unit.path):
+                inside.setdefault(block, set()).add(index)
+    sizes = [Counter(stack for stack, _ in side) for side in members]
     found: set[int] = set()
     for block, twin in blocks:
         ours, theirs = members[0][block], members[1][twin]
-        if ours <= theirs or theirs <= ours:
+        if ours <= theirs or theirs <= ours or 1 in (sizes[0][block[0]], sizes[1][twin[0]]):
             continue
         if _kinds(pairs[index][0] for index in ours) > 1 < _kinds(pairs[index][1] for index in theirs):
             found |= ours | theirs
@@ -109,7 +113,7 @@ class _Homes:
         return self._under[signature, block] == self._all[signature]
 
 
-def _blocks(path: str) -> Iterator[tuple[Stack, int]]:
+def _blocks(path: str) -> Iterator[Block]:
     """The stacks that a module stands in, and the number of its block there."""
     for count, match in enumerate(_NUMBER.finditer(path)):
         if count == MOST:

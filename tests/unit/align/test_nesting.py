@@ -36,8 +36,10 @@ def test_norms_that_send_two_blocks_to_two_crosswise_are_no_grid() -> None:
 def test_a_block_in_no_stack_shows_too_that_two_overlap() -> None:
     """What is before and after two blocks is in no block of one side, and in their list on the other."""
     down = {"down.0.norm": "features.2.norm", "down.0.conv": "features.1.conv"}
-    assert doubted({**down, "head.fc": "features.2.fc"}) == {*down, "head.fc"}
-    assert not doubted(down)
+    more = {"down.1.conv": "features.3.conv"}
+    assert doubted({**down, **more, "head.fc": "features.2.fc"}) == {*down, "head.fc"}
+    assert not doubted({**down, **more})
+    assert not doubted({**down, "head.fc": "features.2.fc"}), "down0 may be a name"
 
 
 @pytest.mark.parametrize(
