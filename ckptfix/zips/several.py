@@ -22,6 +22,9 @@ WINDOW = 1 << 27
 BEHIND = END.size + MAX16
 """Bytes at the end of the file that readers search for an end record."""
 
+MAX_NAME = 1024
+"""Bytes of a name ``ROOT/data.pkl``."""
+
 _BLOCK = 1 << 22
 
 
@@ -53,7 +56,7 @@ def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
     last = _last(reader, END.size)
     if last is not None and last.start == 0:
         return None
-    if is_archive(_read(reader, 0, LOCAL.size + 1024)):
+    if _is_torch(reader, 0):
         first = next((span for span in _archives(reader, 0, min(size, WINDOW)) if span.start == 0), None)
         if first is None:
             return None
@@ -73,16 +76,16 @@ def _last(reader: Source, room: int) -> Span | None:
     """The archive that ends last, in the last `room` bytes; None where it is no torch archive, whatever is in it."""
     start = max(0, reader.size - room)
     last = deque(_zips(reader, start, reader.size), maxlen=1)
-    return last[0] if last and _is_torch(reader, last[0]) else None
+    return last[0] if last and _is_torch(reader, last[0].start) else None
 
 
 def _archives(reader: Source, start: int, stop: int) -> Iterator[Span]:
     """The whole torch archives whose end records begin between `start` and `stop`, in order."""
-    return (span for span in _zips(reader, start, stop) if _is_torch(reader, span))
+    return (span for span in _zips(reader, start, stop) if _is_torch(reader, span.start))
 
 
-def _is_torch(reader: Source, span: Span) -> bool:
-    return is_archive(_read(reader, span.start, LOCAL.size + 1024))
+def _is_torch(reader: Source, start: int) -> bool:
+    return is_archive(_read(reader, start, LOCAL.size + MAX_NAME))
 
 
 def _zips(reader: Source, start: int, stop: int) -> Iterator[Span]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 import zipfile
@@ -17,6 +18,7 @@ from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
+from ckptfix.zips.append import append_record, earlier
 from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import CENTRAL, MAX32, read_directory, same_rows
 from ckptfix.zips.write import NewRecord, fresh_archive, replace_record
@@ -188,6 +190,22 @@ def test_a_directory_of_another_number_of_rows_is_another_one(tmp_path: Path) ->
             directory = read_directory(reader)
         with open_source(other) as reader:
             assert same_rows(reader, directory, directory.records[0]) is None
+
+
+def test_what_an_archive_was_before_an_edit_at_its_end(tmp_path: Path) -> None:
+    """A prefix that ends in other bytes, or has two records of the name, is no archive that was edited so."""
+    good = builders.build_zip(records := builders.torch_records(b"\x80\x02}.", {"0": b"12345678"}))
+    cut = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 46, 0, 0)
+    twice = builders.build_zip([*records, records[0]])
+    for data, known in ((good, True), (good + b"junk" + cut, False), (twice, False)):
+        with open_source(builders.written(tmp_path / "a.pth", data)) as reader:
+            directory = dataclasses.replace(read_directory(reader), trailing=0)
+            edited = append_record(reader, directory, directory.records[0], b"\x80\x02]." * 9)
+        out = tmp_path / "b.pth"
+        write_plan(Plan((OutputFile.of(out, edited),)), overwrite=True)
+        with open_source(out) as reader:
+            found = list(earlier(str(out), read_directory(reader)))
+        assert [part.length for part, _, _ in found] == [len(data)] * known
 
 
 def archive(**fields: object) -> bytes:
