@@ -133,7 +133,7 @@ def examine(
     if checkpoint is not None and not format_of(checkpoint).edits:
         folder = format_of(checkpoint).folder
         remedies = [with_conversion(row, name, folder=folder) for row in remedies]
-    if any(finding.id == "one-rank" for finding in ordered):
+    if any(finding.id in ("one-rank", "flat-parameters") for finding in ordered):
         # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
         remedies = [_without(row, "sanitize") for row in remedies]
     done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
