@@ -256,3 +256,18 @@ def test_a_universal_folder_with_a_damaged_parameter(tmp_path: Path) -> None:
     assert found is not None and names[0] in str(found.where)
     done = ckptfix.repair(tmp_path / "universal", tmp_path / "kept.pth")
     assert [loss.name for loss in done.losses] == [f"module/{names[0]}"] and len(done.kept) > 1
+
+
+@pytest.mark.parametrize(("skipped", "told"), [(0, True), (2, False)])
+def test_model_states_of_another_step_are_told(skipped: int, told: bool, tmp_path: Path) -> None:
+    """Weights and moments are all of one step, buffers of another: a warning. Steps that were skipped are no steps."""
+    run = rows(2, 2)
+    model = run.save(tmp_path / "in") / "mp_rank_00_model_states.pt"
+    with stand_ins():
+        state = torch.load(model, weights_only=False)
+        torch.save({**state, "global_steps": run.step + 2, "skipped_steps": skipped}, model)
+    found = [row for row in doctor(tmp_path / "in").findings if row.id == "model-steps"]
+    assert bool(found) is told and all(row.severity == "warning" for row in found)
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert any(row.id == "model-steps" for row in done.findings) is told
+    assert all(torch.equal(value, run.groups[0][name]) for name, value in ckptfix.load_state_dict(done.dest).items())
