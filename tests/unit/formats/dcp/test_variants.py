@@ -15,8 +15,9 @@ import dcp_ranks
 import pytest
 import torch
 from compare import assert_same
-from torch.distributed.checkpoint._extension import StreamTransformExtension
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_folder
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptfix
@@ -172,7 +173,7 @@ class Deflated(StreamTransformExtension):
         return _Deflating(output)
 
     def transform_from(self, input: IO[bytes]) -> Any:
-        raise NotImplementedError
+        return io.BytesIO(zlib.decompress(input.read()))
 
 
 class _Deflating:
@@ -198,6 +199,20 @@ def test_items_that_were_transformed_are_named(tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match=r"tests\.deflated/1"):
             verb(tmp_path / "in")
     assert any("tests.deflated/1" in row.message for row in doctor(tmp_path / "in").findings)
+    with pytest.raises(Unsupported) as caught:
+        ckptfix.repair(tmp_path / "in", tmp_path / "out.pth")
+    assert "_extension_registry" in str(caught.value.hint) and not (tmp_path / "out.pth").exists()
+
+
+def test_what_the_hint_says_undoes_a_transformation(tmp_path: Path) -> None:
+    wanted = {"weight": torch.arange(300.0), "epoch": 3}
+    save(wanted, storage_writer=FileSystemWriter(tmp_path / "in", _extensions=[Deflated()]), no_dist=True)
+    registry = ExtensionRegistry()
+    registry.register(Deflated)
+    found: dict[str, Any] = {"weight": torch.zeros(300), "epoch": 0}
+    load_folder(found, storage_reader=FileSystemReader(tmp_path / "in", _extension_registry=registry), no_dist=True)
+    save(found, checkpoint_id=tmp_path / "again", no_dist=True)
+    assert_same(wanted, dict(ckptfix.load_checkpoint(tmp_path / "again")))
 
 
 @pytest.mark.parametrize("order", ["little", "big"])
