@@ -30,6 +30,7 @@ from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.dcp import edit as dcp_edit
 from ckptfix.formats.dcp import format as dcp_format
 from ckptfix.io.folders import write_folder
+from ckptfix.ops.doctor import doctor
 from ckptfix.ops.law import output as law_output
 
 Copied = Callable[[str], Path]
@@ -210,3 +211,16 @@ def test_items_without_archives_around_them_move_too(tmp_path: Path) -> None:
     ckptfix.select(folder, tmp_path / "out", drop=["b"])
     assert_same({name: wanted[name] for name in "ac"}, dict(ckptfix.load_state_dict(tmp_path / "out")))
     assert (tmp_path / "out" / "__0_0.distcp").stat().st_size == 24
+
+
+def test_a_tensor_of_which_a_part_is_in_no_file_is_named_by_an_edit(copied: Copied, tmp_path: Path) -> None:
+    """The metadata says so at no cost: what is copied as it is was damaged before."""
+    folder = copied("mesh")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    lost = next(index for index in metadata.storage_data if index.fqn == "blocks.weight")
+    del metadata.storage_data[lost]
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    done = ckptfix.rename(folder, tmp_path / "out", subs=[("^blocks", "layers")])
+    assert done.exit_code == 3 and any("DAMAGED in the input" in line for line in done.lines)
+    found = [row for row in doctor(folder).findings if row.id == "bad-tensor"]
+    assert [row.where for row in found] == ["blocks.weight"] and "no item" in found[0].message
