@@ -27,6 +27,7 @@ from ckptfix.io.source import found_as, is_local, is_place, open_source, opened_
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
+from ckptfix.zips.several import BEHIND
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,11 @@ def _detected(name: str) -> Format:
             raise
         raise not_readable(error.__cause__, name) from None
     refuse_part(name)
-    return by_content(name, head, size, folder=None)
+    try:
+        return by_content(name, head, size, folder=None)
+    except UnknownFormat:
+        refuse_part(name, behind=BEHIND)
+        raise
 
 
 def located(path: str | os.PathLike[str]) -> str:

@@ -170,10 +170,12 @@ def _end_disputes(
     fields: Sequence[int], short: Sequence[int], at64: int, at: int
 ) -> Iterator[tuple[str, int, bool]]:
     """Where the zip64 end record and the end record behind it say two things; the latter may defer to the former."""
-    length = fields[1]
-    if length != END64.size - 12 and at64 + 12 + length != at - LOCATOR.size:
-        message = f"the zip64 end record is said to have {length + 12} bytes, and has {at - LOCATOR.size - at64}"
-        yield message, at64, length < END64.size - 12
+    length, room = fields[1] + 12, at - LOCATOR.size - at64
+    if length != room:
+        message = f"the zip64 end record is said to have {length} bytes, and has {room}"
+        yield message, at64, length < END64.size
+    elif room != END64.size:
+        yield f"the zip64 end record has {room - END64.size} bytes more than its fields take", at64, False
     for name, long, value in zip(_END_FIELDS, fields[4:], short, strict=True):
         most = MAX32 if name in ("size", "offset") else MAX16
         if value not in (long, most):

@@ -9,6 +9,7 @@ A reader that goes by the last end record, or from the first header, sees one ar
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,11 +19,17 @@ from ckptfix.zips.read import END, END64, LOCAL, LOCATOR, MAX16
 WINDOW = 1 << 27
 """Bytes at the front that are searched for the end of the first archive, and the same before the last one."""
 
+BEHIND = END.size + MAX16
+"""Bytes at the end of the file that readers search for an end record."""
+
+MAX_NAME = 1024
+"""Bytes of a name ``ROOT/data.pkl``."""
+
 _BLOCK = 1 << 22
 
 
 class Span(NamedTuple):
-    """A whole torch archive: its first byte, and the byte after its end record."""
+    """A whole archive: its first byte, and the byte after its end record."""
 
     start: int
     end: int
@@ -36,17 +43,20 @@ def is_archive(head: bytes) -> bool:
     return head[30 : 30 + name_length].endswith(b"/data.pkl")
 
 
-def several(reader: Source) -> tuple[Span, Span] | None:
+def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
     """Two archives of those that the file holds end to end; None where it holds one, or none.
 
     An archive inside another one's tensor is a part of that. Bytes before or behind one that are not an archive do
     not count.
+
+    Args:
+        behind: the last archive ends in so many bytes at the end of the file.
     """
     size = reader.size
-    last = next(_archives(reader, max(0, size - END.size), size), None)
+    last = _last(reader, END.size)
     if last is not None and last.start == 0:
         return None
-    if is_archive(_read(reader, 0, LOCAL.size + 1024)):
+    if _is_torch(reader, 0):
         first = next((span for span in _archives(reader, 0, min(size, WINDOW)) if span.start == 0), None)
         if first is None:
             return None
@@ -55,15 +65,31 @@ def several(reader: Source) -> tuple[Span, Span] | None:
         if second is None and last is not None and last.start >= first.end:
             second = last
         return None if second is None else (first, second)
-    last = last or next(_archives(reader, max(0, size - END.size - MAX16), size), None)
+    last = last or _last(reader, behind)
     if last is None:
         return None
     before = [span for span in _archives(reader, max(0, last.start - WINDOW), last.start) if span.end <= last.start]
     return (before[0], last) if before else None
 
 
+def _last(reader: Source, room: int) -> Span | None:
+    """The archive that ends last, in the last `room` bytes; None where it is no torch archive, whatever is in it."""
+    start = max(0, reader.size - room)
+    last = deque(_zips(reader, start, reader.size), maxlen=1)
+    return last[0] if last and _is_torch(reader, last[0].start) else None
+
+
 def _archives(reader: Source, start: int, stop: int) -> Iterator[Span]:
-    """The whole archives whose end records begin between `start` and `stop`, in order."""
+    """The whole torch archives whose end records begin between `start` and `stop`, in order."""
+    return (span for span in _zips(reader, start, stop) if _is_torch(reader, span.start))
+
+
+def _is_torch(reader: Source, start: int) -> bool:
+    return is_archive(_read(reader, start, LOCAL.size + MAX_NAME))
+
+
+def _zips(reader: Source, start: int, stop: int) -> Iterator[Span]:
+    """The same of archives of any kind."""
     position = start
     while position < stop:
         length = min(_BLOCK, stop - position)
@@ -78,7 +104,7 @@ def _archives(reader: Source, start: int, stop: int) -> Iterator[Span]:
 
 
 def _ended(reader: Source, at: int) -> Span | None:
-    """The archive that the end record at `at` closes, if its directory and its data.pkl are where it says."""
+    """The archive that the end record at `at` closes, if its directory is where it says."""
     raw = _read(reader, at, END.size)
     if len(raw) < END.size:
         return None
@@ -97,7 +123,7 @@ def _ended(reader: Source, at: int) -> Span | None:
     whole = start >= 0 and size and at + END.size + comment <= reader.size
     if not whole or _read(reader, start + offset, 4) != b"PK\x01\x02":
         return None
-    return Span(start, at + END.size + comment) if is_archive(_read(reader, start, LOCAL.size + 1024)) else None
+    return Span(start, at + END.size + comment)
 
 
 def _read(reader: Source, offset: int, length: int) -> bytes:

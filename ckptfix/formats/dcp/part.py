@@ -18,15 +18,19 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DistributedPart
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import as_path
-from ckptfix.zips.several import is_archive, several
+from ckptfix.zips.several import BEHIND, is_archive, several
 
 SUFFIX = ".distcp"
 _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")
 """Names that torch gives the files (``_generate_uuid`` aside): ``__RANK_COUNT.distcp``."""
 
 
-def refuse_part(path: str) -> None:
+def refuse_part(path: str, *, behind: int = 0) -> None:
     """One item of a file is never taken for all of it.
+
+    Args:
+        behind: for a file that no format knows: look for archives between other bytes too, of which so many stand
+            behind the last.
 
     Raises:
         DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
@@ -41,7 +45,9 @@ def refuse_part(path: str) -> None:
             tail = reader.read(max(0, reader.size - 22), min(22, reader.size))
             if named and (zipped or beside or tail.startswith(b"PK\x05\x06")):
                 what = "a file of a distributed checkpoint (DCP), which holds one rank's parts of the tensors"
-            elif (is_archive(head) or tail.startswith(b"PK\x05\x06")) and (spans := several(reader)):
+            elif (behind or is_archive(head) or tail.startswith(b"PK\x05\x06")) and (
+                spans := several(reader, behind or BEHIND)
+            ):
                 first, second = spans
                 what = (
                     f"several torch archives end to end (at {first.start:#x} and {second.start:#x}): a file of a "

@@ -108,6 +108,17 @@ class TorchObject:
     metadata: dict[str, Node] = field(default_factory=dict)
     odd_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    holders: dict[str, Node] = field(default_factory=dict)
+
+    def hold(self, address: str, node: Node) -> str:
+        """Note that the parts of `node` are listed below `address`, or below one of its own if others are there.
+
+        'a/b' and 'b' in 'a', or 1 and '1': every mapping needs its own address.
+        """
+        if address in self.holders:
+            address = f"{address}#{len(self.holders)}"
+        self.holders[address] = node
+        return address
 
     def entries(self, storage_of: StorageOf, alike: StorageLike) -> tuple[list[TensorEntry], list[Finding]]:
         """The entries of all tensors, and a finding for each call that describes none."""
@@ -166,7 +177,6 @@ def walk(graph: Graph) -> TorchObject:
     """
     found = TorchObject(graph)
     visited: set[int] = set()
-    addresses: set[str] = set()
     stack: list[tuple[str, str, Node, bool]] = [("", "", graph.root, False)]
     while stack:
         at, key, node, optimizer = stack.pop()
@@ -178,6 +188,7 @@ def walk(graph: Graph) -> TorchObject:
             found.tensors.add([(at, key, node)])
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
+                address = found.hold(address, node)
                 stack += [(address, name, value, optimizer) for name, value in reversed(attributes_of)]
             continue
         if (literal := _encoded(node)) is not None:
@@ -191,10 +202,7 @@ def walk(graph: Graph) -> TorchObject:
             found.values.append((address, f"<same object as before: {described(node)}>"))
             continue
         visited.add(id(node))
-        if address in addresses:
-            # 'a/b' and 'b' in 'a', or 1 and '1': every mapping needs its own address.
-            address = f"{address}#{len(addresses)}"
-        addresses.add(address)
+        address = found.hold(address, node)
         if len(address) > MAX_ADDRESS:
             message = "nested too deeply, or under too long a key: what is below is not listed"
             found.findings.append(table.found("too-deep", message, where=address[:80] + "..."))

@@ -31,6 +31,7 @@ from ckptfix.ops.repair.torch import Repair, repair_torch
 from ckptfix.ops.repair.wreck import Part, Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.target.targets import Side
 from ckptfix.zips import scan as zip_scan
+from ckptfix.zips.several import WINDOW
 
 HEAD = 4096
 FAR = 1 << 20
@@ -116,6 +117,7 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
         if safetensors.score(path, head, size):
             return repair_safetensors(path, fill=fill, donor=donor)
         raise base.unknown(path, head, size)
+    refuse_part(path, behind=WINDOW)
     return _of_wreck(read_zip(path), fill, donor, like)
 
 

@@ -109,17 +109,19 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     cleaned = clean(found)
     every = zip(sight.tensors(found), found.tensors, strict=True)
     rows: list[Row] = []
-    nodes: dict[str, Node] = {}
+    stands: dict[int, tuple[Node, Node]] = {}
     losses: list[Loss] = []
-    for row, (_, _, node) in every:
-        if cleaned.lost(node):
+    for row, (at, _, node) in every:
+        # A tensor that stands elsewhere too is lost here with what holds it here.
+        holder = found.holders.get(at, node)
+        if cleaned.lost(node) or cleaned.lost(holder):
             shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
             losses.append(Loss(row[0], shape, dtype, "it is an argument of what can run code, which is left out"))
         elif id(node) in sight.unusable:
             losses.append(Loss(row[0], None, "", sight.unusable[id(node)]))
         else:
             rows.append(row)
-            nodes[row[0]] = node
+            stands[id(row[1])] = node, holder
     left_out = (*cleaned.findings, *clean_records(wreck.extras))
     filled = _filled(wreck, sight, rows, fill, donor)
     kept: list[TensorEntry] = []
@@ -144,7 +146,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     gone = after.gone(found)
     if gone:
         left = _left(found.graph.root, gone)
-        inside = [one for one in kept if id(nodes[one.name]) not in left]
+        inside = [one for one in kept if not left.issuperset(map(id, stands[id(one)]))]
         reason = "it belongs to a tensor that is left out"
         losses += [Loss(one.name, one.shape, one.dtype, reason) for one in inside]
         lost_too = {id(one) for one in inside}

@@ -93,6 +93,20 @@ def test_folded_calls_are_those_of_the_opcodes(stream: bytes) -> None:
     assert graph.persids and not graph.calls and graph.phrases is None
 
 
+def test_a_mold_is_looked_for_once_for_each_kind_of_call(stream: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it gives is kept: the calls that follow are compared with it, each by a few of its bytes."""
+    looked: list[int] = []
+    new = Phrases._new_mold
+
+    def counted(self: Phrases, func: Global, at: int, memo: dict[int, Any]) -> Any:
+        looked.append(at)
+        return new(self, func, at, memo)
+
+    monkeypatch.setattr(Phrases, "_new_mold", counted)
+    graph = parse(stream)
+    assert len(graph.calls) > 90 and len(looked) < len(graph.calls) // 2
+
+
 def test_arguments_that_are_looked_at_are_not_kept_and_those_that_are_asked_for_are(stream: bytes) -> None:
     call = parse(stream).calls[0]
     assert call.peek() is not call.peek()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ckptfix.errors import BadPickle, TruncatedPickle, Unsupported
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId, Set, Text, opcodes, parse, splice
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.graph import children, pairs
+from ckptfix.pickles.graph import children, label, pairs
 from ckptfix.pickles.patch import items_pushed, string_patches
 
 KEYS = st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none(), st.binary(max_size=8))
@@ -75,6 +75,16 @@ def test_walk_stops_where_pickletools_does(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol)
     expected = [(ord(info.code), at) for info, _, at in pickletools.genops(data)]
     assert [(op.code, op.start) for op in opcodes.walk(data, 0, len(data))] == expected
+
+
+def test_pop_mark_takes_what_is_above_the_mark() -> None:
+    data = builders.assemble(("BININT1", 1), "MARK", ("BININT1", 2), ("BININT1", 3), "POP_MARK", "STOP")
+    assert parse(data).root == pickle.loads(data) == 1
+
+
+def test_a_short_tuple_is_named_by_its_parts() -> None:
+    assert label(tuple(range(8))) == "(0, 1, 2, 3, 4, 5, 6, 7)"
+    assert label(tuple(range(9))) == label(((1,),)) == "<tuple>"
 
 
 def test_every_opcode_of_pickletools_is_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 import zipfile
@@ -12,13 +13,14 @@ import builders
 import pytest
 import torch
 
-from ckptfix.checkpoint import ByteRange, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan
 from ckptfix.errors import BadDirectory, CkptfixError, Truncated, Unsupported
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
+from ckptfix.zips.append import append_record, earlier
 from ckptfix.zips.local import read_local, record_data
-from ckptfix.zips.read import read_directory
+from ckptfix.zips.read import CENTRAL, MAX32, read_directory, same_rows
 from ckptfix.zips.write import NewRecord, fresh_archive, replace_record
 
 
@@ -137,6 +139,73 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
     with zipfile.ZipFile(shifted) as archive:
         assert archive.read("a/data.pkl") == b"x" * 9999
         assert archive.read("a/data/1") == b"after"
+
+
+@pytest.mark.parametrize(("size", "wide"), [(MAX32 - 1, False), (MAX32, True)])
+def test_a_record_of_four_gigabytes_has_its_sizes_in_eight_bytes(size: int, wide: bool, tmp_path: Path) -> None:
+    data = ByteRange(str(tmp_path / "hole"), 0, size)
+    head, _, descriptor, *_ = fresh_archive([NewRecord("a/data/0", data, crc32=1)])
+    assert isinstance(head, bytes) and isinstance(descriptor, bytes)
+    assert (struct.pack("<2H2Q", 1, 16, size, size) in head) is wide
+    assert descriptor == struct.pack("<4sL2Q" if wide else "<4s3L", b"PK\7\x08", 1, size, size)
+
+
+def test_what_follows_a_record_that_is_made_while_it_is_written(tmp_path: Path) -> None:
+    made = Derived(5, lambda: iter((b"made", b"!")), "made")
+    out = tmp_path / "out.zip"
+    records = [NewRecord("a/data/0", made), NewRecord("a/data/1", b"after")]
+    write_plan(Plan((OutputFile.of(out, fresh_archive(records)),)))
+    assert read_all(out) == {"a/data/0": b"made!", "a/data/1": b"after"}
+
+
+def test_rows_that_only_moved_are_seen_at_once(tmp_path: Path) -> None:
+    """Where the records begin, if no row but that of the changed record says anything else."""
+    path = saved(tmp_path / "a.pth")
+    with open_source(path) as reader:
+        directory = read_directory(reader)
+        first, second, *_ = directory.records
+        found = same_rows(reader, directory, first)
+    assert found == (directory.records.headers, first)
+    data = path.read_bytes()
+    for name, other in ((second.name, False), (first.name, True)):
+        at = data.rindex(name.encode()) - CENTRAL.size
+        changed = data[: at + 16] + b"\1\2\3\4" + data[at + 20 :]
+        with open_source(builders.written(tmp_path / "b.pth", changed)) as reader:
+            found = same_rows(reader, directory, first)
+        assert found == ((directory.records.headers, first._replace(crc32=0x04030201)) if other else None)
+
+
+def test_a_directory_of_another_number_of_rows_is_another_one(tmp_path: Path) -> None:
+    """As many bytes, and two rows of which one was the comment of the other."""
+    names = [b"a/data.pkl", b"a/data/0"]
+    parts = [b"PK\1\2" + bytes(24) + struct.pack("<H", len(name)) + bytes(16) + name for name in names]
+    one = parts[0][:32] + struct.pack("<H", len(parts[1])) + parts[0][34:] + parts[1]
+    directories = []
+    for count, rows in ((2, b"".join(parts)), (1, one)):
+        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, len(rows), 100, 0)
+        directories.append(builders.written(tmp_path / f"{count}.zip", bytes(100) + rows + end))
+    for path, other in (directories, directories[::-1]):
+        with open_source(path) as reader, pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ckptfix.zips.read._refuse_overlaps", lambda *found: None)
+            directory = read_directory(reader)
+        with open_source(other) as reader:
+            assert same_rows(reader, directory, directory.records[0]) is None
+
+
+def test_what_an_archive_was_before_an_edit_at_its_end(tmp_path: Path) -> None:
+    """A prefix that ends in other bytes, or has two records of the name, is no archive that was edited so."""
+    good = builders.build_zip(records := builders.torch_records(b"\x80\x02}.", {"0": b"12345678"}))
+    cut = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 46, 0, 0)
+    twice = builders.build_zip([*records, records[0]])
+    for data, known in ((good, True), (good + b"junk" + cut, False), (twice, False)):
+        with open_source(builders.written(tmp_path / "a.pth", data)) as reader:
+            directory = dataclasses.replace(read_directory(reader), trailing=0)
+            edited = append_record(reader, directory, directory.records[0], b"\x80\x02]." * 9)
+        out = tmp_path / "b.pth"
+        write_plan(Plan((OutputFile.of(out, edited),)), overwrite=True)
+        with open_source(out) as reader:
+            found = list(earlier(str(out), read_directory(reader)))
+        assert [part.length for part, _, _ in found] == [len(data)] * known
 
 
 def archive(**fields: object) -> bytes:

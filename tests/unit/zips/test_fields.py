@@ -149,6 +149,16 @@ def test_the_two_end_records(
     assert [(row.offset, row.message, row.serious) for row in found] == expected
 
 
+@pytest.mark.parametrize(("length", "message"), [
+    (44, "the zip64 end record is said to have 56 bytes, and has 66"),
+    (54, "the zip64 end record has 10 bytes more than its fields take"),
+])  # fmt: skip
+def test_bytes_behind_the_fields_of_the_zip64_end_record(tmp_path: Path, length: int, message: str) -> None:
+    wide = field(DEEP[:LOCATOR] + bytes(10) + DEEP[LOCATOR:], END64 + 4, "Q", lambda old: length)
+    found = disputes(wide, tmp_path)
+    assert [(row.offset, row.message, row.serious) for row in found] == [(END64, message, False)]
+
+
 SPLIT = "a zip archive split over several files"
 REFUSED: list[tuple[bytes, int, str, str]] = [
     *((PLAIN, ROW + at, "H", "the directory holds -1 bytes more than its 2 records") for at in (28, 30, 32)),

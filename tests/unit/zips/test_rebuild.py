@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,3 +185,29 @@ def test_a_script_without_its_directory_runs_again(tmp_path: Path) -> None:
     given = torch.randn(4, 3)
     again = torch.jit.load(tmp_path / "out.pt")  # type: ignore[no-untyped-call]
     assert torch.equal(again(given), model(given))
+
+
+@pytest.mark.parametrize("most", [16, 0])
+def test_bytes_are_summed_so_often_and_no_more(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that all claim the same megabytes: what is beyond the sum of what may be looked at is not examined."""
+    monkeypatch.setattr(zip_rebuild, "MOST_SUMMED", most)
+    data = build_zip(torch_records(b"\x80\x02}.", {"0": bytes(2 << 20), "1": bytes(100)}))
+    found, content = rebuilt(tmp_path, data)
+    if most:
+        assert not found.damaged and len(content) == len(found.records) > 3
+    else:
+        reasons = {row.name: row.reason for row in found.damaged}
+        assert reasons["archive/data/0"].startswith("its bytes are not examined")
+        assert "archive/data/1" not in content
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "cut", "there"),
+    [(b"a", 0, 0, True), (b"a" * 4096, 0, 0, True), (b"", 0, 0, False), (b"a" * 4097, 0, 0, False),
+     (b"a", 100, 0, True), (b"a", 100, 1, False), (b"a", 0, 40, False)],
+)  # fmt: skip
+def test_what_could_be_a_local_header(name: bytes, extra: int, cut: int, there: bool, tmp_path: Path) -> None:
+    head = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, 0, 0, len(name), extra)
+    data = head + name + bytes(extra)
+    with open_source(written(tmp_path / "in", data[: max(len(data) - cut, 12)])) as reader:
+        assert (zip_scan.local_at(reader, 0) is not None) is there

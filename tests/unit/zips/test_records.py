@@ -8,13 +8,14 @@ import zipfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import builders
 import pytest
 
 import ckptfix
 from ckptfix.errors import BadDirectory
-from ckptfix.zips.records import CENTRAL, MAX32, Record, read_rows
+from ckptfix.zips.records import CENTRAL, MAX32, Record, Records, read_rows
 
 
 def rows(pick: random.Random, count: int) -> Iterator[bytes]:
@@ -94,14 +95,39 @@ def test_a_directory_that_is_cut_or_damaged_is_refused_where_it_breaks(seed: int
         read_rows(raw, len(expected) + 1, "a.pt", 0)
 
 
-def test_long_runs_are_read_as_columns() -> None:
+def test_long_runs_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20,000 rows of torch some are read alone: where the length of the names changes, and after each such place."""
+    alone: list[Record] = []
+    add = Records.add
+
+    def counted(self: Records, record: Record, length: int, name_length: int) -> None:
+        alone.append(record)
+        add(self, record, length, name_length)
+
+    monkeypatch.setattr(Records, "add", counted)
     row = CENTRAL.pack(b"PK\x01\x02", *(0,) * 6, 1, 2, 2, 12, *(0,) * 5, 64)
     raw = b"".join(row + f"data/{number:07}".encode() for number in range(20_000))
     records = read_rows(raw, 20_000, "a.pt", 0)
     assert len(records.runs) == 1
+    assert len(alone) < 20
     assert records[12_345].name == "data/0012345"
     assert records.sums == array("I", [1]) * 20_000
+
+
+@pytest.mark.parametrize("other", [{"stored": 1}, {"size": 3}, {"method": 8}, {"attributes": 16}, {"name": b"a/"}, {}])
+def test_a_row_on_whose_bytes_readers_disagree_is_found_among_others(other: dict[str, Any]) -> None:
+    """Where all others are stored, of equal sizes, and no folders."""
+    plain = {"stored": 2, "size": 2, "method": 0, "attributes": 0, "name": b"ab"}
+    said = [plain, {**plain, **other}, plain]
+    raw = b"".join(
+        CENTRAL.pack(b"PK\x01\x02", 0, 0, 0, one["method"], 0, 0, 1, one["stored"], one["size"], len(one["name"]),
+                     0, 0, 0, 0, one["attributes"], 64) + one["name"]
+        for one in said
+    )  # fmt: skip
+    records = read_rows(raw, 3, "a.pt", 0)
+    disputed = bool(other) and other != {"method": 8}
+    assert [bool(record.dispute) for record in records] == [False, disputed, False]
+    assert list(records.disputed()) == ([records[1]] if disputed else [])
 
 
 @pytest.mark.parametrize("align", [1, 64, 4096, 16384])

@@ -1,0 +1,82 @@
+"""A tensor that stands at several places, one of them in what repair leaves out: kept at the others, named there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import hidden
+import pytest
+import torch
+from builders import Op, Tensor, assemble, push, tensor_ops, torch_zip, written
+
+import ckptfix
+
+WEIGHT: list[Op] = [*tensor_ops(Tensor("0", (2,), 2)), ("BINPUT", 200)]
+AGAIN: list[Op] = [("BINGET", 200)]
+OTHER, NOWHERE = tensor_ops(Tensor("1", (2,), 2)), tensor_ops(Tensor("9", (2,), 2))
+HOOKS: list[Op] = [("GLOBAL", "collections", "OrderedDict"), "EMPTY_TUPLE", "REDUCE"]
+
+
+def mapping(*items: tuple[str, Sequence[Op]]) -> list[Op]:
+    return ["EMPTY_DICT", "MARK", *(op for key, value in items for op in [*push(key), *value]), "SETITEMS"]
+
+
+def parameter(inner: Sequence[Op], state: Sequence[Op]) -> list[Op]:
+    call = ("GLOBAL", "torch._utils", "_rebuild_parameter_with_state")
+    return [call, "MARK", *inner, *push(True), *HOOKS, *state, "TUPLE", "REDUCE"]
+
+
+def given(state: Sequence[Op]) -> list[Op]:
+    """A parameter on which state is set that is its data, so that nobody knows what its values are."""
+    call = ("GLOBAL", "torch._utils", "_rebuild_parameter")
+    return [call, *OTHER, *push(True), *HOOKS, "TUPLE3", "REDUCE", *state, "BUILD"]
+
+
+HELD = mapping(("twin", AGAIN))
+IN = {
+    "the state of a tensor without a storage": (parameter(NOWHERE, HELD), "net/twin"),
+    "a dict in that": (parameter(NOWHERE, mapping(("a", HELD))), "net/a/twin"),
+    "a list in that": (parameter(NOWHERE, mapping(("a", ["EMPTY_LIST", *AGAIN, "APPEND"]))), "net/a/0"),
+    "the state of a parameter in that": (
+        parameter(NOWHERE, mapping(("a", parameter(OTHER, HELD)))), "net/a/twin",
+    ),
+    "what is set on a parameter": (given(HELD), "net/twin"),
+    "the arguments of what runs code": (
+        [("GLOBAL", "posix", "system"), *AGAIN, "TUPLE1", "REDUCE"], "net/()/0",
+    ),
+    "the state of what runs code": ([*hidden.SYSTEM, *HELD, "BUILD"], "net/twin"),
+    "a list in what runs code": (
+        [("GLOBAL", "posix", "system"), "EMPTY_LIST", *AGAIN, "APPEND", "TUPLE1", "REDUCE"], "net/()/0/0",
+    ),
+}  # fmt: skip
+
+
+def wreck(path: Path, *items: tuple[str, Sequence[Op]]) -> Path:
+    pickle = assemble(("PROTO", 2), *mapping(*items), "STOP")
+    return written(path, torch_zip(pickle, [hidden.DATA, bytes(8)]))
+
+
+@pytest.mark.parametrize("held", IN)
+def test_it_is_kept_where_it_stands_and_named_where_it_stood(held: str, tmp_path: Path) -> None:
+    ops, name = IN[held]
+    path, out = wreck(tmp_path / "in.pth", ("model", mapping(("w", WEIGHT))), ("net", ops)), tmp_path / "out.pth"
+    assert name in {entry.name for entry in ckptfix.inspect(path).entries}
+    done = ckptfix.repair(path, out)
+    assert done.exit_code == 3
+    assert "model/w" in done.kept and name not in done.kept
+    assert name in {loss.name for loss in done.losses}
+    assert done.account is not None and done.account.lost == ()
+    assert torch.load(out)["model"]["w"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_mapping_that_stands_elsewhere_too_keeps_its_tensors(first: bool, tmp_path: Path) -> None:
+    shared: list[Op] = [*mapping(("w", WEIGHT)), ("BINPUT", 201)]
+    again: list[Op] = [("BINGET", 201)]
+    rows = [("net", parameter(NOWHERE, mapping(("a", shared if first else again)))), ("b", again if first else shared)]
+    path, out = wreck(tmp_path / "in.pth", *(rows if first else reversed(rows))), tmp_path / "out.pth"
+    done = ckptfix.repair(path, out)
+    assert {loss.name for loss in done.losses} == {"net"}
+    assert done.account is not None and done.account.lost == ()
+    assert torch.load(out)["b"]["w"].tolist() == [1, 2]
