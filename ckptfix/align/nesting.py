@@ -31,7 +31,7 @@ Side = Iterable[Unit]
 
 
 def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None = None) -> set[int]:
-    """Indices of the pairs that belong to stacks whose blocks do not nest.
+    """Indices of the pairs that belong to stacks, or to single blocks, that do not nest.
 
     A pair is left where shapes allow its blocks no other counterpart: `sides` have all units, to show where they do.
     """
@@ -43,9 +43,14 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
                 shared.setdefault((ours, stack), []).append((number, twin, index))
     homes: tuple[_Homes, _Homes] | None = None
     found: set[int] = set()
+    nested: list[tuple[str, str]] = []
     for (ours, stack), rows in shared.items():
         kinds = [(pairs[index][0].template, pairs[index][1].template) for _, _, index in rows]
-        if _nest([(number, twin, kind) for (number, twin, _), kind in zip(rows, kinds, strict=True)]):
+        cells = [(number, twin, kind) for (number, twin, _), kind in zip(rows, kinds, strict=True)]
+        if _is_grid(cells):
+            continue
+        if _nest(cells):
+            nested += dict.fromkeys((f"{ours}{number}", f"{stack}{twin}") for number, twin, _ in rows)
             continue
         if sides is not None and homes is None:
             homes = _Homes(sides[0]), _Homes(sides[1])
@@ -59,7 +64,34 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
             )
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
+    return found | _overlapping(pairs, nested)
+
+
+def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[str, str]]) -> set[int]:
+    """Indices of the pairs of two blocks that share one, where each has another one that is not in the other block.
+
+    Lists of one kind of module are no blocks: ``convs.0.1`` and ``norms.0.1`` may be one block's.
+    """
+    members: tuple[dict[str, set[int]], dict[str, set[int]]] = ({}, {})
+    for index, pair in enumerate(pairs):
+        for unit, inside in zip(pair, members, strict=True):
+            for stack, number in _blocks(unit.path):
+                inside.setdefault(f"{stack}{number}", set()).add(index)
+    found: set[int] = set()
+    for block, twin in blocks:
+        ours, theirs = members[0][block], members[1][twin]
+        if ours <= theirs or theirs <= ours:
+            continue
+        if _kinds(pairs[index][0] for index in ours) > 1 < _kinds(pairs[index][1] for index in theirs):
+            found |= ours | theirs
     return found
+
+
+def _kinds(units: Iterable[Unit]) -> int:
+    """How many kinds of modules these are, by their names but numbers, their leaves and the ranks of these."""
+    return len({
+        (unit.template, *sorted((leaf, len(slot.shape)) for leaf, slot in unit.slots.items())) for unit in units
+    })  # fmt: skip
 
 
 class _Homes:
@@ -86,22 +118,28 @@ def _blocks(path: str) -> Iterator[tuple[Stack, int]]:
 
 
 def _nest(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
-    """Whether each block of one side is within one of the other, or both sides count things that cross, as in a grid.
+    """Whether each block of one side is within one of the other."""
+    cells = {(number, twin) for number, twin, _ in rows}
+    return len(cells) in (len({number for number, _ in cells}), len({twin for _, twin in cells}))
 
-    ``layers.{}`` and ``experts.{}`` cross: each has as much of each, and so has each path with open numbers, which
-    stands beside the numbers of the two blocks.
+
+def _is_grid(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
+    """Whether both sides count things that cross.
+
+    ``layers.{}`` and ``experts.{}`` do: each has as much of each, and so has each path with open numbers, which
+    stands beside the numbers of the two blocks. A path that stands in one block only is no part of a grid.
     """
     counts = Counter((number, twin) for number, twin, _ in rows)
-    ours, theirs = Counter(one for one, _ in counts), Counter(other for _, other in counts)
-    if max(ours.values()) == 1 or max(theirs.values()) == 1:
-        return True
     kinds: dict[Hashable, set[tuple[int, int]]] = {}
     for number, twin, kind in rows:
         kinds.setdefault(kind, set()).add((number, twin))
-    return len(set(counts.values())) == 1 and all(
-        len(found) == len({one for one, _ in found}) * len({other for _, other in found}) > 1
-        for found in ({*counts}, *kinds.values())
-    )
+    return len(set(counts.values())) == 1 and all(_whole(cells) for cells in ({*counts}, *kinds.values()))
+
+
+def _whole(cells: set[tuple[int, int]]) -> bool:
+    """Whether these are all cells of several rows and several columns."""
+    rows, columns = {one for one, _ in cells}, {other for _, other in cells}
+    return len(rows) > 1 and len(columns) > 1 and len(cells) == len(rows) * len(columns)
 
 
 class Twins:

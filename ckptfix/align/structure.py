@@ -137,13 +137,17 @@ def match(
 def _doubt_blocks(state: _State) -> None:
     """Put links in doubt whose blocks do not nest or may be counted from either end.
 
-    Where shapes leave one candidate, it is certain.
+    Where shapes leave one candidate, it is certain. Of a class, one wrong link makes another one wrong: so only words
+    that hold in one place alone keep the rest of it.
     """
     certain = [link for link in state.links if not link.instead and link.why != PROOF]
     sides = state.a.units, state.b.units
     turned_round = turnable([(link.one, link.other) for link in state.links], sides)
-    for index in crossed([(link.one, link.other) for link in certain], sides):
-        _doubt(state, certain[index])
+    found = crossed([(link.one, link.other) for link in certain], sides)
+    refuted = {certain[index].one.signature for index in found}
+    for index, link in enumerate(certain):
+        if index in found or (link.one.signature in refuted and not link.firm):
+            _doubt(state, link)
     unsure = {link.one.signature for link in state.links if link.instead and link.why == BY_NUMBER}
     for link in state.links:
         if link.why in (BY_NUMBER, BY_NAME) and not link.firm and link.one.signature in unsure:

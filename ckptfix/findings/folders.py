@@ -57,7 +57,8 @@ FOLDERS: tuple[Entry, ...] = (
         "flat-parameters", "error", "the parameters of an FSDP unit in one row, without names and shapes",
         "FSDP1 with LOCAL_STATE_DICT saves its FlatParameter as it is. Which parameter is where in it, and of which "
         "shape, only the model that was wrapped knows.",
-        (E.PARTS_OF_RANKS,), "load it into the same FSDP model on as many ranks, and save a full state dict",
+        (E.PARTS_OF_RANKS,),
+        "load it into the same FSDP model on as many ranks, and save a full state dict: `ckptfix help recipes`",
     ),
     Entry(
         "no-masters", "warning", "the fp32 master weights are not there",

@@ -52,6 +52,7 @@ class Save:
         models, optims: rank -> file name.
         partitioned: each rank has model states of its own, as stage 3 writes them.
         universal: each parameter has a folder of its own.
+        sliced: there are several model-parallel ranks, each with slices of parameters, and not all of them.
         trouble: why it cannot be read.
     """
 
@@ -62,6 +63,7 @@ class Save:
     optims: dict[int, str] = field(default_factory=dict)
     partitioned: bool = False
     universal: bool = False
+    sliced: bool = False
     trouble: CkptfixError | None = None
 
     def expected(self, rank: int) -> str:
@@ -164,14 +166,16 @@ def _save(path: str, folder: str) -> Save | None:
     if not (found.models or found.optims):
         return None
     if odd:
-        what = "pipeline stages" if any(_LAYER.fullmatch(name) for name in odd) else "experts"
+        stages = any(_LAYER.fullmatch(name) for name in odd)
+        what = "pipeline stages" if stages else "experts"
         message = f"a DeepSpeed checkpoint of {what} ({odd[0]}), whose parameters are cut by the program that saved it"
-        found.trouble = Unsupported(message, path=folder, hint=to_universal(folder))
+        found.trouble = Unsupported(message, path=folder, hint=to_universal(folder) if stages else EXPERTS)
     return found
 
 
 def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: str) -> None:
     if model_rank:
+        save.sliced = True
         message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}), which does not say how it was cut"
         hint = to_universal(save.folder)
         if not as_path(save.folder, PARAMETERS).is_dir():
@@ -183,11 +187,25 @@ def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: s
     ranks[rank] = name
 
 
+EXPERTS = (
+    "load it in the program that saved it, and save the model's state dict there: ds_to_universal.py of DeepSpeed "
+    "joins no experts but those that AutoEP placed"
+)
+
+
 def to_universal(folder: str) -> str:
-    """What joins what only DeepSpeed can join: it knows which parameters the ranks of a model cut, and along what."""
+    """What joins what only DeepSpeed can join: the model states say which parameters the ranks cut, and along what.
+
+    Source: deepspeed/checkpoint/ds_to_universal.py of 0.19: without ``universal_checkpoint_info`` it ends in an
+    AssertionError; ``--inject_missing_state`` makes an empty one, by which every parameter is cut along dimension 0.
+    """
     out = quoted(f"{str(folder).rstrip('/')}_universal")
     line = f"python -m deepspeed.checkpoint.ds_to_universal --input_folder {quoted(folder)} --output_folder {out}"
-    return f"`{line}` joins it, where DeepSpeed is installed; the folder that it writes is read"
+    return (
+        f"`{line}` joins it, where DeepSpeed is installed and the model states have universal_checkpoint_info, as "
+        "Megatron-DeepSpeed saves it; the folder that it writes is read. With --inject_missing_state it would join "
+        "what is cut otherwise, or not at all, along dimension 0"
+    )
 
 
 def parameters(folder: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number
 from ckptfix.formats.ranks import names
+from ckptfix.formats.ranks.merge import NAME as JOINED
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.slices import SHARDING_INFO
@@ -44,6 +45,12 @@ GATHER = (
     "`ckptfix convert FOLDER OUT` makes one file of"
 )
 
+FLAT = (
+    "load each file into the same FSDP model on as many ranks, as a LOCAL_STATE_DICT, and save its "
+    "FULL_STATE_DICT: the lines are in `ckptfix help recipes`, under flat parameters"
+)
+"""What joins flat parameters: torch alone cuts them into those of a model."""
+
 _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
 
 
@@ -59,6 +66,7 @@ class Piece:
         where: address of a tensor that is a piece.
         way_out: a command, or words.
         command: whether `way_out` is a command line.
+        joined: it is of all ranks, and no whole all the same.
     """
 
     kind: str
@@ -68,10 +76,13 @@ class Piece:
     where: str
     way_out: str
     command: bool = False
+    joined: bool = False
 
     @property
     def message(self) -> str:
         """Such as ``rank 0 of 2 (DTensor): emb.weight is a shard of [11, 13] along dim 0``."""
+        if self.joined:
+            return f"all ranks together ({self.kind}): {self.missing}"
         whose = "one rank's piece" if self.rank is None else f"rank {self.rank}"
         if self.rank is not None and self.world is not None:
             whose += f" of {self.world}"
@@ -127,7 +138,8 @@ def refuse_flat_partition(checkpoint: Checkpoint) -> None:
 def remarks(checkpoint: Checkpoint, at: str | None = None) -> Iterator[Finding]:
     """That the file is one rank's piece, where it is: no error for what reads or copies a piece as it is."""
     piece = piece_of(checkpoint, at)
-    if piece is not None:
+    # What is in no file of all ranks is a finding of their format.
+    if piece is not None and not piece.joined:
         # Not one command of a chain: it reads other files, and writes what is no copy of this one.
         fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix, severity="warning")
@@ -248,9 +260,11 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
                 first = made
     if first is None:
         return None
-    rank = _rank_in_name(checkpoint.path) if first.rank is None else first.rank
-    words, is_command = (first.way_out, False) if first.kind == "flat parameters" else _joined(checkpoint.path)
-    return Piece(first.kind, rank, first.world, first.missing + _more(count - 1), first.where, words, is_command)
+    joined = checkpoint.format == JOINED
+    rank = _rank_in_name(checkpoint.path) if first.rank is None and not joined else first.rank
+    missing = first.missing + _more(count - 1)
+    words, is_command = (FLAT, False) if first.kind == "flat parameters" else _joined(checkpoint.path)
+    return Piece(first.kind, rank, first.world, missing, first.where, words, is_command, joined)
 
 
 def _joined(path: str) -> tuple[str, bool]:
@@ -268,8 +282,8 @@ def _piece(entry: TensorEntry, node: Node) -> Piece | None:
     if is_dtensor(cls):
         return _dtensor(entry, dict(state))
     if is_flat(entry.key):
-        missing = f"{entry.key} is the parameters of an FSDP unit in one row, without names and shapes"
-        return Piece("flat parameters", None, None, missing, entry.name, GATHER)
+        missing = f"{entry.key} is the parameters of an FSDP unit in one row, whose names and shapes are in no file"
+        return Piece("flat parameters", None, None, missing, entry.name, FLAT)
     return None
 
 

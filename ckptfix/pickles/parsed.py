@@ -53,6 +53,11 @@ class Graph:
         self.unfold()
         return self.loose_persids
 
+    def storages(self) -> set[str]:
+        """Keys of the storages that persistent ids refer to: the third part of each, where that is text."""
+        keys = {part for persid in self.loose_persids for part in persid.fields[2:3] if isinstance(part, str)}
+        return keys if self.phrases is None else keys.union(self.phrases.storages())
+
     @property
     def gets(self) -> list[Text]:
         """Every use of a string that was fetched from the memo."""

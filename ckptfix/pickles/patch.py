@@ -37,8 +37,7 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
     turn a file that it accepts into one that it refuses, whatever protocol the stream claims.
     """
     if like == op.BINUNICODE and op.SHORT_BINUNICODE not in used:
-        raw = value.encode("utf-8", "surrogatepass")
-        return b"X" + len(raw).to_bytes(4, "little") + raw
+        return _binunicode(value)
     if like in (op.SHORT_BINSTRING, op.BINSTRING, op.STRING):
         raw = value.encode("utf-8")
         if len(raw) < 256 and like != op.STRING:
@@ -51,7 +50,12 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
         return bytes((op.UNICODE,)) + escaped + b"\n"
     if op.SHORT_BINUNICODE in used and len(raw) < 256:
         return bytes((op.SHORT_BINUNICODE, len(raw))) + raw
-    return bytes((op.BINUNICODE,)) + len(raw).to_bytes(4, "little") + raw
+    return _binunicode(value)
+
+
+def _binunicode(value: str) -> bytes:
+    raw = value.encode("utf-8", "surrogatepass")
+    return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
 Replaced = tuple[int, int, bytes]
@@ -80,10 +84,12 @@ class Renamed:
     def __iter__(self) -> Iterator[Replaced]:
         """Without those of keys that are nodes: their patches are among those of nodes."""
         get, protocol, used, nodes = self.names.get, self.protocol, self.used, self.nodes
+        plain = op.SHORT_BINUNICODE not in used
         for start, end, name in self.rows.spans():
             new = get(name)
             if new is not None and new != name and start not in nodes:
-                yield start, end, string_opcode(new, protocol, op.BINUNICODE, used)
+                made = _binunicode(new) if plain else string_opcode(new, protocol, op.BINUNICODE, used)
+                yield start, end, made
 
 
 class Patches:

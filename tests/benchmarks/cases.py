@@ -318,7 +318,7 @@ def to_safetensors(bench: Bench) -> Case:
 def from_safetensors(bench: Bench) -> Case:
     plain = bench.input("plain.safetensors")
     job = "convert safetensors to zip"
-    return _beside_cp(bench, job, plain, "ours.pth", "convert", ratio=2, check=("same", plain), memory=None)
+    return _beside_cp(bench, job, plain, "ours.pth", "convert", ratio=1.1, check=("same", plain))
 
 
 def shards_strip(bench: Bench) -> Case:

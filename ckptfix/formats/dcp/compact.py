@@ -18,13 +18,18 @@ def compacted(
     Files in which items overlap, or reach behind the end, are copied whole; all are where keys could not be read.
     """
     whole = {name: [ByteRange(path, 0, files.sizes[name])] for name, path in files.paths.items()}
+    if said.wrong or not any(row.gone or row.put is not None for row in rows):
+        return whole, {}
     used = set(_used(said, rows))
-    gone = {part.place for _, part in said.places() if part.place is not None} - used
+    gone = {part.place.name for _, part in said.places() if part.place is not None and part.place not in used}
+    kept: dict[str, list[Place]] = {name: [] for name in whole}
+    for place in sorted(used):
+        kept.setdefault(place.name, []).append(place)
     made: dict[str, Sequence[Segment]] = {}
     moved: dict[Place, Place] = {}
     for name, copy in whole.items():
-        places = sorted(place for place in used if place.name == name)
-        if said.wrong or not any(place.name == name for place in gone) or not _apart(places, files.sizes[name]):
+        places = kept[name]
+        if name not in gone or not _apart(places, files.sizes[name]):
             made[name] = copy
             continue
         cursor = 0

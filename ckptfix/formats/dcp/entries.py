@@ -90,7 +90,7 @@ class Entries:
             raise Otherwise
         return found
 
-    def _name(self, pos: int) -> tuple[str | None, int]:
+    def name(self, pos: int) -> tuple[str | None, int]:
         """The string that is pushed at `pos`, numbered or fetched, and where that ends; None where there is none."""
         data = self.data
         code = data[pos]
@@ -105,7 +105,7 @@ class Entries:
             return None, pos
         end = pos + (2 if code == 0x68 else 5)
         value = self.memo.get(self.number(data[pos:end]))
-        return (value, end) if type(value) is str else (None, pos)
+        return (value, end) if isinstance(value, str) else (None, pos)
 
     def _size(self, get: bytes, pushed: bytes | None) -> Sizes:
         """A ``torch.Size``: made of the numbers that are `pushed`, or fetched."""
@@ -142,14 +142,14 @@ class Entries:
         for get, name in zip(rows[::2], rows[1::2], strict=True):
             assert isinstance(get, bytes)
             value = self.memo.get(self.number(get))
-            if type(value) is not Global if name is None else type(value) is not str or value != name:
+            if type(value) is not Global if name is None else value != name:
                 return False
         return True
 
     def tensor(self, pos: int) -> int:
         """The entry of ``state_dict_metadata`` at `pos`: that of a tensor, or of a value."""
         data, before = self.data, self.count
-        fqn, at = self._name(pos)
+        fqn, at = self.name(pos)
         found = None if fqn is None else TENSOR.match(data, at)
         if found is None:
             value = None if fqn is None else VALUE.match(data, at)
@@ -228,7 +228,7 @@ class Entries:
     def path(self, pos: int) -> int:
         """The entry of ``planner_data`` at `pos`."""
         data, before = self.data, self.count
-        fqn, at = self._name(pos)
+        fqn, at = self.name(pos)
         path: list[Node] = []
         several = fqn is not None and data[at] == 0x28
         at += several
@@ -244,7 +244,7 @@ class Entries:
                 path.append(pushed_int(data[at : at + WIDTHS[code]]))
                 at += WIDTHS[code]
                 continue
-            part, end = self._name(at)
+            part, end = self.name(at)
             if part is None:
                 break
             path.append(part)
@@ -259,7 +259,7 @@ class Entries:
         if head is None:
             return pos
         self.count += 2
-        fqn, at = self._name(head.end())
+        fqn, at = self.name(head.end())
         found = None if fqn is None else BOX.match(data, at)
         if found is None:
             self.count = before
@@ -267,7 +267,7 @@ class Entries:
         index, box_name, size_get, pushed, cls, path = found.groups()
         box = None if size_get is None else self._size(size_get, pushed)
         self.count += 2
-        name, at = self._name(found.end())
+        name, at = self.name(found.end())
         place = None if name is None else PLACE.match(data, at)
         if fqn is None or name is None or place is None:
             self.count = before

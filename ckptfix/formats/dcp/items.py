@@ -61,7 +61,7 @@ def tensor_item(
     window = Window(where)
     with in_file(window, name), open_source(window) as source:
         if source.read(0, min(4, where.length)) != _ZIP:
-            image = None if named is None else named.images.at(str(where.path), where.offset)
+            image = None if named is None else named.images.at(where.path, where.offset)
             if named is not None and image is not None:
                 return TensorItem(image.find(named.fqn, dtype, shape, named.offsets), None)
             return _bare(where, name, dtype, shape)

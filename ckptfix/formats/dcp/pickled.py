@@ -13,6 +13,7 @@ from typing import cast
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
 from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, fields_of
+from ckptfix.formats.dcp.respell import respelled
 from ckptfix.pickles import Call, Dict, Global, Graph
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.reemit import reemit
@@ -52,6 +53,9 @@ class Row:
     place: Place | None = None
 
     def fqn(self, nested: bool) -> str:
+        """Its name then; a name that is not its path stays while the path does."""
+        if self.path == self.saved.path:
+            return self.saved.fqn
         return ".".join(map(str, self.path)) if nested else str(self.path[0])
 
 
@@ -81,8 +85,13 @@ def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
     return _written(root, Graph(bytes((0x80, PROTOCOL)), 0), PROTOCOL)
 
 
-def rewritten(said: Metadata, rows: Iterable[Row], moved: Mapping[Place, Place]) -> bytes:
+def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place]) -> bytes:
     """The pickle of the metadata that was read, with its keys as `rows` have them and its items where they `moved`."""
+    if isinstance(said.source, bytes) and not moved and not any(row.gone or row.put is not None for row in rows):
+        names = {row.saved.fqn: (row.fqn(said.nested), row.path) for row in rows if row.path != row.saved.path}
+        made = respelled(said.source, names, {row.saved.fqn: row.place for row in rows if row.place is not None})
+        if made is not None:
+            return made
     by_fqn = {row.saved.fqn: row for row in rows}
     make = _Nodes()
     root = said.graph.root

@@ -38,16 +38,16 @@ class Skimmed:
 @without_collections
 def skim(data: bytes) -> Skimmed | None:
     """What the pickle `data` says; None where it is not written as torch writes it, or not whole."""
-    unframed = _unframed(data)
+    unframed = opcodes_of(data)
     if unframed is None:
         return None
     try:
-        return _Skimmer(*unframed).run()
+        return Skimmer(*unframed).run()
     except (IndexError, KeyError, ValueError, BadTensor, Otherwise):
         return None
 
 
-def _unframed(data: bytes) -> tuple[bytes, list[int]] | None:
+def opcodes_of(data: bytes) -> tuple[bytes, list[int]] | None:
     """The opcodes without the frames around them, and where a frame begins among them.
 
     None if the frames do not follow each other to the end.
@@ -73,7 +73,7 @@ _KEYS, _PATHS, _ITEMS = "state_dict_metadata", "planner_data", "storage_data"
 _CONSTANTS: dict[int, Node] = {0x4E: None, 0x88: True, 0x89: False}
 
 
-class _Skimmer(Entries):
+class Skimmer(Entries):
     """The machine."""
 
     def __init__(self, data: bytes, frames: list[int]) -> None:
@@ -91,7 +91,7 @@ class _Skimmer(Entries):
         state = root.state if type(root) is Call else None
         if type(root) is not Call or type(state) is not Dict or root.args != () or root.how != "NEWOBJ":
             raise Otherwise
-        fields = {name: value for name, value in state.items if type(name) is str}
+        fields = {name: value for name, value in state.items if isinstance(name, str)}
         if len(fields) != len(state.items) or _KEYS not in self.bulk:
             raise Otherwise
         if any(fields.get(name) is not value for name, value in self.bulk.items()):
@@ -101,7 +101,7 @@ class _Skimmer(Entries):
         paths = [(name, path) for name, path in self.paths if not isinstance(path, Boxes)]
         rest = {name: value for name, value in fields.items() if name not in self.read}
         for rows in (self.keys, paths):
-            if not all(type(name) is str for name, _ in rows) or len({name for name, _ in rows}) != len(rows):
+            if not all(isinstance(name, str) for name, _ in rows) or len({name for name, _ in rows}) != len(rows):
                 raise Otherwise
         items = [row if type(row) is Item else (row[0], row[1]) for row in self.items]
         return Skimmed(self.keys, paths if _PATHS in self.bulk else None, items, rest)
@@ -127,7 +127,7 @@ class _Skimmer(Entries):
                 pos += 1
             elif code == 0x68 or code == 0x6A:  # BINGET, LONG_BINGET
                 end = pos + (2 if code == 0x68 else 5)
-                stack.append(self._got(data[pos:end]))
+                stack.append(self.got(pos, end))
                 pos = end
             elif code == 0x8C or code == 0x58:  # SHORT_BINUNICODE, BINUNICODE
                 text, pos = self.text(pos)
@@ -168,14 +168,14 @@ class _Skimmer(Entries):
                 pos += 1
             elif code == 0x93:  # STACK_GLOBAL
                 name, module = stack.pop(), stack.pop()
-                if type(name) is not str or type(module) is not str:
+                if not isinstance(name, str) or not isinstance(module, str):
                     raise Otherwise
                 stack.append(Global(module, name, pos))
                 pos += 1
             elif code == 0x7D:  # EMPTY_DICT
                 fresh = Dict()
                 key = stack[-1] if len(marks) == 1 and stack else None
-                if type(key) is str and key in self.read and self.bulk.setdefault(key, fresh) is not fresh:
+                if isinstance(key, str) and key in self.read and self.bulk.setdefault(key, fresh) is not fresh:
                     raise Otherwise
                 stack.append(fresh)
                 pos += 1
@@ -259,9 +259,9 @@ class _Skimmer(Entries):
             self.frames.pop()
             self.frame = self.frames[-1] if self.frames else len(self.data)
 
-    def _got(self, get: bytes) -> Node:
-        """What the memo has; a size that an entry made, as the call that makes it."""
-        index = self.number(get)
+    def got(self, pos: int, end: int) -> Node:
+        """What is fetched from `pos` to `end`; a size that an entry made, as the call that makes it."""
+        index = self.number(self.data[pos:end])
         if index in self.sizes:
             return Call(SIZE, (self.sizes[index],), "REDUCE", 0)
         return self.memo[index]

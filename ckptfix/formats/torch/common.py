@@ -144,16 +144,20 @@ class Storages(StorageTable):
     """The storages of a file: `place` gives where the bytes of a key are and their CRC-32.
 
     A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same.
-    `size` gives how many bytes of a key there are, where that is known without its place.
+    `sizes` gives how many bytes of each key there are, where that is known without its place.
     """
 
     def __init__(
-        self, place: Lookup, *, meta_has_bytes: bool = False, size: Callable[[str], int] | None = None
+        self,
+        place: Lookup,
+        *,
+        meta_has_bytes: bool = False,
+        sizes: Callable[[Sequence[str]], list[int]] | None = None,
     ) -> None:
         super().__init__()
         self.place = place
         self.meta_has_bytes = meta_has_bytes
-        self.size = size or (lambda key: place(key)[1])
+        self.sizes = sizes or (lambda keys: [place(key)[1] for key in keys])
 
     def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
         absent = location == "meta" and not self.meta_has_bytes
@@ -172,14 +176,14 @@ class Storages(StorageTable):
     def all_there(self, graph: Graph) -> bool:
         """Whether the file has as many bytes of each storage as the references to it promise."""
         try:
-            for key, kind, location, numel in loose_references(graph):
-                if not self._is_absent(location) and self.size(key) != expected_bytes(kind, numel):
-                    return False
+            loose = [one for one in loose_references(graph) if not self._is_absent(one[2])]
+            if self.sizes([key for key, *_ in loose]) != [expected_bytes(kind, numel) for _, kind, _, numel in loose]:
+                return False
             if graph.phrases is None:
                 return True
             keys, promised = folded_references(graph.phrases, self._is_absent)
             # One of which nothing is known is promised to have what it has.
-            return all(nbytes in (None, found) for found, nbytes in zip(map(self.size, keys), promised, strict=True))
+            return all(nbytes in (None, found) for found, nbytes in zip(self.sizes(keys), promised, strict=True))
         except CkptfixError:
             return False
 

@@ -97,7 +97,7 @@ def read(path: str) -> Checkpoint:
         graph=graph,
         container=archive,
         # torch reads the record of a storage before it looks at the device.
-        storages=torch_common.Storages(places, meta_has_bytes=True, size=places.size),
+        storages=torch_common.Storages(places, meta_has_bytes=True, sizes=places.sizes),
         traits=traits,
         byteorder="big" if byteorder == "big" else "little",
         findings=findings,

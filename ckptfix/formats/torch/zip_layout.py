@@ -98,10 +98,11 @@ class Places:
             raise BadDirectory(self._wrong[key], path=self._path, where=record.name, offset=record.header)
         return self._data[key], records.sizes[index], records.sums[index] or None
 
-    def size(self, key: str) -> int:
-        """The bytes of a storage as the directory states them; a negative number for a key that the file lacks."""
-        index = self._records.get(key)
-        return -1 if index is None or key in self._wrong else self._directory.records.sizes[index]
+    def sizes(self, keys: Sequence[str]) -> list[int]:
+        """The bytes of storages as the directory states them; a negative number for a key that the file lacks."""
+        stated, wrong = self._directory.records.sizes, self._wrong
+        rows = map(self._records.get, keys)
+        return [-1 if row is None or key in wrong else stated[row] for key, row in zip(keys, rows, strict=True)]
 
     def _read_headers(self) -> dict[str, Data]:
         found: dict[str, Data] = {}

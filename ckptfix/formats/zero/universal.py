@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ckptfix.checkpoint import Check, TensorEntry, dtypes
-from ckptfix.errors import DamagedFile
+from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
 from ckptfix.formats.folders.nodes import fields, listed, number, numbered
@@ -34,6 +34,7 @@ from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 
 FP32, STEP = "fp32.pt", "step.pt"
+INFO, VERSION = "universal_checkpoint_info", "universal_checkpoint_version"
 
 
 def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
@@ -41,7 +42,12 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
 
     Raises:
         DamagedFile: a file holds no tensor, or has another size than the model states say.
+        Unsupported: it was joined of model-parallel ranks that do not say how they are cut.
     """
+    if save.sliced and not fields(model.file.top.get(INFO)).keys() - {VERSION}:
+        message = "the ranks of a parallel model say nothing of how its parameters are cut (universal_checkpoint_info)"
+        hint = "--inject_missing_state has joined them all along dimension 0; join them in the program that saved it"
+        raise Unsupported(message, path=save.folder, hint=hint)
     whole = Whole(model, Joiner(save.path, lambda: None), masters=True)
     settings = attempt(save, f"{PARAMETERS}/optimizer_state.pt", read_file, "")
     top: Mapping[str, Node] = {} if isinstance(settings, Lost) else settings.top
@@ -100,11 +106,16 @@ def _parameter(whole: Whole, save: Save, name: str, shape: Shape | None) -> Para
     whole.files.append(file.mark)
     entry = _tensor(file)
     own = entry.shape
-    if shape is not None and own != shape:
+    if shape is not None and own != shape and not (save.sliced and _is_slice(shape, own)):
         if entry.numel != math.prod(shape) or len(own) != 1:
             raise DamagedFile(f"it holds {list(own)}, and the model states say {list(shape)}", path=file.path)
         own = shape
     return Parameter(entry.dtype, own, whole.joiner.add_later(entry.nbytes, partial(_piece, entry)))
+
+
+def _is_slice(shape: Shape, whole: Shape) -> bool:
+    """Whether a rank's part of a tensor may have this shape: it is cut along one dimension."""
+    return len(shape) == len(whole) and sum(one != all_of_it for one, all_of_it in zip(shape, whole, strict=True)) == 1
 
 
 def _damaged(whole: Whole, save: Save, name: str, shape: Shape) -> Parameter:

@@ -54,7 +54,6 @@ from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.taken import not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
-from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
@@ -134,7 +133,7 @@ def examine(
     if checkpoint is not None and not format_of(checkpoint).edits:
         folder = format_of(checkpoint).folder
         remedies = [with_conversion(row, name, folder=folder) for row in remedies]
-    if any(finding.id == "one-rank" for finding in ordered):
+    if any(finding.id in ("one-rank", "flat-parameters") for finding in ordered):
         # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
         remedies = [_without(row, "sanitize") for row in remedies]
     done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
@@ -269,7 +268,7 @@ _SLIM = "ckptfix slim {source} {slim}"
 
 def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str, fast: bool) -> Iterator[Finding]:
     """Records that no tensor uses, and those that are pickles; also those that edits in place have replaced."""
-    used = {persid.fields[2] for persid in graph.persids if _has_key(persid.pid)}
+    used = graph.storages()
     prefix = f"{root}/data/"
     idle: list[Record] = []
     with open_source(checkpoint.path) as reader:
@@ -292,10 +291,6 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
         total = sum(record.size for record in idle)
         message = f"{total:,} bytes in {len(idle)} records belong to no tensor"
         yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
-
-
-def _has_key(pid: Node) -> bool:
-    return type(pid) is tuple and len(pid) > 2 and isinstance(pid[2], str)
 
 
 def _piece(storage: Storage, name: str) -> scan_records.Piece:

@@ -133,7 +133,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         raise Refused("it holds only an optimizer's state", path=checkpoint.path, hint=hint)
     before = find_used(root, parts.storages)
     used = find_used(root, parts.storages, gone) if gone else before
-    keys = {*before, *(str(persid.fields[2]) for persid in parts.graph.persids if len(persid.fields) > 2)}
+    keys = {*before, *parts.graph.storages()}
 
     def new_key() -> str:
         number = len(keys)

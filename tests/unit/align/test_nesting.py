@@ -27,14 +27,27 @@ def test_two_roles_that_send_a_block_to_two_blocks() -> None:
     assert not doubted({**straight, **{name: f"dec.{name[3]}.n" for name in shifted}})
 
 
+def test_norms_that_send_two_blocks_to_two_crosswise_are_no_grid() -> None:
+    crosswise = {f"tower.{at}.{part}": f"h.{part}.{name}" for at, name in enumerate(("pre", "post")) for part in (0, 1)}
+    assert doubted(crosswise) == {*crosswise}
+
+
+def test_a_block_in_no_stack_shows_too_that_two_overlap() -> None:
+    """What is before and after two blocks is in no block of one side, and in their list on the other."""
+    down = {"down.0.norm": "features.2.norm", "down.0.conv": "features.1.conv"}
+    assert doubted({**down, "head.fc": "features.2.fc"}) == {*down, "head.fc"}
+    assert not doubted(down)
+
+
 @pytest.mark.parametrize(
     "pairs",
     [
         {f"features.{at}": f"stage.{at // 2}.conv.{at % 2}" for at in range(6)},
         {f"layers.{at}.experts.{part}": f"experts.{part}.layers.{at}" for at in range(3) for part in range(2)},
         {f"{part}.{at}": f"blocks.{at}.{part}" for part in ("attentions", "norms") for at in range(3)},
+        {f"{part}.0.{at}": f"blocks.{at}.{part}" for part in ("convs", "norms") for at in range(2)},
     ],
-    ids=["flat against stages", "a grid", "lists by role"],
+    ids=["flat against stages", "a grid", "lists by role", "lists by role in stages"],
 )
 def test_what_nests_or_crosses_as_a_grid_is_left(pairs: dict[str, str]) -> None:
     assert not doubted(pairs)

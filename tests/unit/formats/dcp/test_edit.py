@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,14 @@ import pytest
 import torch
 from compare import assert_same
 from dcp_ranks import merged
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as load_folder
 
 import ckptfix
@@ -204,3 +213,20 @@ def test_tensors_in_columns_are_counted_after_items_have_moved(saved: Path, tmp_
         for name, tensor in found.items():
             expected = whole[name].bfloat16() if name == "plain.weight" else whole[name]
             assert torch.equal(tensor, expected), name
+
+
+def test_items_without_archives_around_them_move_too(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    wanted = {name: torch.full((3,), float(number)) for number, name in enumerate("abc")}
+    (folder / "__0_0.distcp").write_bytes(b"".join(tensor.numpy().tobytes() for tensor in wanted.values()))
+    box = ChunkStorageMetadata(torch.Size((0,)), torch.Size((3,)))
+    keys: dict[str, Any] = dict.fromkeys(wanted, TensorStorageMetadata(TensorProperties(), torch.Size((3,)), [box]))
+    items = {
+        MetadataIndex(name, box.offsets, 0): _StorageInfo("__0_0.distcp", 12 * number, 12)
+        for number, name in enumerate(wanted)
+    }
+    (folder / ".metadata").write_bytes(pickle.dumps(Metadata(keys, {name: (name,) for name in wanted}, items)))
+    ckptfix.select(folder, tmp_path / "out", drop=["b"])
+    assert_same({name: wanted[name] for name in "ac"}, dict(ckptfix.load_state_dict(tmp_path / "out")))
+    assert (tmp_path / "out" / "__0_0.distcp").stat().st_size == 24

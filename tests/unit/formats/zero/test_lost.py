@@ -181,6 +181,7 @@ def test_what_only_its_program_can_join_is_refused(name: str, words: str, tmp_pa
     with pytest.raises(Unsupported, match=words) as caught:
         open_checkpoint(tmp_path / "in")
     assert "ds_to_universal" in str(caught.value.hint)
+    assert ("python -m deepspeed" in str(caught.value.hint)) is (words != "experts")
 
 
 @pytest.mark.parametrize("tag", ["../elsewhere", "/etc", "a\\b", "nul\0", "nowhere", "", "x" * 5000])

@@ -1,0 +1,187 @@
+"""Other names in a `.metadata` that torch wrote, in place of the old ones: every other opcode stays as it is.
+
+A large checkpoint has hundreds of thousands of uses of names, and some ten million opcodes around them. The skimmer
+says where these uses are, and they are edited as in any pickle (`pickles.patch`): use by use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ckptfix.formats.dcp.entries import Item, Otherwise
+from ckptfix.formats.dcp.metadata import Path, Place, fields_of
+from ckptfix.formats.dcp.phrases import GET, INT
+from ckptfix.formats.dcp.skim import Skimmed, Skimmer, opcodes_of
+from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.pickles import Graph, Text
+from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.graph import Node
+from ckptfix.pickles.opcodes import pushed_int
+from ckptfix.pickles.patch import Patch, int_opcode, splice, string_opcode
+
+Names = Mapping[str, tuple[str, Path]]
+"""The name of a key -> its new name, and its new path."""
+
+
+@without_collections
+def respelled(data: bytes, names: Names, places: Mapping[str, Place]) -> bytes | None:
+    """The pickle of a `.metadata` with other names of keys; None where only its nodes can be edited.
+
+    Args:
+        names: of every key that has another name or path.
+        places: the name of a key, a value -> where its item lies now.
+    """
+    unframed = opcodes_of(data)
+    if unframed is None:
+        return None
+    reader = _Uses(*unframed)
+    try:
+        said = reader.run()
+        wanted = _wanted(said, names, places)
+        numbers = list(_numbers(reader.data, said, places))
+    except (IndexError, KeyError, ValueError, BadTensor, Otherwise):
+        return None
+    patches = reader.patches(wanted)
+    if patches is None:
+        return None
+    graph = Graph(reader.data, 0)
+    graph.end = len(reader.data)
+    return data[:2] + splice(graph, sorted(patches + numbers))
+
+
+class _Uses(Skimmer):
+    """Reads each string as a use, which knows where it is pushed."""
+
+    def __init__(self, data: bytes, frames: list[int]) -> None:
+        super().__init__(data, frames)
+        self._written: dict[int, Text] = {}
+        self._fetched: dict[int, Text] = {}
+        self._numbers: set[int] = set()
+
+    def text(self, pos: int) -> tuple[str, int]:
+        value, end = super().text(pos)
+        use = self._written[pos] = _use(value, pos, end, None)
+        return use, end
+
+    def number(self, get: bytes) -> int:
+        found = super().number(get)
+        self._numbers.add(found)
+        return found
+
+    def name(self, pos: int) -> tuple[str | None, int]:
+        end = pos + _GETS.get(self.data[pos], 0)
+        use = self._fetch(pos, end) if end > pos else None
+        return super().name(pos) if use is None else (use, end)
+
+    def got(self, pos: int, end: int) -> Node:
+        use = self._fetch(pos, end)
+        return super().got(pos, end) if use is None else use
+
+    def _fetch(self, pos: int, end: int) -> Text | None:
+        """The use of a string that is fetched there; None for anything else."""
+        index = int.from_bytes(self.data[pos + 1 : end], "little")
+        origin = self.memo.get(index) if index < self.count else None
+        if type(origin) is not Text:
+            return None
+        use = self._fetched[pos] = _use(origin, pos, end, origin)
+        return use
+
+    def patches(self, wanted: Mapping[int, str]) -> list[Patch] | None:
+        """What gives each use its value, by where it is pushed; None where others fetch what would change."""
+        data = self.data
+        used = {op.SHORT_BINUNICODE}
+        changed: set[int] = set()
+        made: list[Patch] = []
+        for use in self._written.values():
+            value = wanted.get(use.start, use)
+            if value != use:
+                changed.add(id(use))
+                made.append(Patch(use.start, use.end, string_opcode(value, 4, op.SHORT_BINUNICODE, used)))
+        for use in self._fetched.values():
+            origin = use.origin
+            assert origin is not None
+            value = wanted.get(use.start, use)
+            if value != (wanted.get(origin.start, origin) if id(origin) in changed else origin):
+                made.append(Patch(use.start, use.end, string_opcode(value, 4, data[origin.start], used)))
+        fixed = (self.memo.get(number) for number in self._numbers)
+        return None if any(id(node) in changed for node in fixed) else made
+
+
+_GETS = {op.BINGET: 2, op.LONG_BINGET: 5}
+
+
+def _use(value: str, start: int, end: int, origin: Text | None) -> Text:
+    use = Text(value)
+    use.start, use.end, use.origin = start, end, origin
+    return use
+
+
+def _wanted(said: Skimmed, names: Names, places: Mapping[str, Place]) -> dict[int, str]:
+    """Where a name is pushed -> what it has to be.
+
+    Raises:
+        Otherwise: one that no edit reaches, or that stands for several.
+    """
+    wanted: dict[int, str] = {}
+    for use, value in _names(said, names, places):
+        if type(use) is not Text:
+            if use == value:
+                continue
+            raise Otherwise
+        # What an object that stands at several places is made of is one use.
+        if wanted.setdefault(use.start, value) != value:
+            raise Otherwise
+    return wanted
+
+
+def _names(said: Skimmed, names: Names, places: Mapping[str, Place]) -> Iterator[tuple[Node, str]]:
+    """Every use of a name, and of the name of a file, with its value."""
+    for fqn, _ in said.keys:
+        yield fqn, names[str(fqn)][0] if fqn in names else str(fqn)
+    for fqn, path in said.paths or ():
+        new = names.get(str(fqn))
+        yield fqn, str(fqn) if new is None else new[0]
+        parts = path if isinstance(path, tuple | list) else ()
+        if new is not None and len(parts) != len(new[1]):
+            raise Otherwise
+        for one, key in zip(parts, parts if new is None else new[1], strict=True):
+            if isinstance(one, str) or one != key:
+                yield one, str(key)
+    for name, file in map(_names_of, said.items):
+        place = places.get(str(name))
+        yield name, names[str(name)][0] if name in names else str(name)
+        yield file, str(file) if place is None else place.name
+
+
+def _names_of(row: Item | tuple[Node, Node]) -> tuple[Node, Node]:
+    """The name of the key of an item, and that of its file."""
+    if isinstance(row, Item):
+        return row.fqn, row.name
+    return fields_of(row[0]).get("fqn"), fields_of(row[1]).get("relative_path")
+
+
+_FIELDS = "relative_path", "offset", "length"
+
+_STRING = rb"(?:%b|\x8c\x06(?:offset|length)\x94|X\x06\0\0\0(?:offset|length)\x94)" % GET
+_BEHIND = re.compile(rb"\x94?%b(%b)%b(%b)ub" % (_STRING, INT, _STRING, INT), re.DOTALL)
+"""What follows the name of a file: "offset" and "length", as they are pushed the first time and later."""
+
+
+def _numbers(data: bytes, said: Skimmed, places: Mapping[str, Place]) -> Iterator[Patch]:
+    """The patches of numbers of items that lie elsewhere.
+
+    Raises:
+        Otherwise: one does not stand where it would.
+    """
+    for row in said.items if places else ():
+        place = places.get(str(_names_of(row)[0]))
+        if place is None:
+            continue
+        file, *old = row[2:] if isinstance(row, Item) else map(fields_of(row[1]).get, _FIELDS)
+        found = _BEHIND.match(data, file.end) if type(file) is Text else None
+        if found is None or old[0] == old[1] or [*map(pushed_int, found.groups())] != old:
+            raise Otherwise
+        for group, number in ((1, place.offset), (2, place.length)):
+            yield Patch(found.start(group), found.end(group), int_opcode(number))
