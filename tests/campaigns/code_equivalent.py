@@ -14,6 +14,9 @@ EQUIVALENT: dict[str, str] = {
     "io/tiles.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
         "one look more of a limit that is far above what any tensor needs"
     ),
+    "pickles/paged.py: Pages.__getitem__: comparison: 0 <= here < len(self._page) -> 0 < here < len(self._page) #1": (
+        "the page that begins there is read once more, and is the same"
+    ),
     "zips/several.py: _zips: comparison: 0 <= place < length -> 0 <= place <= length #2": (
         "a signature of four bytes cannot begin at the last but two of what was read"
     ),
