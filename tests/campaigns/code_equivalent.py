@@ -14,6 +14,7 @@ EQUIVALENT: dict[str, str] = {
     "io/tiles.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
         "one look more of a limit that is far above what any tensor needs"
     ),
+    "ops/law/strings.py: _behind_keys: constant: 0 -> 1 #9": "an empty key is read as any other string, to its end",
     "pickles/paged.py: Pages.__getitem__: comparison: 0 <= here < len(self._page) -> 0 < here < len(self._page) #1": (
         "the page that begins there is read once more, and is the same"
     ),
