@@ -15,14 +15,16 @@ import dcp_ranks
 import pytest
 import torch
 from compare import assert_same
+from safetensors.torch import save_file
 from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_folder
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptfix
-from ckptfix.errors import DamagedFile, Unsupported, WouldLoseData
+from ckptfix.errors import DamagedFile, Truncated, Unsupported, WouldLoseData
 from ckptfix.formats import open_checkpoint
+from ckptfix.formats.dcp.images import Images
 from ckptfix.ops.doctor import doctor
 
 Copied = Callable[[str], Path]
@@ -144,6 +146,17 @@ def test_a_safetensors_file_that_was_cut_is_named(copied: Copied, tmp_path: Path
     assert any(row.severity == "error" for row in doctor(folder).findings)
     done = ckptfix.repair(folder, tmp_path / "out.pth")
     assert done.exit_code == 3 and done.losses
+
+
+def test_a_header_that_the_file_does_not_hold_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "__0_0.distcp"
+    save_file({"a": torch.zeros(2)}, path, metadata={"format": "pt"})
+    whole = Images().at(str(path), 0)
+    assert whole is not None and list(whole.tensors) == ["a"]
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(Truncated, match=f"a header of {length} bytes promised, 32 left"):
+        Images().at(str(path), 0)
 
 
 def test_the_part_of_another_place_is_refused(copied: Copied, tmp_path: Path) -> None:
