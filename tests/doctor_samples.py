@@ -223,6 +223,14 @@ def two_steps(folder: Path) -> Path:
     return folder
 
 
+@sample("model-steps")
+def a_model_of_another_step(folder: Path) -> Path:
+    run = zero_files.example(2, 2)
+    inner, other = run.save(folder), replace(run, step=9).save(folder / "other")
+    (other / "mp_rank_00_model_states.pt").replace(inner / "mp_rank_00_model_states.pt")
+    return folder
+
+
 @sample("ranks-differ")
 def running_means(folder: Path) -> Path:
     for rank in range(2):

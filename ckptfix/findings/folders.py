@@ -49,6 +49,13 @@ FOLDERS: tuple[Entry, ...] = (
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),
     Entry(
+        "model-steps", "warning", "model states and optimizer of DeepSpeed count other steps",
+        "DeepSpeed writes both at once, so the files may be of two saves: then the fp32 weights are of one, and "
+        "buffers and settings of the other. Training that went on without the optimizer's states leaves such a "
+        "difference too.",
+        (E.WRONG_VALUES,), "copy the files of all ranks from one save, if they are of two",
+    ),
+    Entry(
         "ranks-differ", "warning", "what every rank holds whole is not the same on all",
         "Buffers such as running means are not cut among the ranks: each has its own, and they differ where nothing "
         "keeps them equal. The first rank's are taken.",

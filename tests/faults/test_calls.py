@@ -200,3 +200,22 @@ def test_what_could_not_be_put_back_is_reported_and_not_lost(
     assert [path.read_bytes() for path in kept] == ([] if without_links else [OLD])
     assert all(f"the old one is {path}" in message for path in kept)
     assert str(tmp_path / "two") not in message.partition("; ")[2]
+
+
+def test_where_the_kept_file_is_that_could_not_be_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = SCENARIOS["several keep"]
+    prepare(tmp_path, scenario)
+    real = os.replace
+
+    def replace(source: str, dest: str) -> None:
+        if source.endswith("~") or Path(dest).name == "two":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, dest)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(CkptfixError) as caught:
+        write_plan(plan(tmp_path, scenario), overwrite=True, keep_old=lambda path: True)
+    one, message = tmp_path / "one", str(caught.value)
+    assert f"{one} is the new file already, and could not be put back; kept the old {one} as {one}.~2~" in message
+    assert states(tmp_path, scenario) == ["new", "old", "old"]
+    assert (tmp_path / "one.~2~").read_bytes() == OLD

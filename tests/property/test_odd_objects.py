@@ -135,6 +135,13 @@ def containers() -> Any:
 
 
 @odd
+def an_attribute_of_a_tensor_of_several_names() -> Any:
+    one = some(2, 3, first=700)
+    one.mark = some(2, first=720)  # type: ignore[attr-defined]
+    return {"model": {"a.w": one, "b.w": one}, "space": SimpleNamespace(c=one)}
+
+
+@odd
 def averages_in_a_list() -> Any:
     shadow = [value + 500 for value in state().values()]
     return {"state_dict": state(), "ema": {"shadow_params": shadow, "decay": 0.9}}

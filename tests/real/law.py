@@ -183,7 +183,7 @@ def judge(command: Command, before: Truth, after: Truth, done: Outcome) -> Itera
     for leaf, count in sorted(missing.items()):
         addresses = before.addresses(leaf)
         asked = sum(command.part and named(address, listed, "") for address in addresses)
-        told = sum(named(address, lost, at) for address in addresses)
+        told = sum(any(named(one, lost, at) for one in before.listed_as(address, addresses)) for address in addresses)
         if asked >= count:
             continue
         if not told and not asked:

@@ -84,6 +84,11 @@ class Truth:
     def addresses(self, leaf: Leaf) -> list[str]:
         return [address for address, other in self.found if other == leaf]
 
+    def listed_as(self, address: str, addresses: list[str]) -> list[str]:
+        """Those of `addresses` under which that is listed: an attribute of a tensor of several names, under one."""
+        holders = {one: self.places.get(one.rpartition("/")[0]) for one in (address, *addresses)}
+        return [one for one in addresses if one == address or None is not holders[one] == holders[address]]
+
     def under(self, at: str) -> list[tuple[str, Leaf]]:
         """What lies in the mapping at an address, at any depth; everything for the address ''."""
         return [row for row in self.found if not at or row[0].startswith(f"{at}/")]

@@ -33,6 +33,15 @@ NAME = ".metadata"
 
 Path = tuple[str | int, ...]
 
+UNDO_ZSTD = (
+    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT.pth` undoes it, where zstandard is "
+    "installed; ckptfix reads what it writes"
+)
+UNDO = (
+    "load it with FileSystemReader(FOLDER, _extension_registry=...) of torch.distributed.checkpoint, where the "
+    "registry has the extension, and save it again without"
+)
+
 
 class Place(NamedTuple):
     """Where an item lies, as a ``_StorageInfo`` states it: `length` bytes at `offset` of the file `name`."""
@@ -352,8 +361,8 @@ def _items(rows: Sequence[Item | tuple[Node, Node]]) -> dict[str, dict[Sizes | N
             transforms = said["transform_descriptors"]
             names = [str(one) for one in transforms] if isinstance(transforms, list | tuple) else ["an extension"]
             message = f"its items are transformed by {', '.join(names)}, which ckptfix does not undo"
-            hint = "load it where the extension is installed, and save it again without"
-            raise Unsupported(message, where=str(fqn), hint=hint)
+            zstd = all(name.startswith("stream.zstd/") for name in names)
+            raise Unsupported(message, where=str(fqn), hint=UNDO_ZSTD if zstd else UNDO)
         if not isinstance(name, str) or type(offset) is not int or type(length) is not int:
             raise DamagedFile("an entry of its storage_data states no place in a file", where=str(fqn))
         if offset < 0 or length < 0 or offset + length >= MAX_SIZE:

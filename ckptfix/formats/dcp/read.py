@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -196,6 +196,7 @@ def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] =
             if saved.dtype is None:
                 _put_value(saved, index, files, assembly, nesting, findings)
                 continue
+            findings += _without_items(saved)
             key = assembly.storage(spliced.place(next(numbers)))
             nesting.put(saved.path, assembly.tensor(key, saved.dtype, saved.shape))
     findings += _cut(said, files)
@@ -205,6 +206,18 @@ def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] =
     )
     parts_of(checkpoint).container = Folder(said, files, tensors, spliced)
     return checkpoint
+
+
+def _without_items(saved: Saved) -> Iterator[Finding]:
+    """A finding for a tensor of which a chunk is in no file, which the metadata alone shows."""
+    for part in saved.parts:
+        if part.place is None and 0 not in part.sizes:
+            yield found("bad-tensor", _no_item(part), where=saved.address)
+            return
+
+
+def _no_item(part: Part) -> str:
+    return f"its metadata lists no item for the chunk of {list(part.sizes)} at {list(part.offsets)}"
 
 
 def _kind(tensors: Sequence[Saved], files: Files) -> str:
@@ -323,8 +336,7 @@ def chunk_item(saved: Saved, part: Part, files: Files) -> TensorItem:
 def place_of(part: Part) -> Place:
     """Where the item of a chunk is. Raises DamagedFile where the metadata lists none."""
     if part.place is None:
-        message = f"its metadata lists no item for the chunk of {list(part.sizes)} at {list(part.offsets)}"
-        raise DamagedFile(message)
+        raise DamagedFile(_no_item(part))
     return part.place
 
 

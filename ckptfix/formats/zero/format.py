@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
+from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.places import pieces_of
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, Taken, plain_weights
-from ckptfix.formats.deepspeed import find
+from ckptfix.formats.deepspeed import find, read_save
 from ckptfix.formats.folders.assembled import mapping, part
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, parts_of
 from ckptfix.formats.zero.object import COPY, MODULE, NAME, OPTIMIZER, root_rows
 from ckptfix.formats.zero.read import judge_steps, read
+from ckptfix.io.planned import is_spliced
 
 
 def score(path: str, head: bytes, size: int) -> int:
@@ -24,8 +27,14 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What reading noticed, and ranks whose optimizer is at another step."""
+    """What reading noticed, ranks whose optimizer is at another step, and moments whose own files are not sound."""
     yield from all_findings(checkpoint)
+    for entry in checkpoint.entries if read_save(checkpoint.path).universal else ():
+        data = entry.storage.data if entry.storage is not None and is_inside(entry.at, OPTIMIZER) else None
+        try:
+            _ = list(pieces_of(data)) if data is not None and is_spliced(data) else ()
+        except CkptfixError as error:
+            yield found("bad-tensor", error.message, where=entry.name)
     for path, message in judge_steps(checkpoint):
         yield found("other-save", message, where=path)
 

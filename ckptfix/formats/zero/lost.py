@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.folders.nodes import number
 from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
-from ckptfix.formats.zero.states import Lost, Optim, step_values
+from ckptfix.formats.zero.states import Lost, Model, Optim, step_values
 from ckptfix.io.read import read_chunks
 from ckptfix.urls import as_path
 from ckptfix.words import some
@@ -40,6 +41,21 @@ def other_steps(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
         for rank, count in counts.items()
         if count is not None and count != usual
     ]
+
+
+def other_model(model: Model, there: Mapping[int, Optim]) -> Iterator[Finding]:
+    """A warning where the optimizer counted other steps than the model states; reads one element.
+
+    A step that overflowed counts for the model alone. A training that went on without its optimizer's states has a
+    difference too, so that it is no error.
+    """
+    counts = map(_steps, there.values())
+    own, skipped = model.step, number(model.file.top.get("skipped_steps")) or 0
+    count = next((count for count in counts if count is not None), None)
+    if own is not None and count is not None and count != own - skipped:
+        left_out = f" and skipped {skipped} of them" if skipped else ""
+        message = f"the model states count {own:,} steps{left_out}, the optimizer's {count:,g}"
+        yield found("model-steps", message, where=model.file.path)
 
 
 def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:

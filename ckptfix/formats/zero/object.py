@@ -104,6 +104,8 @@ def assembled(path: str, whole: Whole, files: tuple[Mark, ...], traits: Mapping[
     for name in model.frozen:
         if name not in made and name in fragment_rows:
             made[name] = fragment_rows[name]
+        elif name not in made:
+            findings.append(found("missing-rank", "it is frozen, and no file holds it", where=f"{MODULE}/{name}"))
     module = ordered(made)
     module.state = state
     rows: dict[str, Node] = {MODULE: module}

@@ -23,7 +23,7 @@ from ckptfix.formats.zero import universal
 from ckptfix.formats.zero.cuts import Cut, Cuts, each_cuts, row_cuts, share_of
 from ckptfix.formats.zero.frozen import join_frozen
 from ckptfix.formats.zero.joined import Joiner
-from ckptfix.formats.zero.lost import lost_rank, other_steps, refuse_other_steps
+from ckptfix.formats.zero.lost import lost_rank, other_model, other_steps, refuse_other_steps
 from ckptfix.formats.zero.moments import moments
 from ckptfix.formats.zero.object import Parameter, Whole, assembled, model_dtype
 from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
@@ -106,6 +106,7 @@ def _partitioned(save: Save, first: Model, models: Models) -> Whole:
         join_frozen(whole, save, models, ranks)
     whole.moments = moments(first, optims, cuts, whole.joiner)
     whole.findings += whole.moments.findings if whole.moments is not None else []
+    whole.findings += other_model(first, there)
     whole.findings += [
         lost_rank(rank, ranks, own, first.groups, cuts) for rank, own in enumerate(optims) if isinstance(own, Lost)
     ]

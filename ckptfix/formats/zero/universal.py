@@ -75,6 +75,10 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
     for name in trained - whole.parameters.keys():
         message = f"no folder {PARAMETERS}/{name} is there, which holds all of {name}"
         whole.findings.append(found("missing-rank", message, where=str(as_path(save.folder, PARAMETERS, name))))
+        copy = next((node for key, node in model.module if key == name), None)
+        if not is_tensor(copy) or model.file.tensor(copy, name).dtype != "float32":
+            # The model's copy in 16 bits is not that weight.
+            whole.parameters[name] = _damaged(whole, save, name, shapes[name])
     if not isinstance(settings, Lost):
         whole.files.append(settings.mark)
         whole.moments = _moments(settings, model, states)

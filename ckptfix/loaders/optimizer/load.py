@@ -25,7 +25,7 @@ from ckptfix.loaders.optimizer.classes import (
     refuse_swapped,
 )
 from ckptfix.loaders.optimizer.parameters import Held, Key, Matched, SavedGroup, State, matched
-from ckptfix.loaders.optimizer.saved import parts, saved_optimizer
+from ckptfix.loaders.optimizer.saved import parts, saved_optimizer, was_flattened
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.ops.pieces import refuse_flat_partition
 from ckptfix.shown import html
@@ -173,7 +173,7 @@ def load_optimizer(
     try:
         groups, state = parts(saved)
         held = Held.of(optimizer, model)
-        found = matched(checkpoint, held, groups, state, model)
+        found = matched(checkpoint, held, groups, state, None if was_flattened(saved, groups) else model)
         _refuse_loose(groups, state)
         _refuse_shapes(held, found, state)
         pairing = _paired_groups(held, groups, found)
@@ -227,12 +227,19 @@ def _own(group: Mapping[str, object]) -> dict[str, object]:
 
 
 def _refuse_loose(groups: Sequence[SavedGroup], state: State) -> None:
-    """State under a number that no group has would be lost; under a text, it is the optimizer's own affair."""
+    """State of a parameter that no group has would be lost; other state under a text is the optimizer's own affair."""
     known = {key for group in groups for key in group.ids}
-    loose = [str(key) for key in state if key not in known and not isinstance(key, str)]
+    loose = [
+        str(key) for key, own in state.items()
+        if key not in known and (not isinstance(key, str) or _is_of_a_parameter(own))
+    ]  # fmt: skip
     if loose:
         hint = "the groups of the file are not those that its state was saved with"
         raise Refused(f"state of parameters that are in no group: {named(loose)}", hint=hint)
+
+
+def _is_of_a_parameter(own: object) -> bool:
+    return isinstance(own, Mapping) and not PARAMETER_SHAPED.isdisjoint(own)
 
 
 def _refuse_flat(held: Held, found: Matched, state: State) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from ckptfix.formats.torch.object import MAX_ADDRESS
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
-from ckptfix.loaders.optimizer.parameters import SavedGroup, State
+from ckptfix.loaders.optimizer.parameters import Key, SavedGroup, State
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.ops.choose import refuse_damaged
@@ -150,4 +150,20 @@ def parts(saved: Mapping[str, object]) -> tuple[list[SavedGroup], State]:
         raise Refused("a parameter that is neither a number nor a name")
     if len(set(everything)) != len(everything):
         raise Refused("a parameter that is in two groups")
-    return found, state
+    return found, _numbered(state, everything)
+
+
+def _numbered(state: State, keys: Collection[Key]) -> State:
+    """The state by the keys of the groups, where it has the numbers among them as text: see `was_flattened`."""
+    names = {str(key): key for key in keys if isinstance(key, int) and key not in state}
+    return {names.get(str(key), key) if isinstance(key, str) and key not in keys else key: own
+            for key, own in state.items()}  # fmt: skip
+
+
+def was_flattened(saved: Mapping[str, object], groups: Iterable[SavedGroup]) -> bool:
+    """Whether numbers are text, as after torch.distributed.checkpoint: there no order is that of the model.
+
+    It flattens an object to names, ``optim.state.0.exp_avg``, lists what each rank wrote, and gives it back so.
+    """
+    state, keys = saved["state"], {key for group in groups for key in group.ids}
+    return isinstance(state, Mapping) and any(isinstance(key, int) and str(key) in state for key in keys)

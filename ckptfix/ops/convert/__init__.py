@@ -22,7 +22,7 @@ from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
-NOTED = frozenset({"ranks-differ", "no-masters", "not-taken"})
+NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps"})
 """Findings about what was read of a checkpoint of many files, which the user of the output should know."""
 
 

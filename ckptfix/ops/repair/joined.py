@@ -36,7 +36,10 @@ def repair_joined(path: str, *, fill: Fill | None = None, donor: Checkpoint | No
     """
     checkpoint = open_checkpoint(path)
     found = {entry.name: why for entry, why in _lost(checkpoint.entries)}
-    return mended(checkpoint, found, fill=fill, donor=donor)
+    # What a missing file held and nothing lists, such as an optimizer's states, is lost too.
+    missing = [] if found else [finding for finding in checkpoint.findings if finding.id == "missing-rank"]
+    losses = [Loss(finding.where, None, "", finding.message) for finding in missing]
+    return mended(checkpoint, found, losses, fill=fill, donor=donor)
 
 
 def mended(

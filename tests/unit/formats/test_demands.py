@@ -10,6 +10,8 @@ import torch
 from builders import Op, Tensor, assemble, push, replace, state_dict_ops, tensor_ops, torch_zip
 
 import ckptfix
+from ckptfix.checkpoint import TensorEntry
+from ckptfix.formats.torch.demands import of_tensors
 
 DATA = b"\0\0\x80\x3f\0\0\0\x40"
 WEIGHT = Tensor("0", (2,), 2)
@@ -141,3 +143,13 @@ def test_what_was_left_out_is_not_reported(tmp_path: Path) -> None:
     assert ckptfix.sanitize(path, tmp_path / "all.pth").exit_code == 3
     assert ckptfix.sanitize(path, tmp_path / "weights.pth", keep_only="weights").exit_code == 0
     assert torch.load(tmp_path / "weights.pth", weights_only=True)["state_dict"]["a.weight"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("point", "good"),
+    [(0, True), ((1 << 63) - 1, True), (1 << 63, False), (-(1 << 63), True), (-(1 << 63) - 1, False)],
+)
+def test_a_zero_point_is_a_number_of_64_bits(point: int, good: bool) -> None:
+    detail = f"per_tensor_affine, 0.5, {point}"
+    entry = TensorEntry("w", "", None, "qint8", (2,), (1,), 0, kind="quantized", detail=detail)
+    assert [row.id for row in of_tensors([entry])] == ([] if good else ["bad-call"])

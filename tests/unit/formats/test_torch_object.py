@@ -6,6 +6,7 @@ import io
 import pickle
 import time
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import builders
@@ -47,6 +48,24 @@ def test_a_shared_tuple_is_a_value_at_each_place() -> None:
 def test_a_foreign_object_is_described_and_its_state_is_walked() -> None:
     found = values(b"\x80\x02cgone\nArgs\n)\x81}X\x02\0\0\0lrG?\xb9\x99\x99\x99\x99\x99\x9asb.")
     assert found == {"": "<gone.Args()>", "lr": 0.1}
+
+
+@pytest.mark.parametrize(("names", "count"), [(["layer.249.weight"], 299), (["state", "param_groups"], 300)])
+def test_tensors_of_a_row_with_other_names_are_listed(names: list[str], count: int, tmp_path: Path) -> None:
+    """A name that comes again has the last tensor; a dict with the keys of an optimizer may hold tensors alone."""
+    rows = {f"layer.{number:03}.weight": torch.full((2,), float(number)) for number in range(300)}
+    torch.save(rows, tmp_path / "in.pth")
+    with zipfile.ZipFile(tmp_path / "in.pth") as archive:
+        data = archive.read("in/data.pkl")
+    for number, name in enumerate(names):
+        old = f"layer.{number + 250}.weight".encode()
+        data = data.replace(len(old).to_bytes(4, "little") + old, len(name).to_bytes(4, "little") + name.encode())
+    found = walk(parse(data))
+    listed: dict[str, Any] = {key: node for _, key, node in found.tensors}
+    assert len(found.tensors) == len(listed) == count and listed.keys() >= set(names)
+    assert [(state.at, state.tensors) for state in found.state_dicts] == [("", count)]
+    if len(names) == 1:
+        assert listed[names[0]].args[0].fields[2] == "250"
 
 
 def test_cycles_end() -> None:

@@ -12,7 +12,7 @@ import pytest
 import rank_files
 import sharded
 import torch
-from compare import assert_alike
+from compare import assert_alike, assert_same
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 from zero_files import Run
@@ -166,3 +166,41 @@ def test_an_optimizer_goes_on_from_it(kind: str, tmp_path: Path, monkeypatch: py
         for key in run.keys:
             assert torch.equal(optimizer.state[parameter][key], run.moment(name, key))
         assert optimizer.state[parameter]["step"] == 3
+
+
+def _stepped() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model with parameters of one shape, and an optimizer with a state of each."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.25)
+    for number, parameter in enumerate(model.parameters(), 1):
+        parameter.grad = torch.full_like(parameter, float(number))
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_numbers_that_a_distributed_checkpoint_made_text_are_numbers(folder: bool, tmp_path: Path) -> None:
+    """Its names are in the order in which ranks wrote them: numbers stand for the optimizer's own order alone."""
+    model, optimizer = _stepped()
+    saved = optimizer.state_dict()
+    names = dict(reversed(model.state_dict().items()))
+    if folder:
+        save({"model": names, "optim": saved}, checkpoint_id=tmp_path / "in", no_dist=True)
+    else:
+        text = {str(number): own for number, own in saved["state"].items()}
+        torch.save({"model": names, "optim": {**saved, "state": text}}, tmp_path / "in")
+    model, optimizer = _stepped()
+    optimizer.state.clear()
+    with pytest.warns(UserWarning, match="by order alone"):
+        report = ckptfix.load_optimizer(optimizer, tmp_path / "in", model=model)
+    assert len(report.restored) == 4 and not report.fresh and report.by == "order"
+    assert_same(saved, optimizer.state_dict())
+
+
+def test_state_of_a_name_in_no_group_is_refused(tmp_path: Path) -> None:
+    model, optimizer = _stepped()
+    saved = optimizer.state_dict()
+    saved["state"]["other.weight"] = saved["state"].pop(3)
+    torch.save(saved, tmp_path / "in.pth")
+    with pytest.raises(ckptfix.errors.Refused, match=r"in no group: other\.weight"):
+        ckptfix.load_optimizer(optimizer, tmp_path / "in.pth", model=model)

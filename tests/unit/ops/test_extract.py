@@ -9,6 +9,7 @@ import struct
 import sys
 import types
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,6 +199,9 @@ def test_what_pickles_itself_is_named_and_the_rest_is_taken(tmp_path: Path) -> N
     assert result.exit_code == 3
     (finding,) = [row for row in result.findings if row.id == "not-taken"]
     assert finding.where == "inner" and "Secret" in finding.message
+    with zipfile.ZipFile(tmp_path / "whole.pth") as archive:
+        pickle = archive.read("whole/data.pkl")
+    assert finding.offset is not None and chr(pickle[finding.offset]) in "R\x81", "the opcode that makes it"
     assert list(torch.load(tmp_path / "out.pth")) == ["first.weight", "first.bias"]
 
 

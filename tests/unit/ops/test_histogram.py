@@ -10,7 +10,7 @@ from builders import safetensors, written
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.formats import open_checkpoint
-from ckptfix.ops.histogram import BINS, STEP, Distribution, distributions
+from ckptfix.ops.histogram import BINS, STEP, Bins, Distribution, _places, distributions
 
 RANDOM = numpy.random.default_rng(0)
 
@@ -126,3 +126,9 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
     (found,) = distributions([(entry, None)], ("big", "big"))
     assert found.a is not None
     assert (found.a.moments.low, found.a.moments.high) == (1, 3)
+
+
+def test_a_range_beyond_float64_is_cut_into_equal_parts() -> None:
+    block = numpy.array([-1.7e308, -0.9e308, -0.8e308, -0.1e308, 0.1e308, 0.8e308, 0.9e308, 1.7e308])
+    found = _places(block, Bins(-1.7e308, 1.7e308, [0] * 4))
+    assert found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckptfix
-from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, tensors
+from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment, Storage, tensors
+from ckptfix.checkpoint.places import Spliced
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
@@ -342,3 +343,21 @@ def test_a_planned_file_is_opened_without_a_look_at_all_of_it(monkeypatch: pytes
         with open_source(planned) as reader:
             assert not reader.far
     assert len(asked) == 10
+
+
+class Apart(Spliced):
+    """Two ranges of a file, with others between them."""
+
+    def pieces(self, offset: int, length: int) -> Iterator[Segment]:
+        assert (offset, length) == (0, 8)
+        yield from (ByteRange("in", 100, 4), ByteRange("in", 200, 4))
+
+
+@pytest.mark.parametrize(("copied", "there"), [([], False), ([100], False), ([200], False), ([100, 200], True)])
+def test_a_storage_in_pieces_is_there_where_each_piece_is(copied: list[int], there: bool, tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
+    plan = Plan((OutputFile.of(tmp_path / "out", [ByteRange(str(tmp_path / "a.safetensors"), 0, 80)]),))
+    out = law_output.Output(plan, "safetensors")
+    out._sources = [ByteRange("in", offset, 4) for offset in copied]
+    whole = Apart("in pieces")
+    assert out.holds(Storage("0", "float32", 8, "cpu", ByteRange(whole, 0, 8), None)) is there

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from builders import Tensor, assemble, push, state_dict_ops, tensor_ops, torch_zip
 
-from ckptfix.checkpoint import ByteRange, OutputFile
+import ckptfix
+from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.planned import PlannedFile
@@ -92,3 +95,40 @@ def test_bytes_of_a_planned_file_are_found_in_their_segments() -> None:
     assert list(name.between(0, 4)) == [(b"12345678", 0, 4)]
     assert list(name.between(6, 14)) == [(b"12345678", 6, 2), (middle, 0, 10), (b"abcd", 0, 2)]
     assert list(name.between(9, 5)) == [(middle, 1, 5)]
+
+
+def saved(path: Path, count: int = 120) -> Path:
+    torch.save({f"module.layer.{number}.weight": torch.full((2,), float(number)) for number in range(count)}, path)
+    return path
+
+
+def renamed(path: Path, out: Path) -> tuple[Checkpoint, Plan]:
+    done = ckptfix.strip_module(path, out, dry_run=True)
+    assert done.plan is not None
+    return open_checkpoint(path), done.plan
+
+
+def test_an_edit_of_names_is_seen_without_a_second_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is a record looked at that moved with the others."""
+    source, plan = renamed(saved(tmp_path / "in.pth"), tmp_path / "out.pth")
+    for name in ("_same_places", "_same_object", "parse"):
+        monkeypatch.setattr(edits, name, None)
+    assert edits.holds_the_same(source, plan)
+
+
+def test_what_is_said_of_two_pickles_alone_is_what_their_objects_say(tmp_path: Path) -> None:
+    """Of streams with a changed byte: where they are called the same, the objects that they make are."""
+    path = saved(tmp_path / "in.pth")
+    ckptfix.strip_module(path, tmp_path / "out.pth")
+    parts = parts_of(open_checkpoint(path))
+    new = parts_of(open_checkpoint(tmp_path / "out.pth")).graph.data
+    assert strings.differ_alone(parts.found, new)
+    pick = random.Random(0)
+    same = 0
+    for _ in range(400):
+        place = pick.randrange(2, len(new) - 1)
+        changed = new[:place] + bytes((new[place] ^ 1 << pick.randrange(8),)) + new[place + 1 :]
+        if strings.differ_alone(parts.found, changed):
+            assert edits._same_object(parts.graph, parse(changed)), place
+            same += 1
+    assert 20 < same < 200, "a byte of a name may change, and no other"

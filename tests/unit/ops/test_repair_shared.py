@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import hidden
 import pytest
 import torch
-from builders import Op, Tensor, assemble, push, tensor_ops, torch_zip, written
+from builders import Op, Record, Tensor, assemble, build_zip, push, tensor_ops, torch_records, torch_zip, written
 
 import ckptfix
+from ckptfix.checkpoint import ByteRange
+from ckptfix.errors import Unsupported
+from ckptfix.ops.repair.raw import _listed
+from ckptfix.ops.repair.wreck import Part, Wreck, _note_byteorder
 
 WEIGHT: list[Op] = [*tensor_ops(Tensor("0", (2,), 2)), ("BINPUT", 200)]
 AGAIN: list[Op] = [("BINGET", 200)]
@@ -80,3 +85,45 @@ def test_a_mapping_that_stands_elsewhere_too_keeps_its_tensors(first: bool, tmp_
     assert {loss.name for loss in done.losses} == {"net"}
     assert done.account is not None and done.account.lost == ()
     assert torch.load(out)["b"]["w"].tolist() == [1, 2]
+
+
+def test_calls_that_are_nested_beyond_measure_are_refused_where_a_storage_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptfix.ops.repair.torch.MAX_BELOW", 50)
+    for deep in (10, 100):
+        lists = [*["EMPTY_LIST"] * deep, *["APPEND"] * (deep - 1)]
+        unknown: list[Op] = [("GLOBAL", "torch._utils", "_rebuild_tensor_v2"), *lists, "TUPLE1", "REDUCE"]
+        path = wreck(tmp_path / "in.pth", ("w", WEIGHT), ("lost", NOWHERE), ("odd", unknown))
+        if deep == 10:
+            assert ckptfix.repair(path, tmp_path / "out.pth").kept == ("w",)
+        else:
+            with pytest.raises(Unsupported, match="nested beyond measure"):
+                ckptfix.repair(path, tmp_path / "out.pth", force=True)
+
+
+def test_lines_of_a_record_that_end_as_text_does_are_left_as_they_are(tmp_path: Path) -> None:
+    """Every line feed of the file has a carriage return before it, and no checksum says that it was put there."""
+    ops = [[*push(op[1]), *push(op[2]), "STACK_GLOBAL"] if op[0] == "GLOBAL" else [op] for op in mapping(("w", WEIGHT))]
+    pickle = assemble(("PROTO", 4), *(op for several in ops for op in several), "STOP")
+    records = [row for row in torch_records(pickle, [hidden.DATA]) if not row.name.endswith("version")]
+    # Cut at the end: what repair is for.
+    data = build_zip([*records, Record("archive/notes.txt", b"one\r\nthree\r\n")])[:-30]
+    assert data.count(b"\n") == data.count(b"\r\n") == 2
+    done = ckptfix.repair(written(tmp_path / "in.pth", data), tmp_path / "out.pth")
+    assert done.kept == ("w",) and not any(row.id == "text-mode" for row in done.findings)
+    with zipfile.ZipFile(tmp_path / "out.pth") as archive:
+        assert archive.read("archive/notes.txt") == b"one\r\nthree\r\n"
+
+
+def test_of_a_text_that_is_no_byte_order_the_beginning_is_shown() -> None:
+    lost = Wreck("in.pth")
+    _note_byteorder(lost, b"middle" * 10)
+    assert f"its byte order is {(b'middle' * 10)[:20]!r}, and" in lost.notes[0].message
+
+
+@pytest.mark.parametrize(("count", "more"), [(12, []), (13, ["... 1 more storages"])])
+def test_so_many_storages_are_listed(count: int, more: list[str]) -> None:
+    lost = Wreck("in.pth", parts={str(key): Part(ByteRange("in.pth", 0, 8), None) for key in range(count)})
+    lines = list(_listed(lost, []))
+    assert lines == [*(f"storage {key}: 8 bytes" for key in range(12)), *more]

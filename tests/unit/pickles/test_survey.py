@@ -94,6 +94,12 @@ def test_names_come_from_the_stack(ops: Sequence[object]) -> None:
     assert names(assemble(("PROTO", 4), *ops, "STOP")) == ["posix.system"]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("between", [("NONE", "POP"), (("BININT1", 1), "POP"), ("EMPTY_LIST", "DUP", "POP", "POP")])
+def test_values_that_come_and_go_leave_the_names_on_the_stack(between: Sequence[object]) -> None:
+    ops = (*push("posix"), *between, *push("system"), *between, "STACK_GLOBAL", "STOP")
+    assert names(assemble(("PROTO", 4), *ops)) == ["posix.system"]  # type: ignore[arg-type]
+
+
 def test_text_is_no_pickle(tmp_path: Path) -> None:
     for text in ("class Net(Module):\n  x = 1\n.", "import os\nos.system\n.", "cat\n", "Not Found.\n", "(below)\n."):
         path = tmp_path / "a.txt"

@@ -158,6 +158,24 @@ def test_what_follows_a_record_that_is_made_while_it_is_written(tmp_path: Path) 
     assert read_all(out) == {"a/data/0": b"made!", "a/data/1": b"after"}
 
 
+@pytest.mark.parametrize(("more", "runs"), [(16, False), (17, True)])
+def test_data_that_its_header_pushes_into_the_next_record_is_not_replaced(
+    more: int, runs: bool, tmp_path: Path
+) -> None:
+    """The directory gives no hint of it: what the data begins behind stands in the local header alone."""
+    data = bytearray(archive())
+    # Sizes and checksum are behind the data of 2 bytes: 16 bytes, which no reader needs.
+    (extra,) = struct.unpack_from("<H", data, 28)
+    struct.pack_into("<H", data, 28, extra + more)
+    with open_source(builders.written(tmp_path / "a.pth", bytes(data))) as reader:
+        directory = read_directory(reader)
+        if runs:
+            with pytest.raises(BadDirectory, match="begins within the bytes of"):
+                replace_record(reader, directory, directory.records[0], b"new")
+        else:
+            assert replace_record(reader, directory, directory.records[0], b"new")
+
+
 def test_rows_that_only_moved_are_seen_at_once(tmp_path: Path) -> None:
     """Where the records begin, if no row but that of the changed record says anything else."""
     path = saved(tmp_path / "a.pth")

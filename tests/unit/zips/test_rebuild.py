@@ -211,3 +211,13 @@ def test_what_could_be_a_local_header(name: bytes, extra: int, cut: int, there: 
     data = head + name + bytes(extra)
     with open_source(written(tmp_path / "in", data[: max(len(data) - cut, 12)])) as reader:
         assert (zip_scan.local_at(reader, 0) is not None) is there
+
+
+def test_headers_of_a_megabyte_are_those_of_an_archive(tmp_path: Path) -> None:
+    """What may not be is headers inside of headers: they would take more than the file has bytes."""
+    names = [f"archive/{number:04}{'a' * 4000}" for number in range(300)]
+    found, _ = rebuilt(tmp_path, build_zip([Record(name, b"x") for name in names]))
+    assert not found.damaged and [record.name for record in found.records] == names
+    inside = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, 0, 0, 4000, 0) * 3000
+    with pytest.raises(Unsupported, match="inside local headers"):
+        rebuilt(tmp_path, inside + bytes(4000))

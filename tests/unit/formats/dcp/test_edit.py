@@ -30,6 +30,7 @@ from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.dcp import edit as dcp_edit
 from ckptfix.formats.dcp import format as dcp_format
 from ckptfix.io.folders import write_folder
+from ckptfix.ops.doctor import doctor
 from ckptfix.ops.law import output as law_output
 
 Copied = Callable[[str], Path]
@@ -105,6 +106,15 @@ def test_a_key_is_dropped(saved: Path, tmp_path: Path) -> None:
     assert_same(whole, found)
 
 
+def test_a_key_of_a_value_that_is_pickled_whole_is_dropped(tmp_path: Path) -> None:
+    inside = {"a": torch.ones(2), "b": torch.zeros(2)}
+    torch.save({"w": torch.ones(3), "pair": (inside,)}, tmp_path / "in.pth")
+    ckptfix.convert(tmp_path / "in.pth", tmp_path / "in", to="dcp")
+    planned(tmp_path / "in", [Drop("pair/0", ("a",))], tmp_path / "out")
+    found = merged(tmp_path / "out", tmp_path)
+    assert list(found["pair"][0]) == ["b"] and list(found) == ["w", "pair"]
+
+
 def test_a_tensor_is_put_in_the_place_of_another(saved: Path, tmp_path: Path) -> None:
     (entry,) = (entry for entry in open_checkpoint(saved / "mesh").entries if entry.key == "rows.weight")
     assert entry.storage is not None and entry.storage.data is not None
@@ -140,6 +150,17 @@ def test_an_edit_is_counted_by_its_metadata_alone(
 ) -> None:
     monkeypatch.setattr(law_output, "Output", None)
     ckptfix.add_module(saved / "fsdp", tmp_path / "out")
+
+
+def test_a_plan_is_trusted_where_its_files_are_copied_whole(saved: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(saved / "mesh")
+    done = ckptfix.rename(saved / "mesh", tmp_path / "out", subs=[("^rows", "lines")], dry_run=True)
+    assert done.plan is not None and dcp_edit.keeps_all(checkpoint, done.plan)
+    one, two, *rest = done.plan.files
+    swapped = (replace(one, path=two.path), replace(two, path=one.path), *rest)
+    no_metadata = tuple(file for file in done.plan.files if not file.path.endswith(".metadata"))
+    for files in (swapped, no_metadata, done.plan.files[1:]):
+        assert not dcp_edit.keeps_all(checkpoint, replace(done.plan, files=files))
 
 
 @pytest.mark.parametrize("fault", ["dropped", "swapped", "cut"])
@@ -210,3 +231,16 @@ def test_items_without_archives_around_them_move_too(tmp_path: Path) -> None:
     ckptfix.select(folder, tmp_path / "out", drop=["b"])
     assert_same({name: wanted[name] for name in "ac"}, dict(ckptfix.load_state_dict(tmp_path / "out")))
     assert (tmp_path / "out" / "__0_0.distcp").stat().st_size == 24
+
+
+def test_a_tensor_of_which_a_part_is_in_no_file_is_named_by_an_edit(copied: Copied, tmp_path: Path) -> None:
+    """The metadata says so at no cost: what is copied as it is was damaged before."""
+    folder = copied("mesh")
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    lost = next(index for index in metadata.storage_data if index.fqn == "blocks.weight")
+    del metadata.storage_data[lost]
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    done = ckptfix.rename(folder, tmp_path / "out", subs=[("^blocks", "layers")])
+    assert done.exit_code == 3 and any("DAMAGED in the input" in line for line in done.lines)
+    found = [row for row in doctor(folder).findings if row.id == "bad-tensor"]
+    assert [row.where for row in found] == ["blocks.weight"] and "no item" in found[0].message

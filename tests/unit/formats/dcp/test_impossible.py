@@ -22,3 +22,17 @@ def test_tensors_that_nobody_can_hold_are_refused_at_once(tmp_path: Path, tensor
     with pytest.raises(CkptfixError, match=message):
         ckptfix.convert(source, tmp_path / "out", to="dcp")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("least", "refused"), [(4000, True), (4001, False)])
+def test_a_view_that_repeats_its_storage_a_thousand_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, refused: bool
+) -> None:
+    monkeypatch.setattr("ckptfix.formats.dcp.write.REPEATED", least)
+    ops = state_dict_ops({"x": Tensor("0", (1000,), 1, stride=(0,))})
+    source = written(tmp_path / "a.pth", torch_zip(assemble(("PROTO", 2), *ops, "STOP"), [bytes(4)]))
+    if refused:
+        with pytest.raises(CkptfixError, match="which repeats the 4 bytes"):
+            ckptfix.convert(source, tmp_path / "out", to="dcp")
+    else:
+        assert ckptfix.convert(source, tmp_path / "out", to="dcp").written

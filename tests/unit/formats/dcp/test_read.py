@@ -66,6 +66,7 @@ def test_it_is_listed_without_a_look_at_its_tensors(saved: Path, monkeypatch: py
     monkeypatch.setattr(dcp_read, "tensor_item", None)
     found = ckptfix.inspect(saved / "mesh")
     assert (found.format, found.tensors) == ("dcp", 6)
+    assert str(found.traits["saved at"]).endswith("mesh")
     assert detect(saved / "mesh").folder
     names = {mark.path.rpartition("/")[2] for mark in open_checkpoint(saved / "mesh").files}
     assert names == {".metadata", *(f"__{rank}_0.distcp" for rank in range(4))}

@@ -15,13 +15,16 @@ import dcp_ranks
 import pytest
 import torch
 from compare import assert_same
-from torch.distributed.checkpoint._extension import StreamTransformExtension
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from safetensors.torch import save_file
+from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_folder
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import ckptfix
-from ckptfix.errors import DamagedFile, Unsupported, WouldLoseData
+from ckptfix.errors import DamagedFile, Truncated, Unsupported, WouldLoseData
 from ckptfix.formats import open_checkpoint
+from ckptfix.formats.dcp.images import Images
 from ckptfix.ops.doctor import doctor
 
 Copied = Callable[[str], Path]
@@ -145,6 +148,17 @@ def test_a_safetensors_file_that_was_cut_is_named(copied: Copied, tmp_path: Path
     assert done.exit_code == 3 and done.losses
 
 
+def test_a_header_that_the_file_does_not_hold_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "__0_0.distcp"
+    save_file({"a": torch.zeros(2)}, path, metadata={"format": "pt"})
+    whole = Images().at(str(path), 0)
+    assert whole is not None and list(whole.tensors) == ["a"]
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(Truncated, match=f"a header of {length} bytes promised, 32 left"):
+        Images().at(str(path), 0)
+
+
 def test_the_part_of_another_place_is_refused(copied: Copied, tmp_path: Path) -> None:
     folder = copied("fsdp-safetensors")
     said = rb'model.few\": {\"saved_offsets\": '
@@ -172,7 +186,7 @@ class Deflated(StreamTransformExtension):
         return _Deflating(output)
 
     def transform_from(self, input: IO[bytes]) -> Any:
-        raise NotImplementedError
+        return io.BytesIO(zlib.decompress(input.read()))
 
 
 class _Deflating:
@@ -198,6 +212,20 @@ def test_items_that_were_transformed_are_named(tmp_path: Path) -> None:
         with pytest.raises(Unsupported, match=r"tests\.deflated/1"):
             verb(tmp_path / "in")
     assert any("tests.deflated/1" in row.message for row in doctor(tmp_path / "in").findings)
+    with pytest.raises(Unsupported) as caught:
+        ckptfix.repair(tmp_path / "in", tmp_path / "out.pth")
+    assert "_extension_registry" in str(caught.value.hint) and not (tmp_path / "out.pth").exists()
+
+
+def test_what_the_hint_says_undoes_a_transformation(tmp_path: Path) -> None:
+    wanted = {"weight": torch.arange(300.0), "epoch": 3}
+    save(wanted, storage_writer=FileSystemWriter(tmp_path / "in", _extensions=[Deflated()]), no_dist=True)
+    registry = ExtensionRegistry()
+    registry.register(Deflated)
+    found: dict[str, Any] = {"weight": torch.zeros(300), "epoch": 0}
+    load_folder(found, storage_reader=FileSystemReader(tmp_path / "in", _extension_registry=registry), no_dist=True)
+    save(found, checkpoint_id=tmp_path / "again", no_dist=True)
+    assert_same(wanted, dict(ckptfix.load_checkpoint(tmp_path / "again")))
 
 
 @pytest.mark.parametrize("order", ["little", "big"])

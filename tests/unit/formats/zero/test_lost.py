@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -256,3 +257,48 @@ def test_a_universal_folder_with_a_damaged_parameter(tmp_path: Path) -> None:
     assert found is not None and names[0] in str(found.where)
     done = ckptfix.repair(tmp_path / "universal", tmp_path / "kept.pth")
     assert [loss.name for loss in done.losses] == [f"module/{names[0]}"] and len(done.kept) > 1
+
+
+@pytest.mark.parametrize(("skipped", "told"), [(0, True), (2, False)])
+def test_model_states_of_another_step_are_told(skipped: int, told: bool, tmp_path: Path) -> None:
+    """Weights and moments are all of one step, buffers of another: a warning. Steps that were skipped are no steps."""
+    run = rows(2, 2)
+    model = run.save(tmp_path / "in") / "mp_rank_00_model_states.pt"
+    with stand_ins():
+        state = torch.load(model, weights_only=False)
+        torch.save({**state, "global_steps": run.step + 2, "skipped_steps": skipped}, model)
+    found = [row for row in doctor(tmp_path / "in").findings if row.id == "model-steps"]
+    assert bool(found) is told and all(row.severity == "warning" for row in found)
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert any(row.id == "model-steps" for row in done.findings) is told
+    assert all(torch.equal(value, run.groups[0][name]) for name, value in ckptfix.load_state_dict(done.dest).items())
+
+
+def test_a_frozen_parameter_that_no_file_holds_is_named(tmp_path: Path) -> None:
+    model = rows(2, 2).save(tmp_path / "in") / "mp_rank_00_model_states.pt"
+    with stand_ins():
+        state = torch.load(model, weights_only=False)
+        torch.save({**state, "frozen_param_shapes": {"gone.weight": torch.Size((3, 3))}}, model)
+    assert "module/gone.weight" in {row.where for row in doctor(tmp_path / "in").findings if row.id == "missing-rank"}
+    with pytest.raises(CkptfixError, match="no file holds it"):
+        ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+
+
+def test_a_universal_folder_whose_moments_are_of_another_shape(tmp_path: Path) -> None:
+    inner = rows(2, 2).universal(tmp_path / "in")
+    torch.save(torch.zeros(3), inner / "zero" / "a.weight" / "exp_avg.pt")
+    (found,) = [row for row in doctor(tmp_path / "in").findings if row.id == "bad-tensor"]
+    assert found.where == "optimizer/state/a.weight/exp_avg"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_missing_folder_of_a_universal_one_held_is_lost(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The model's copy is the weight only where it has the bits of one; the moments are lost in any case."""
+    run = replace(rows(2, 2), half=dtype)
+    inner = run.universal(tmp_path / "in")
+    shutil.rmtree(inner / "zero" / "a.weight")
+    done = ckptfix.repair(tmp_path / "in", tmp_path / "out.pth")
+    assert done.exit_code == 3 and any("a.weight" in line for line in done.lines)
+    kept = ckptfix.load_checkpoint(tmp_path / "out.pth")["module"]
+    assert ("a.weight" in kept) is (dtype is torch.float32)
+    assert torch.equal(kept["b.weight"], run.groups[0]["b.weight"])
