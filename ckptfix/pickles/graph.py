@@ -296,7 +296,7 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
         for index, value in enumerate(node):
             yield str(index), value
     elif type(node) is Dict:
-        yield from _items(pairs(node) or ())
+        yield from labelled(pairs(node) or ())
     elif type(node) is Set:
         for index, value in enumerate(node.elements):
             yield str(index), value
@@ -307,7 +307,7 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
         yield "()func", node.func
     mapping = pairs(node)
     if mapping is not None:
-        yield from _items(mapping)
+        yield from labelled(mapping)
         if node.items and node.args:
             yield "()", node.args
     elif node.args:
@@ -323,12 +323,19 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
         yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
 
 
-def _items(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
+def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
     """The values of a mapping by their keys, and keys that are objects themselves."""
     for key, value in mapping:
         if type(key) in _NODES and _holds_objects(key):
             yield "()key", key
         yield label(key), value
+
+
+def is_mapping(node: Node) -> bool:
+    """Whether a node is a mapping and nothing else: it has no arguments, elements or attributes beside its items."""
+    if pairs(node) is None or type(node) is not Call:
+        return type(node) is Dict
+    return is_only_metadata(node.state) and not (node.elements or node.kwargs or (node.items and node.args))
 
 
 def is_only_metadata(state: Node) -> bool:

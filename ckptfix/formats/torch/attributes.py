@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.state import apart, state_rows
 from ckptfix.formats.torch.tensors import Args, BadTensor, is_old_tensor, is_tensor, is_wrapper, split_state
@@ -15,6 +17,9 @@ def tensor_attributes(node: Call) -> list[tuple[Node, Node]]:
     place = row.state if row is not None else None
     return [] if place is None or len(node.arguments) <= place else attributes(node.arguments[place])
 
+
+_OF_PARTS = ("device", "nested", "quantized", "sparse")
+"""Kinds of calls that make a tensor of others, which may have attributes of their own."""
 
 MAX_AROUND = 16
 """Calls around calls around a tensor that are looked through; what is deeper is listed as one value."""
@@ -40,6 +45,9 @@ def tensor_state(node: Node, depth: int = 0) -> list[tuple[str, Node]] | None:
     if row is not None and row.kind == "parameter" and args and is_tensor(args[0]):
         # The attributes of the tensor inside are listed as those of the parameter.
         found = apart([*found, *_below(args[0], depth)])
+    elif row is not None and row.kind in _OF_PARTS:
+        with suppress(BadTensor):
+            found = apart([*found, *_of_parts(split_state([("args", args)])[0], depth)])
     if not is_old_tensor(node) and node.state is not None:
         found = apart([*found, *state_rows(None, node.state)])
     return [*found, *_apart_from_data(row, args)] or None
@@ -53,14 +61,18 @@ def _beside_parts(args: Args, rows: list[tuple[str, Node]], depth: int) -> list[
     """What in the state of ``_rebuild_from_type_v2(*args)`` is not part of its tensor."""
     func, inner_args = args[0], args[2]
     inner = Call(func, inner_args, "REDUCE", 0)
+    if is_tensor(inner) and not is_wrapper(func):
+        return apart([*rows, *_below(inner, depth)])
     try:
-        if not is_tensor(inner):
-            return split_state([("args", inner_args), *rows])[1]
-        if is_wrapper(func):
-            return split_state(rows)[1]
+        parts, rest = split_state(rows if is_tensor(inner) else [("args", inner_args), *rows])
     except BadTensor:
         return [("args", inner_args), *rows]
-    return apart([*rows, *_below(inner, depth)])
+    return apart([*rest, *_of_parts(parts, depth)])
+
+
+def _of_parts(parts: list[tuple[str, Node]], depth: int) -> list[tuple[str, Node]]:
+    """The attributes of tensors that others are made of, below the names of these."""
+    return [(f"{part}.{name}", value) for part, node in parts for name, value in _below(node, depth)]
 
 
 def _apart_from_data(row: calls.RebuildCall | None, args: Args) -> list[tuple[str, Node]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from ckptfix.pickles import Call, Dict, Global
-from ckptfix.pickles.graph import Node, attributes, label, pairs
+from ckptfix.pickles.graph import Node, attributes, is_mapping, labelled, pairs
 
 SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 SHARD = "torch.distributed._shard.sharded_tensor.shard.Shard"
@@ -20,8 +20,8 @@ def state_rows(cls: Node, state: Node) -> list[tuple[str, Node]]:
     if state is None:
         return []
     mappings = state if type(state) is tuple and len(state) == 2 else (state,)
-    if all(part is None or pairs(part) is not None for part in mappings):
-        rows = [(label(name), value) for name, value in attributes(state)]
+    if all(part is None or is_mapping(part) for part in mappings):
+        rows = list(labelled(attributes(state)))
     else:
         fields = STATE_FIELDS.get(cls.full, ()) if type(cls) is Global else ()
         if not (fields and type(state) is tuple and len(state) == len(fields)):
@@ -56,7 +56,7 @@ def held(node: Node) -> list[tuple[str, Node]]:
     if isinstance(node, (tuple, list)):
         return [(str(index), value) for index, value in enumerate(node)]
     if type(node) is Dict:
-        return apart([(label(name), value) for name, value in pairs(node) or ()])
+        return apart(list(labelled(pairs(node) or ())))
     if is_shard(node):
         return state_rows(None, node.state)
     return []

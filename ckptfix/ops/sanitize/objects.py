@@ -18,7 +18,7 @@ from ckptfix.ops.sanitize.output import Output
 from ckptfix.ops.sanitize.report import DROPPED, Made, Steps
 from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
-from ckptfix.pickles.graph import Node, attributes, pairs
+from ckptfix.pickles.graph import Node, attributes, is_mapping, pairs
 
 WHOLE_MODULE = "a whole module"
 EXTRACT = f"{WHOLE_MODULE}; `ckptfix extract` takes its weights out"
@@ -212,7 +212,13 @@ def _stated(own: torch_module.Versions) -> Dict:
 def _attributes(state: Node) -> list[tuple[Node, Node]]:
     """As `attributes`, where `state` is nothing but attributes; a name that slots have too gets another."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    return _distinct(attributes(state)) if all(part is None or pairs(part) is not None for part in parts) else []
+    return _distinct(attributes(state)) if all(part is None or is_mapping(part) for part in parts) else []
+
+
+def _each_named_once(state: Node) -> Node:
+    """The attributes of a tensor; as a dict where slots have a name too, of which torch sets the last alone."""
+    named = _attributes(state)
+    return state if [key for key, _ in named] == [key for key, _ in attributes(state)] else new_dict(named)
 
 
 def _items_of(call: Call, base: Node) -> list[tuple[Node, Node]] | None:
@@ -307,7 +313,7 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
         new_inner = yield None, inner_args
         if new_inner is DROPPED:
             return DROPPED
-        new_state = yield None, state
+        new_state = yield None, _each_named_once(state)
         new_state = None if new_state is DROPPED else new_state
         return out.older(calls.FROM_TYPE.call(func, cls, new_inner, new_state, position=call.position))
     if not plain or wrapper:
@@ -329,7 +335,11 @@ def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     if len(args) != 4:
         raise BadValue("a parameter without its parts")
     if _attributes(args[3]) or _is_empty(args[3]):
-        return (yield from _allowed(out, call, name, args))
+        state = _each_named_once(args[3])
+        if state is not args[3]:
+            _drop_set(out, call, name)
+            call = calls.PARAMETER_WITH_STATE.call(*args[:3], state, position=call.position)
+        return (yield from _allowed(out, call, name, (*args[:3], state)))
     _drop_set(out, call, name)
     made = yield None, calls.PARAMETER.call(*args[:3], position=call.position)
     for key, _ in state_rows(None, args[3]):
