@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
-from ckptfix.pickles.graph import Call, Global, Node, PersId, Text
+from ckptfix.pickles.graph import Call, Global, Node, PersId, Text, use_of
 from ckptfix.pickles.molds import PHRASE, Mold
 from ckptfix.pickles.molds import numbers as numbers_of
 
@@ -262,7 +262,7 @@ class Phrases:
         if key is None:
             at = self.key_at[row]
             end = at + 5 + self.data[at + 1]
-            key = self._keys[row] = _use(str(self.data[at + 5 : end], "utf-8", "surrogatepass"), at, end, None)
+            key = self._keys[row] = use_of(str(self.data[at + 5 : end], "utf-8", "surrogatepass"), at, end, None)
         return key
 
     def known_keys(self, rows: range) -> dict[int, Text]:
@@ -285,9 +285,9 @@ class Phrases:
         at = self.starts[row]
         mold = self.molds[self.of[row]]
         starts, ends = mold.starts, mold.ends
-        storage = _use(mold.storage, at + starts[1], at + ends[1], mold.storage)
-        key = _use(self.data[at + starts[4] : at + ends[4]].decode("ascii"), at + starts[3] - 1, at + ends[4], None)
-        location = _use(mold.location, at + starts[6], at + ends[6], mold.location)
+        storage = use_of(mold.storage, at + starts[1], at + ends[1], mold.storage)
+        key = use_of(self.data[at + starts[4] : at + ends[4]].decode("ascii"), at + starts[3] - 1, at + ends[4], None)
+        location = use_of(mold.location, at + starts[6], at + ends[6], mold.location)
         pid = (storage, mold.type, key, location, mold.numel)
         persid = PersId(pid, at + ends[8] + 4, at + starts[8] - 1)
         hooks = Call(mold.hooks, (), "REDUCE", at + starts[16] - 1)
@@ -374,9 +374,3 @@ def _is_text(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _use(value: str, start: int, end: int, origin: Text | None) -> Text:
-    use = Text(value)
-    use.start, use.end, use.origin = start, end, origin
-    return use

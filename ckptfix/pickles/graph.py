@@ -33,6 +33,13 @@ class Text(str):
     origin: Text | None
 
 
+def use_of(value: str, start: int, end: int, origin: Text | None = None) -> Text:
+    """A use of `value`, which the bytes from `start` to `end` push."""
+    use = Text(value)
+    use.start, use.end, use.origin = start, end, origin
+    return use
+
+
 @final
 class Global:
     """A name that an unpickler would import: `module`, `name`, pushed from `start` on. Never resolved."""
@@ -273,6 +280,12 @@ def attributes(state: Node) -> list[tuple[Node, Node]]:
     """
     mappings = state if type(state) is tuple else (state,)
     return [pair for mapping in mappings for pair in pairs(mapping) or ()]
+
+
+def is_attributes(state: Node) -> bool:
+    """Whether `attributes` are all that there is in `state`."""
+    mappings = state if type(state) is tuple and len(state) == 2 else (state,)
+    return all(part is None or is_mapping(part) for part in mappings)
 
 
 _MAPPINGS = {

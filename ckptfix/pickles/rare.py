@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from ckptfix.errors import BadPickle, TruncatedPickle
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.folded import Memo, Phrases
-from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text, set_rows
+from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text, set_rows, use_of
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.rows import Rows
 
@@ -21,18 +21,10 @@ MAX_REPEATED = 1 << 26
 _MAPPINGS = ("OrderedDict", "Counter")
 
 
-def _text(value: str, start: int, end: int) -> Text:
-    node = Text(value)
-    node.start = start
-    node.end = end
-    node.origin = None
-    return node
-
-
 def _py2_text(raw: bytes, start: int, end: int) -> Text | bytes:
     """A Python 2 str: text when it is UTF-8 (as torch decodes it), else bytes."""
     try:
-        return _text(raw.decode("utf-8"), start, end)
+        return use_of(raw.decode("utf-8"), start, end)
     except UnicodeDecodeError:
         return raw
 
@@ -115,7 +107,7 @@ class RareOpcodes:
             return end
         if code == op.BINUNICODE8:
             end, raw = self.counted(pos, 8)
-            stack.append(_text(raw.decode("utf-8", "surrogatepass"), pos, end))
+            stack.append(use_of(raw.decode("utf-8", "surrogatepass"), pos, end))
             return end
         if code in (op.FLOAT, op.INT, op.LONG, op.STRING, op.UNICODE, op.PERSID, op.GET, op.PUT):
             return self.line(code, pos)
@@ -184,8 +176,7 @@ class RareOpcodes:
         if type(value) is not Text:
             return value
         self.repeat(value)
-        use = _text(value, pos, end)
-        use.origin = value
+        use = use_of(value, pos, end, value)
         self.graph.loose_gets.append(use)
         return use
 
@@ -208,7 +199,7 @@ class RareOpcodes:
         elif code == op.FLOAT:
             value = float(raw)
         elif code == op.UNICODE:
-            value = _text(raw.decode("raw-unicode-escape"), pos, end)
+            value = use_of(raw.decode("raw-unicode-escape"), pos, end)
         elif code == op.PERSID:
             value = PersId(raw.decode("ascii"), pos, -1)
             self.graph.loose_persids.append(value)

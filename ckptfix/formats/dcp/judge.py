@@ -53,8 +53,7 @@ def _judge(checkpoint: Checkpoint, *, items: bool) -> Iterator[Finding]:
 def _bad_tensors(folder: Folder) -> Iterator[Finding]:
     count = 0
     for index, saved in enumerate(folder.tensors):
-        held = [part.place for part in saved.parts if 0 not in part.sizes or part.place is not None]
-        if not all(place is not None and folder.files.has(place) for place in held):
+        if any(part.is_lost or (part.place is not None and not folder.files.has(part.place)) for part in saved.parts):
             continue  # its file is named as missing or cut, or the chunk that no file holds is
         try:
             folder.spliced.piece(index)

@@ -58,6 +58,11 @@ class Part(NamedTuple):
     sizes: Sizes
     place: Place | None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has elements, and no item for them."""
+        return self.place is None and 0 not in self.sizes
+
 
 @dataclass(slots=True)
 class Saved:

@@ -211,7 +211,7 @@ def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] =
 def _without_items(saved: Saved) -> Iterator[Finding]:
     """A finding for a tensor of which a chunk is in no file, which the metadata alone shows."""
     for part in saved.parts:
-        if part.place is None and 0 not in part.sizes:
+        if part.is_lost:
             yield found("bad-tensor", _no_item(part), where=saved.address)
             return
 

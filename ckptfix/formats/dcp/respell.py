@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from ckptfix.formats.dcp.entries import Item, Otherwise
 from ckptfix.formats.dcp.metadata import Path, Place, fields_of
 from ckptfix.formats.dcp.phrases import GET, INT
-from ckptfix.formats.dcp.skim import Skimmed, Skimmer, opcodes_of
-from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.formats.dcp.skim import OTHERWISE, Skimmed, Skimmer, opcodes_of
 from ckptfix.pickles import Graph, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import without_collections
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles.graph import Node, use_of
 from ckptfix.pickles.opcodes import pushed_int
 from ckptfix.pickles.patch import Patch, int_opcode, splice, string_opcode
 
@@ -41,7 +40,7 @@ def respelled(data: bytes, names: Names, places: Mapping[str, Place]) -> bytes |
         said = reader.run()
         wanted = _wanted(said, names, places)
         numbers = list(_numbers(reader.data, said, places))
-    except (IndexError, KeyError, ValueError, BadTensor, Otherwise):
+    except OTHERWISE:
         return None
     patches = reader.patches(wanted)
     if patches is None:
@@ -62,7 +61,7 @@ class _Uses(Skimmer):
 
     def text(self, pos: int) -> tuple[str, int]:
         value, end = super().text(pos)
-        use = self._written[pos] = _use(value, pos, end, None)
+        use = self._written[pos] = use_of(value, pos, end, None)
         return use, end
 
     def number(self, get: bytes) -> int:
@@ -85,7 +84,7 @@ class _Uses(Skimmer):
         origin = self.memo.get(index) if index < self.count else None
         if type(origin) is not Text:
             return None
-        use = self._fetched[pos] = _use(origin, pos, end, origin)
+        use = self._fetched[pos] = use_of(origin, pos, end, origin)
         return use
 
     def patches(self, wanted: Mapping[int, str]) -> list[Patch] | None:
@@ -110,12 +109,6 @@ class _Uses(Skimmer):
 
 
 _GETS = {op.BINGET: 2, op.LONG_BINGET: 5}
-
-
-def _use(value: str, start: int, end: int, origin: Text | None) -> Text:
-    use = Text(value)
-    use.start, use.end, use.origin = start, end, origin
-    return use
 
 
 def _wanted(said: Skimmed, names: Names, places: Mapping[str, Place]) -> dict[int, str]:

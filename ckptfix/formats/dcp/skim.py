@@ -35,6 +35,10 @@ class Skimmed:
     rest: Mapping[str, Node] = field(default_factory=dict)
 
 
+OTHERWISE = (IndexError, KeyError, ValueError, BadTensor, Otherwise)
+"""What ends the reading of a pickle that is not written as torch writes it, or not whole."""
+
+
 @without_collections
 def skim(data: bytes) -> Skimmed | None:
     """What the pickle `data` says; None where it is not written as torch writes it, or not whole."""
@@ -43,7 +47,7 @@ def skim(data: bytes) -> Skimmed | None:
         return None
     try:
         return Skimmer(*unframed).run()
-    except (IndexError, KeyError, ValueError, BadTensor, Otherwise):
+    except OTHERWISE:
         return None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from ckptfix.pickles import Call, Dict, Global
-from ckptfix.pickles.graph import Node, attributes, is_mapping, labelled, pairs
+from ckptfix.pickles.graph import Node, attributes, is_attributes, labelled, pairs
 
 SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 SHARD = "torch.distributed._shard.sharded_tensor.shard.Shard"
@@ -19,8 +19,7 @@ def state_rows(cls: Node, state: Node) -> list[tuple[str, Node]]:
     """What `state` sets on an object of the class `cls`, as (name, value), whatever its form; all of it, once."""
     if state is None:
         return []
-    mappings = state if type(state) is tuple and len(state) == 2 else (state,)
-    if all(part is None or is_mapping(part) for part in mappings):
+    if is_attributes(state):
         rows = list(labelled(attributes(state)))
     else:
         fields = STATE_FIELDS.get(cls.full, ()) if type(cls) is Global else ()

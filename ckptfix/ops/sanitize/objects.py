@@ -18,7 +18,7 @@ from ckptfix.ops.sanitize.output import Output
 from ckptfix.ops.sanitize.report import DROPPED, Made, Steps
 from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
-from ckptfix.pickles.graph import Node, attributes, is_mapping, pairs
+from ckptfix.pickles.graph import Node, attributes, is_attributes, pairs
 
 WHOLE_MODULE = "a whole module"
 EXTRACT = f"{WHOLE_MODULE}; `ckptfix extract` takes its weights out"
@@ -211,8 +211,7 @@ def _stated(own: torch_module.Versions) -> Dict:
 
 def _attributes(state: Node) -> list[tuple[Node, Node]]:
     """As `attributes`, where `state` is nothing but attributes; a name that slots have too gets another."""
-    parts = state if type(state) is tuple and len(state) == 2 else (state,)
-    return _distinct(attributes(state)) if all(part is None or is_mapping(part) for part in parts) else []
+    return _distinct(attributes(state)) if is_attributes(state) else []
 
 
 def _each_named_once(state: Node) -> Node:
