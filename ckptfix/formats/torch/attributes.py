@@ -25,8 +25,13 @@ MAX_AROUND = 16
 """Calls around calls around a tensor that are looked through; what is deeper is listed as one value."""
 
 
-def tensor_state(node: Node, depth: int = 0) -> list[tuple[str, Node]] | None:
+def tensor_state(node: Node) -> list[tuple[str, Node]] | None:
     """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
+    return _state_of(node, 0, set())
+
+
+def _state_of(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]] | None:
+    """As `tensor_state`, of a tensor that is `depth` calls inside another; ``id`` of its parts are added to `seen`."""
     if type(node) is not Call or type(node.func) is not Global:
         return None
     if node.folded is not None and node.state is None:
@@ -41,38 +46,45 @@ def tensor_state(node: Node, depth: int = 0) -> list[tuple[str, Node]] | None:
         cls = args[1] if type(args[1]) is Global else None
         found = state_rows(cls, args[place])
         if row is calls.FROM_TYPE:
-            found = _beside_parts(args, found, depth)
+            found = _beside_parts(args, found, depth, seen)
     if row is not None and row.kind == "parameter" and args and is_tensor(args[0]):
         # The attributes of the tensor inside are listed as those of the parameter.
-        found = apart([*found, *_below(args[0], depth)])
+        found = apart([*found, *_below(args[0], depth, seen)])
     elif row is not None and row.kind in _OF_PARTS:
         with suppress(BadTensor):
-            found = apart([*found, *_of_parts(split_state([("args", args)])[0], depth)])
+            found = apart([*found, *_of_parts(split_state([("args", args)])[0], depth, seen)])
     if not is_old_tensor(node) and node.state is not None:
         found = apart([*found, *state_rows(None, node.state)])
     return [*found, *_apart_from_data(row, args)] or None
 
 
-def _below(node: Node, depth: int) -> list[tuple[str, Node]]:
-    return [("()inner", node)] if depth > MAX_AROUND else tensor_state(node, depth + 1) or []
+def _below(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]]:
+    return [("()inner", node)] if depth > MAX_AROUND else _state_of(node, depth + 1, seen) or []
 
 
-def _beside_parts(args: Args, rows: list[tuple[str, Node]], depth: int) -> list[tuple[str, Node]]:
+def _beside_parts(
+    args: Args, rows: list[tuple[str, Node]], depth: int, seen: set[int]
+) -> list[tuple[str, Node]]:
     """What in the state of ``_rebuild_from_type_v2(*args)`` is not part of its tensor."""
     func, inner_args = args[0], args[2]
     inner = Call(func, inner_args, "REDUCE", 0)
     if is_tensor(inner) and not is_wrapper(func):
-        return apart([*rows, *_below(inner, depth)])
+        return apart([*rows, *_below(inner, depth, seen)])
     try:
         parts, rest = split_state(rows if is_tensor(inner) else [("args", inner_args), *rows])
     except BadTensor:
         return [("args", inner_args), *rows]
-    return apart([*rest, *_of_parts(parts, depth)])
+    return apart([*rest, *_of_parts(parts, depth, seen)])
 
 
-def _of_parts(parts: list[tuple[str, Node]], depth: int) -> list[tuple[str, Node]]:
-    """The attributes of tensors that others are made of, below the names of these."""
-    return [(f"{part}.{name}", value) for part, node in parts for name, value in _below(node, depth)]
+def _of_parts(parts: list[tuple[str, Node]], depth: int, seen: set[int]) -> list[tuple[str, Node]]:
+    """The attributes of tensors that others are made of, below the names of these; of one in several places, once."""
+    found: list[tuple[str, Node]] = []
+    for part, node in parts:
+        if id(node) not in seen:
+            seen.add(id(node))
+            found += ((f"{part}.{name}", value) for name, value in _below(node, depth, seen))
+    return found
 
 
 def _apart_from_data(row: calls.RebuildCall | None, args: Args) -> list[tuple[str, Node]]:

@@ -70,6 +70,20 @@ def test_attributes_of_parts_are_listed_and_kept_or_named(form: str, tmp_path: P
     assert "own" in {row.where for row in weights.findings if row.id == "left-behind"}
 
 
+def nested(part: Any) -> Held:
+    """A tensor whose parts are all the same one."""
+    return Held(lambda cls: (torch._utils._rebuild_nested_tensor, (part,) * 4), [])
+
+
+def test_parts_that_are_made_of_the_same_parts_are_looked_at_once(tmp_path: Path) -> None:
+    """Four times the same part, of four times the same part: each level would take four times as long."""
+    own: Any = marked()
+    for _ in range(15):
+        own = nested(own)
+    checkpoint = open_checkpoint(saved(tmp_path / "in.pt", (torch._utils._rebuild_nested_tensor, (own,) * 4)))
+    assert len([entry for entry in checkpoint.entries if entry.name.endswith("mark")]) == 1
+
+
 @pytest.mark.parametrize(
     ("function", "first"),
     [
