@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from ckptfix.align.units import Signature, Unit, fronts, words
 from ckptfix.names import wrappers
@@ -19,6 +19,9 @@ Stack = str
 """The path before a number: ``encoder.layers.``"""
 
 Block = tuple[Stack, int]
+
+Cell = tuple[int, int]
+"""The numbers of two blocks, one of each side, that share a pair."""
 
 UPWARD = frozenset(
     ["up", "ups", "upsample", "upsamples", "upconv", "upconvs", "upblock", "upblocks", "dec", "decoder", "decoders"]
@@ -47,12 +50,11 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     found: set[int] = set()
     nested: list[tuple[Block, Block]] = []
     for (ours, stack), rows in shared.items():
-        kinds = [(pairs[index][0].template, pairs[index][1].template) for _, _, index in rows]
-        cells = [(number, twin, kind) for (number, twin, _), kind in zip(rows, kinds, strict=True)]
-        if _is_grid(cells):
+        if _is_grid([(number, twin, *pairs[index]) for number, twin, index in rows]):
             continue
+        cells = dict.fromkeys((number, twin) for number, twin, _ in rows)
         if _nest(cells):
-            nested += dict.fromkeys(((ours, number), (stack, twin)) for number, twin, _ in rows)
+            nested += [((ours, number), (stack, twin)) for number, twin in cells]
             continue
         if sides is not None and homes is None:
             homes = _Homes(sides[0]), _Homes(sides[1])
@@ -121,29 +123,48 @@ def _blocks(path: str) -> Iterator[Block]:
         yield path[: match.start()], int(match[0])
 
 
-def _nest(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
+def _nest(cells: Collection[Cell]) -> bool:
     """Whether each block of one side is within one of the other."""
-    cells = {(number, twin) for number, twin, _ in rows}
-    return len(cells) in (len({number for number, _ in cells}), len({twin for _, twin in cells}))
+    return len(cells) in _sizes(cells)
 
 
-def _is_grid(rows: Sequence[tuple[int, int, Hashable]]) -> bool:
+def _is_grid(rows: Sequence[tuple[int, int, Unit, Unit]]) -> bool:
     """Whether both sides count things that cross.
 
     ``layers.{}`` and ``experts.{}`` do: each has as much of each, and so has each path with open numbers, which
-    stands beside the numbers of the two blocks. A path that stands in one block only is no part of a grid.
+    stands beside the numbers of the two blocks. A path that stands in one block only is part of a grid where shapes
+    show it, as in ``layers.{}.expand`` and ``fc1.{}``: no module of its shapes stands in another block.
     """
-    counts = Counter((number, twin) for number, twin, _ in rows)
-    kinds: dict[Hashable, set[tuple[int, int]]] = {}
-    for number, twin, kind in rows:
+    counts = Counter((number, twin) for number, twin, _, _ in rows)
+    kinds: dict[Hashable, set[Cell]] = {}
+    shapes: dict[Hashable, set[Cell]] = {}
+    of_kinds: dict[Hashable, set[Hashable]] = {}
+    for number, twin, one, other in rows:
+        kind = one.template, other.template
         kinds.setdefault(kind, set()).add((number, twin))
-    return len(set(counts.values())) == 1 and all(_whole(cells) for cells in ({*counts}, *kinds.values()))
+        shapes.setdefault(one.signature, set()).add((number, twin))
+        of_kinds.setdefault(kind, set()).add(one.signature)
+    return len(set(counts.values())) == 1 and _whole(counts) and all(
+        _whole(cells) or _apart(cells, set().union(*(shapes[signature] for signature in of_kinds[kind])))
+        for kind, cells in kinds.items()
+    )  # fmt: skip
 
 
-def _whole(cells: set[tuple[int, int]]) -> bool:
+def _sizes(cells: Collection[Cell]) -> tuple[int, int]:
+    """How many rows and columns these are in."""
+    return len({one for one, _ in cells}), len({other for _, other in cells})
+
+
+def _whole(cells: Collection[Cell]) -> bool:
     """Whether these are all cells of several rows and several columns."""
-    rows, columns = {one for one, _ in cells}, {other for _, other in cells}
-    return len(rows) > 1 and len(columns) > 1 and len(cells) == len(rows) * len(columns)
+    rows, columns = _sizes(cells)
+    return rows > 1 and columns > 1 and len(cells) == rows * columns
+
+
+def _apart(cells: Collection[Cell], alike: Collection[Cell]) -> bool:
+    """Whether these are several of one row, or of one column, and those with modules of their shapes are in it too."""
+    lines = zip(_sizes(cells), _sizes(alike), strict=True)
+    return len(cells) > 1 and any(own == every == 1 for own, every in lines)
 
 
 class Twins:

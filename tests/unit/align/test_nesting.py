@@ -33,6 +33,19 @@ def test_norms_that_send_two_blocks_to_two_crosswise_are_no_grid() -> None:
     assert doubted(crosswise) == {*crosswise}
 
 
+def test_a_number_that_tells_parts_apart_as_their_shapes_do_counts_no_blocks() -> None:
+    """``fc1`` and ``fc2`` hold one part of each block: where these are of different shapes, that is sure."""
+    parts = ("expand", "reduce")
+    pairs = {f"layers.{at}.{part}": f"fc{1 + nth}.{at}" for nth, part in enumerate(parts) for at in range(3)}
+    slots = [
+        [Slot(f"{name}.weight", (2, 8) if name.endswith("expand") else (8, 2), "float32") for name in pairs],
+        [Slot(f"{name}.weight", (2, 8) if name.startswith("fc1") else (8, 2), "float32") for name in pairs.values()],
+    ]
+    ours, theirs = (side(each).units for each in slots)
+    assert crossed(list(zip(ours, theirs, strict=True))) == set()
+    assert doubted(pairs) == {*pairs}, "of equal shapes the two may be the other way round"
+
+
 def test_a_block_in_no_stack_shows_too_that_two_overlap() -> None:
     """What is before and after two blocks is in no block of one side, and in their list on the other."""
     down = {"down.0.norm": "features.2.norm", "down.0.conv": "features.1.conv"}
