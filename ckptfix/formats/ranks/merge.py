@@ -69,6 +69,8 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
     first = made.first
     seen: list[str] = []
     unequal: list[str] = []
+    copies: list[str] = []
+    budget = _Budget()
     for address in first.nodes:
         if any(is_inside(address, outer) for outer in seen[-1:]):
             continue
@@ -76,13 +78,19 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
             own = first.held(address)
         if own is not None:
             seen.append(address)
-            made.wholes[address] = _whole(made, address, own)
+            whole, same = _whole(made, address, own, budget)
+            made.wholes[address] = whole
+            if not same:
+                copies.append(address)
         elif not _equal(made, address):
             unequal.append(address)
     _refuse_others(made, seen)
     if unequal:
         message = f"not the same on all ranks, and taken from {as_path(first.path).name}: {some(unequal)}"
         made.findings.append(found("ranks-differ", message, where=unequal[0]))
+    if copies:
+        message = f"files that hold the same part of it differ, and the first of them is taken: {some(copies)}"
+        made.findings.append(found("ranks-differ", message, where=copies[0]))
     made.findings += other_saves(files)
     made.findings += _missing(made, lost, why)
     flat = [address for address, (_, key, _) in first.nodes.items() if is_flat(key)]
@@ -92,15 +100,35 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
     return made
 
 
-def _whole(made: Together, address: str, own: Held) -> Whole:
-    """The parts of one tensor in all files.
+MOST_PARTS = 1 << 23
+"""Parts of tensors on all ranks that are looked at: a mesh of any size is a few bytes of a file."""
+
+_NAMED = 8
+"""What a part of a missing file counts, which is named."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    left: int = MOST_PARTS
+
+    def take(self, count: int, where: str, made: Together) -> None:
+        """Raises DamagedFile for more parts than are looked at."""
+        self.left -= count
+        if self.left < 0:
+            message = f"its tensors have more parts than any job's, and there are files of {len(made.files)} ranks"
+            raise DamagedFile(message, path=made.path, where=where)
+
+
+def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Whole, bool]:
+    """The parts of one tensor in all files, and whether files that have the same part have it alike.
 
     Raises:
-        DamagedFile: they are of different tensors.
+        DamagedFile: they are of different tensors, or have too many parts.
     """
     first = made.first
     entry = first.entry(address)
     chunks: dict[Box, tuple[TensorEntry, File]] = {}
+    same = True
     for file in made.files.values():
         other = own if file is first else file.held(address) if address in file.nodes else None
         if other is None:
@@ -114,13 +142,16 @@ def _whole(made: Together, address: str, own: Held) -> Whole:
             if local.dtype != entry.dtype:
                 message = f"a part of {local.dtype} of a tensor of {entry.dtype}"
                 raise DamagedFile(message, path=file.path, where=address)
-            chunks.setdefault(box, (local, file))
+            same = _alike(chunks.setdefault(box, (local, file))[0], local) and same
     lost: dict[int, list[Box]] = {}
-    for rank, box in own.parts():
+    parts = own.parts()
+    budget.take(len(parts), address, made)
+    for rank, box in parts:
         if box not in chunks and all(box[1]):
+            budget.take(_NAMED, address, made)
             lost.setdefault(rank, []).append(box)
     rows = tuple((box, local, file) for box, (local, file) in sorted(chunks.items(), key=lambda row: row[0]))
-    return Whole(entry, rows, {rank: tuple(boxes) for rank, boxes in lost.items()})
+    return Whole(entry, rows, {rank: tuple(boxes) for rank, boxes in lost.items()}), same
 
 
 def _equal(made: Together, address: str) -> bool:
@@ -131,16 +162,17 @@ def _equal(made: Together, address: str) -> bool:
         return True
     if len(entries) < len(made.files):
         return False
-    own = entries[0]
-    for other in entries[1:]:
-        if (other.dtype, other.shape, other.kind) != (own.dtype, own.shape, own.kind):
-            return False
-        one, two = own.storage, other.storage
-        if one is None or two is None or one.crc32 is None or two.crc32 is None:
-            continue
-        if one.nbytes == two.nbytes and one.crc32 != two.crc32 and own.offset == other.offset:
-            return False
-    return True
+    return all(_alike(entries[0], other) for other in entries[1:])
+
+
+def _alike(own: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two ranks have the same tensor, as far as checksums show it."""
+    if (other.dtype, other.shape, other.kind) != (own.dtype, own.shape, own.kind):
+        return False
+    one, two = own.storage, other.storage
+    if one is None or two is None or one.crc32 is None or two.crc32 is None:
+        return True
+    return one.nbytes != two.nbytes or one.crc32 == two.crc32 or own.offset != other.offset
 
 
 def _refuse_others(made: Together, seen: Sequence[str]) -> None:
@@ -170,6 +202,9 @@ def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) ->
         path = lost.get(rank, "")
         name = as_path(path).name if path else "its file"
         message = f"rank {rank}: {name} {why.get(rank, 'is missing')}; it holds {some(held[rank])}"
+        if rank in made.files:
+            path = made.files[rank].path
+            message = f"rank {rank}: {as_path(path).name} has another rank's part, and lacks {some(held[rank])}"
         rows.append(found("missing-rank", message, where=path))
     rest = [rank for rank in why if rank not in held]
     if rest:

@@ -88,12 +88,18 @@ def held(node: Node, entry: TensorEntry, storage_of: StorageOf) -> Held | None:
 def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> Held:
     group = fields(state.get("process_group"))
     here: list[tuple[Box, TensorEntry]] = []
+    stated: list[tuple[int, Box]] = []
     for place, shard in enumerate(listed(state.get("local_shards"))):
         own = fields(shard)
-        box = _box(own.get("metadata"), entry)[1]
+        stated.append(_box(own.get("metadata"), entry))
+        box = stated[-1][1]
         here.append((box, _local(own.get("tensor"), f"{entry.name}.{place}", box[1], storage_of)))
-    rows = listed(fields(state.get("metadata")).get("shards_metadata"))
-    parts = [_box(row, entry) for row in rows]
+    about = fields(state.get("metadata"))
+    _refuse_other_shape(about.get("size"), entry)
+    parts = [_box(row, entry) for row in listed(about.get("shards_metadata"))]
+    for rank, (offsets, extent) in set(stated).difference(parts):
+        message = f"a shard of {list(extent)} at {list(offsets)} of rank {rank}, which is not in its list of all shards"
+        raise DamagedFile(message, where=entry.name)
     if len({box for _, box in parts}) != len(parts):
         raise DamagedFile("two shards are at one place", where=entry.name)
     return Held(
@@ -105,6 +111,17 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
         tuple(parts),
         lambda: parts,
     )
+
+
+def _refuse_other_shape(node: Node, entry: TensorEntry) -> None:
+    """Refuse a tensor of which its metadata gives another shape than it has itself."""
+    try:
+        stated = entry.shape if node is None else sizes(node)
+    except BadTensor:
+        stated = None
+    if stated != entry.shape:
+        shown = "none" if stated is None else list(stated)
+        raise DamagedFile(f"its shape is {list(entry.shape)}, and {shown} in its metadata", where=entry.name)
 
 
 def _box(node: Node, entry: TensorEntry) -> tuple[int, Box]:
@@ -146,6 +163,7 @@ class _Cut:
 
 def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> Held:
     spec = fields(state.get("_spec"))
+    _refuse_other_shape(_shape_of(spec.get("tensor_meta")), entry)
     mesh = fields(spec.get("mesh"))
     shape = _mesh_shape(mesh, entry, storage_of)
     cuts = _cuts(listed(spec.get("placements")), spec, shape, entry)
@@ -172,6 +190,11 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
 
     key = (shape, tuple(cuts))
     return Held("DTensor", entry.shape, rank, max(numbers) + 1, ((box, local),), key, everywhere)
+
+
+def _shape_of(meta: Node) -> Node:
+    """The first of the fields of a TensorMeta, a tuple of names."""
+    return meta.arguments[0] if type(meta) is Call and meta.arguments else None
 
 
 def _mesh_shape(mesh: Mapping[str, Node], entry: TensorEntry, storage_of: StorageOf) -> tuple[int, ...]:
@@ -205,23 +228,38 @@ def _cuts(
     """How the dimensions of the mesh cut those of the tensor, in order.
 
     Of several that cut one dimension the first cuts first, and a strided one last: FSDP over tensor parallelism.
+
+    Raises:
+        Unsupported: a strided one that is not over later dimensions of the mesh, a term of a sum.
+        DamagedFile: it is cut as no tensor is.
     """
     if len(placements) != len(shape):
         raise DamagedFile(f"{len(placements)} placements on a mesh of {list(shape)}", where=entry.name)
     first: list[_Cut] = []
     last: list[_Cut] = []
+    factors: dict[int, Node] = {}
     for axis, placement in enumerate(placements):
         name = class_name(placement)
         if name in ("Shard", "_StridedShard"):
             dim = fields(placement).get("dim")
             if type(dim) is not int or not -len(entry.shape) <= dim < len(entry.shape):
                 raise DamagedFile(f"cut along dimension {dim!r} of {list(entry.shape)}", where=entry.name)
-            (first if name == "Shard" else last).append(_Cut(axis, dim % len(entry.shape)))
+            if name == "Shard":
+                first.append(_Cut(axis, dim % len(entry.shape)))
+            else:
+                last.append(_Cut(axis, dim % len(entry.shape)))
+                factors[axis] = fields(placement).get("split_factor")
         elif name.endswith("Partial"):
             message = f"a term of a sum over the ranks, of shape {list(entry.shape)}, which are not added up here"
             raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
         elif name != "Replicate":
             raise Unsupported(f"a placement that torch does not have: {name or placement!r}", where=entry.name)
+    for cut in last:
+        # Cut in as many stripes first, of each of which this one has a part: those that the later dimensions make.
+        later = math.prod(shape[one.axis] for one in (*first, *last) if one.axis > cut.axis and one.dim == cut.dim)
+        if factors[cut.axis] not in (None, later):
+            message = f"cut in {factors[cut.axis]!r} stripes, of which the mesh of {list(shape)} makes {later}"
+            raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
     order = [entry for entry in listed(spec.get("shard_order")) if type(entry) is Call]
     if order and not last:
         stated = [
