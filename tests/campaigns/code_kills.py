@@ -267,6 +267,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--mutants", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="another number draws other mutants")
+    parser.add_argument("--room", action="append", help="a folder or file of the package, in place of those of T14")
     parser.add_argument("--only", default="", help="those alone whose line has this text")
     parser.add_argument("--mark", default=MARK, help="which tests, as pytest's -m")
     parser.add_argument("--work", type=Path, help="folder that is kept: map of tests, and what is done already")
@@ -275,7 +276,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = (chosen.work or Path(folder)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        return 1 if report(run(work, chosen.mutants, chosen.only, chosen.tests, chosen.mark, seed=chosen.seed)) else 0
+        rooms = chosen.room or ROOMS
+        rows = run(work, chosen.mutants, chosen.only, chosen.tests, chosen.mark, rooms, chosen.seed)
+        return 1 if report(rows) else 0
 
 
 if __name__ == "__main__":
