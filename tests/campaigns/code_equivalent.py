@@ -10,6 +10,7 @@ EQUIVALENT: dict[str, str] = {
         "the position of a reference that is made, and was read nowhere, is not looked at"
     ),
     "formats/torch/legacy_layout.py: _widened: constant: 0 -> 1 #1": "a pickle of a dict has no K as its first byte",
+    "formats/torch/versions.py: _older: constant: 8 -> 9 #0": "no call has more than a few older forms",
     "io/arranged.py: _stride_of: constant: 1 -> 2 #9": "nobody takes a step along a dimension of one element",
     "io/tiles.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
         "one look more of a limit that is far above what any tensor needs"

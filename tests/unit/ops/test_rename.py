@@ -295,3 +295,11 @@ def test_a_name_of_protocol_0_is_what_it_was_said_to_become(name: str, tmp_path:
     ckptfix.rename(source, out, mapping={"fc.weight": name})
     assert list(torch.load(out, weights_only=False)) == [name]  # a file of this test's own making
     assert [entry.key for entry in ckptfix.open_checkpoint(out).entries] == [name]
+
+
+@pytest.mark.parametrize(("others", "shown"), [(5, "h0, h1, h2, h3, h4"), (7, "h0, h1, h2, h3, h4 and 2 more")])
+def test_of_keys_without_the_prefix_some_are_shown(others: int, shown: str, tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("module.fc.weight", *(f"h{number}" for number in range(others))))
+    with pytest.raises(PartialPrefix) as caught:
+        ckptfix.strip_module(source, out)
+    assert caught.value.message.endswith(f"these do not: {shown}")
