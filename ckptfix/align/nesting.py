@@ -68,14 +68,17 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
             )
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
-    return found | _overlapping(pairs, nested)
+    return found | _overlapping(pairs, nested, sides or ((), ()))
 
 
-def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]]) -> set[int]:
+def _overlapping(
+    pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]], sides: tuple[Side, Side]
+) -> set[int]:
     """Indices of the pairs of two blocks that share one, where each has another one that is not in the other block.
 
-    Lists of one kind of module are no blocks: ``convs.0.1`` and ``norms.0.1`` may be one block's. Nor is ``conv1``
-    where there is no second number.
+    A module that is in no pair is not in the other block where all of that are in pairs, and has its counterpart
+    elsewhere where `sides` have equally many like it. Lists of one kind of module are no blocks: ``convs.0.1`` and
+    ``norms.0.1`` may be one block's. Nor is ``conv1`` where there is no second number.
     """
     members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
     for index, pair in enumerate(pairs):
@@ -83,13 +86,34 @@ def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Bloc
             for block in _blocks(unit.path):
                 inside.setdefault(block, set()).add(index)
     sizes = [Counter(stack for stack, _ in side) for side in members]
+    left = [_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides)]
+    alike = [Counter(unit.signature for unit in units) for units in sides]
     found: set[int] = set()
     for block, twin in blocks:
-        ours, theirs = members[0][block], members[1][twin]
-        if ours <= theirs or theirs <= ours or 1 in (sizes[0][block[0]], sizes[1][twin[0]]):
+        if 1 in (sizes[0][block[0]], sizes[1][twin[0]]):
             continue
-        if _kinds(pairs[index][0] for index in ours) > 1 < _kinds(pairs[index][1] for index in theirs):
-            found |= ours | theirs
+        rows = members[0][block], members[1][twin]
+        over = [left[0].get(block, []), left[1].get(twin, [])]
+        beyond = [
+            any(alike[0][unit.signature] == alike[1][unit.signature] for unit in own) and not others
+            for own, others in (over, reversed(over))
+        ]
+        if not (rows[0] - rows[1] or beyond[0]) or not (rows[1] - rows[0] or beyond[1]):
+            continue
+        if all(
+            _kinds([*(pairs[index][which] for index in rows[which]), *over[which]]) > 1 for which in (0, 1)
+        ):
+            found |= rows[0] | rows[1]
+    return found
+
+
+def _unpaired(units: Side, paired: Collection[Unit]) -> dict[Block, list[Unit]]:
+    """The modules of each block that are in no pair."""
+    found: dict[Block, list[Unit]] = {}
+    for unit in units:
+        if unit.slots and unit not in paired:
+            for block in _blocks(unit.path):
+                found.setdefault(block, []).append(unit)
     return found
 
 
