@@ -201,13 +201,11 @@ class Twins:
     def __init__(self, links: Iterable[tuple[Unit, Unit]], under: tuple[Counter[str], Counter[str]]) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for one, other in links:
-            theirs = [(front, size) for front in fronts(other.path) if (size := under[1][front]) > 1]
-            for ours in fronts(one.path) if theirs else ():
-                own = under[0][ours]
-                for front, size in theirs:
-                    if own == size:
-                        found[0].setdefault(ours, set()).add(front)
-                        found[1].setdefault(front, set()).add(ours)
+            theirs = _sized(other.path, under[1])
+            for own, ours in _sized(one.path, under[0]).items():
+                if own in theirs:
+                    found[0].setdefault(ours, set()).add(theirs[own])
+                    found[1].setdefault(theirs[own], set()).add(ours)
         self._twins = tuple(
             {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
         )
@@ -220,6 +218,16 @@ class Twins:
         if any(twin not in others for twin, others in known):
             return -1
         return int(bool(known))
+
+    def lists(self, one: Unit, other: Unit) -> bool:
+        """Whether the two stand at the same places of two lists: the innermost blocks of both are the same."""
+        ours, theirs = fronts(one.path), fronts(other.path)
+        return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
+
+
+def _sized(path: str, under: Mapping[str, int]) -> dict[int, str]:
+    """Size -> the block of so many modules that a module stands in; of one in one with no other module, the inner."""
+    return {under[front]: front for front in fronts(path) if under[front] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:

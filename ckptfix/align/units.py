@@ -79,8 +79,8 @@ class Side:
 
     @cached_property
     def under(self) -> Counter[str]:
-        """How many units stand under each path that ends in a number."""
-        return Counter(front for unit in self.units for front in fronts(unit.path))
+        """How many units that the other side must have too stand under each path that ends in a number."""
+        return Counter(front for unit in self.units if unit.slots for front in fronts(unit.path))
 
     @cached_property
     def following(self) -> dict[int, Signature]:
