@@ -15,6 +15,12 @@ EQUIVALENT: dict[str, str] = {
         "one look more of a limit that is far above what any tensor needs"
     ),
     "ops/law/strings.py: _behind_keys: constant: 0 -> 1 #9": "an empty key is read as any other string, to its end",
+    "pickles/folded.py: Phrases._run: constant: 4 -> 5 #12": (
+        "what is not taken at once is compared with the molds one by one, and taken all the same"
+    ),
+    "pickles/folded.py: Phrases._run: comparison: number < _MOST_NUMBERS -> number <= _MOST_NUMBERS #7": (
+        "there is room for the numbers of many more phrases below the last number"
+    ),
     "pickles/paged.py: Pages.__getitem__: comparison: 0 <= here < len(self._page) -> 0 < here < len(self._page) #1": (
         "the page that begins there is read once more, and is the same"
     ),

@@ -43,6 +43,9 @@ def with_state(state: object) -> list[Op]:
 
 BAD: dict[str, tuple[str, Tensor | list[Op]]] = {
     "bytearray": ("memory-bomb", called("builtins", "bytearray", *push((2**40,)))),
+    **{f"bytearray of {kind}": ("bad-call", called("builtins", "bytearray", *push((value,))))
+       for kind, value in [("text", "a"), ("a fraction", 1.5), ("nothing", None), ("less than nothing", -1),
+                           ("a large number", [256])]},
     "stride 0": ("memory-bomb", replace(WEIGHT, shape=(2**62,), stride=(0,))),
     "windows": ("memory-bomb", replace(WEIGHT, shape=(2**20, 2**20), stride=(0, 0))),
     "numel": ("bad-tensor", replace(WEIGHT, key="1", numel=2**40)),

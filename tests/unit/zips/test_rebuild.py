@@ -262,3 +262,31 @@ def test_behind_a_damaged_archive_in_an_archive_the_others_are_found(tmp_path: P
     found, content = rebuilt(tmp_path, bytes(whole))
     assert content["archive/data/2"] == b"\x02" * 300
     assert [(row.name, row.kind) for row in found.damaged] == [("archive/data/1", "checksum")]
+
+
+def test_a_size_that_is_a_lie_costs_no_other_record(tmp_path: Path) -> None:
+    """Bytes that the file does not have are not counted as looked at, of which there may be only so many."""
+    clean = build_zip(RECORDS)
+    data = bytearray(clean)
+    data[clean.index(CONTENT["archive/data/0"])] ^= 1
+    row = clean.index(b"archive/data/0", clean.index(b"PK\x01\x02")) - 46
+    data[row + 20 : row + 28] = struct.pack("<2L", 0xFFFFFFF0, 0xFFFFFFF0)
+    with open_source(written(tmp_path / "in.zip", bytes(data))) as reader:
+        found = Archive(reader).rebuild(lambda name: len(CONTENT[name]))
+    assert [row.name for row in found.damaged] == ["archive/data/0"]
+    assert {record.name for record in found.records} == CONTENT.keys() - {"archive/data/0"}
+
+
+@pytest.mark.parametrize("seekable", [False, True])
+def test_what_was_cut_says_how_much_of_it_is_left(seekable: bool, tmp_path: Path) -> None:
+    whole = python_zip(zipfile.ZIP_STORED, seekable=seekable, zip64=False)
+    place = whole.index(CONTENT["archive/data/1"])
+    for left in (0, 1, 2999, 3000):
+        found, content = rebuilt(tmp_path, whole[: place + left])
+        if seekable and left == 3000:
+            assert content == {name: CONTENT[name] for name in content} and "archive/data/1" in content
+            continue
+        (damaged,) = found.damaged
+        reason = "the file ends before its size and CRC-32 are stated"
+        reason = f"3000 bytes promised, {left} left" if seekable else reason
+        assert (damaged.name, damaged.kind, damaged.reason) == ("archive/data/1", "cut", reason)
