@@ -34,6 +34,9 @@ MOST = 6
 
 Side = Iterable[Unit]
 
+Contents = Mapping[str, tuple[int, int]]
+"""Block -> what is in it (`units.Side.contents`)."""
+
 
 def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None = None) -> set[int]:
     """Indices of the pairs that belong to stacks, or to single blocks, that do not nest.
@@ -194,15 +197,15 @@ def _apart(cells: Collection[Cell], alike: Collection[Cell]) -> bool:
 class Twins:
     """Blocks of the two sides that are one and the same, as far as links that are certain show.
 
-    Blocks nest. So two of equally many modules that have one module in common have all in common, and a module of one
-    of them goes into the other.
+    Blocks nest. So two of equally many modules, of the same shapes, that have one module in common have all in common,
+    and a module of one of them goes into the other.
     """
 
-    def __init__(self, links: Iterable[tuple[Unit, Unit]], under: tuple[Counter[str], Counter[str]]) -> None:
+    def __init__(self, links: Iterable[tuple[Unit, Unit]], contents: tuple[Contents, Contents]) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for one, other in links:
-            theirs = _sized(other.path, under[1])
-            for own, ours in _sized(one.path, under[0]).items():
+            theirs = _filled(other.path, contents[1])
+            for own, ours in _filled(one.path, contents[0]).items():
                 if own in theirs:
                     found[0].setdefault(ours, set()).add(theirs[own])
                     found[1].setdefault(theirs[own], set()).add(ours)
@@ -225,9 +228,9 @@ class Twins:
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
 
 
-def _sized(path: str, under: Mapping[str, int]) -> dict[int, str]:
-    """Size -> the block of so many modules that a module stands in; of one in one with no other module, the inner."""
-    return {under[front]: front for front in fronts(path) if under[front] > 1}
+def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
+    """What is in it -> a block that a module stands in, with others; of one in one with no other module, the inner."""
+    return {contents[front]: front for front in fronts(path) if contents[front][0] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:

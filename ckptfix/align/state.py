@@ -50,7 +50,7 @@ class State:
         So are the blocks that they show to be one another's counterpart.
         """
         sure = [(link.one, link.other) for link in self.links if not link.instead]
-        self.twins = Twins(sure, (self.a.under, self.b.under))
+        self.twins = Twins(sure, (self.a.contents, self.b.contents))
         certain = sorted((link.one.first, link.other.first) for link in self.links if not link.instead)
         kept = rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])

@@ -83,6 +83,18 @@ class Side:
         return Counter(front for unit in self.units if unit.slots for front in fronts(unit.path))
 
     @cached_property
+    def contents(self) -> dict[str, tuple[int, int]]:
+        """Of the units that `under` counts, how many stand under each such path, and a sum of their signatures."""
+        found: dict[str, tuple[int, int]] = {}
+        for unit in self.units:
+            if unit.slots:
+                own = hash(unit.signature)
+                for front in fronts(unit.path):
+                    count, sum_ = found.get(front, (0, 0))
+                    found[front] = count + 1, sum_ + own
+        return found
+
+    @cached_property
     def following(self) -> dict[int, Signature]:
         """Position of a unit -> signature of the unit after it."""
         return {one.first: after.signature for one, after in pairwise(self.units)}

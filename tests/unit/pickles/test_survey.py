@@ -50,7 +50,7 @@ def test_nothing_behind_its_end_is_looked_at_and_windows_change_nothing(monkeypa
             for window, ahead in ((400, 100), (1 << 20, 1 << 12)):
                 monkeypatch.setattr("ckptfix.pickles.names.WINDOW", window)
                 monkeypatch.setattr("ckptfix.pickles.names.AHEAD", ahead)
-                asked = []
+                asked: list[int] = []
 
                 def read(at: int, length: int, asked: list[int] = asked, parts: bytes = parts) -> bytes:
                     asked.append(at + length)
