@@ -23,6 +23,7 @@ from ckptfix.names.spellings import (
     HEAD_BY_HEAD,
     OWN_ORDER,
     UNTOLD,
+    canonical,
     part_of_expert,
 )
 
@@ -195,9 +196,11 @@ class _Splits:
             found = _EXPERT.fullmatch(name)
             if found is not None:
                 experts.setdefault((found[1], found[3]), {})[int(found[2])] = slot
-        for (_, behind), numbered in experts.items():
+        spelled = canonical(tuple(by_name)) if experts else {}
+        for (front, behind), numbered in experts.items():
             shapes_of = {slot.shape for slot in numbered.values()}
-            role = part_of_expert(behind)
+            first = f"{front}.0."
+            role = part_of_expert(spelled.get(first + behind, first + behind).removeprefix(first))
             if role and len(shapes_of) == 1 and sorted(numbered) == list(range(len(numbered))):
                 self._experts.setdefault(role, {})[len(numbered), shapes_of.pop()] = behind
 

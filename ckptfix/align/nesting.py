@@ -34,6 +34,9 @@ MOST = 6
 
 Side = Iterable[Unit]
 
+Contents = Mapping[str, tuple[int, int]]
+"""Block -> what is in it (`units.Side.contents`)."""
+
 
 def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None = None) -> set[int]:
     """Indices of the pairs that belong to stacks, or to single blocks, that do not nest.
@@ -68,14 +71,17 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
             )
         }
         found.update(index for number, twin, index in rows if (number, twin) not in forced)
-    return found | _overlapping(pairs, nested)
+    return found | _overlapping(pairs, nested, sides or ((), ()))
 
 
-def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]]) -> set[int]:
+def _overlapping(
+    pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]], sides: tuple[Side, Side]
+) -> set[int]:
     """Indices of the pairs of two blocks that share one, where each has another one that is not in the other block.
 
-    Lists of one kind of module are no blocks: ``convs.0.1`` and ``norms.0.1`` may be one block's. Nor is ``conv1``
-    where there is no second number.
+    A module that is in no pair is not in the other block where all of that are in pairs, and has its counterpart
+    elsewhere where `sides` have equally many like it. Lists of one kind of module are no blocks: ``convs.0.1`` and
+    ``norms.0.1`` may be one block's. Nor is ``conv1`` where there is no second number.
     """
     members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
     for index, pair in enumerate(pairs):
@@ -83,13 +89,34 @@ def _overlapping(pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Bloc
             for block in _blocks(unit.path):
                 inside.setdefault(block, set()).add(index)
     sizes = [Counter(stack for stack, _ in side) for side in members]
+    left = [_unpaired(units, {pair[which] for pair in pairs}) for which, units in enumerate(sides)]
+    alike = [Counter(unit.signature for unit in units) for units in sides]
     found: set[int] = set()
     for block, twin in blocks:
-        ours, theirs = members[0][block], members[1][twin]
-        if ours <= theirs or theirs <= ours or 1 in (sizes[0][block[0]], sizes[1][twin[0]]):
+        if 1 in (sizes[0][block[0]], sizes[1][twin[0]]):
             continue
-        if _kinds(pairs[index][0] for index in ours) > 1 < _kinds(pairs[index][1] for index in theirs):
-            found |= ours | theirs
+        rows = members[0][block], members[1][twin]
+        over = [left[0].get(block, []), left[1].get(twin, [])]
+        beyond = [
+            any(alike[0][unit.signature] == alike[1][unit.signature] for unit in own) and not others
+            for own, others in (over, reversed(over))
+        ]
+        if not (rows[0] - rows[1] or beyond[0]) or not (rows[1] - rows[0] or beyond[1]):
+            continue
+        if all(
+            _kinds([*(pairs[index][which] for index in rows[which]), *over[which]]) > 1 for which in (0, 1)
+        ):
+            found |= rows[0] | rows[1]
+    return found
+
+
+def _unpaired(units: Side, paired: Collection[Unit]) -> dict[Block, list[Unit]]:
+    """The modules of each block that are in no pair."""
+    found: dict[Block, list[Unit]] = {}
+    for unit in units:
+        if unit.slots and unit not in paired:
+            for block in _blocks(unit.path):
+                found.setdefault(block, []).append(unit)
     return found
 
 
@@ -170,20 +197,18 @@ def _apart(cells: Collection[Cell], alike: Collection[Cell]) -> bool:
 class Twins:
     """Blocks of the two sides that are one and the same, as far as links that are certain show.
 
-    Blocks nest. So two of equally many modules that have one module in common have all in common, and a module of one
-    of them goes into the other.
+    Blocks nest. So two of equally many modules, of the same shapes, that have one module in common have all in common,
+    and a module of one of them goes into the other.
     """
 
-    def __init__(self, links: Iterable[tuple[Unit, Unit]], under: tuple[Counter[str], Counter[str]]) -> None:
+    def __init__(self, links: Iterable[tuple[Unit, Unit]], contents: tuple[Contents, Contents]) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
         for one, other in links:
-            theirs = [(front, size) for front in fronts(other.path) if (size := under[1][front]) > 1]
-            for ours in fronts(one.path) if theirs else ():
-                own = under[0][ours]
-                for front, size in theirs:
-                    if own == size:
-                        found[0].setdefault(ours, set()).add(front)
-                        found[1].setdefault(front, set()).add(ours)
+            theirs = _filled(other.path, contents[1])
+            for own, ours in _filled(one.path, contents[0]).items():
+                if own in theirs:
+                    found[0].setdefault(ours, set()).add(theirs[own])
+                    found[1].setdefault(theirs[own], set()).add(ours)
         self._twins = tuple(
             {front: next(iter(others)) for front, others in side.items() if len(others) == 1} for side in found
         )
@@ -196,6 +221,16 @@ class Twins:
         if any(twin not in others for twin, others in known):
             return -1
         return int(bool(known))
+
+    def lists(self, one: Unit, other: Unit) -> bool:
+        """Whether the two stand at the same places of two lists: the innermost blocks of both are the same."""
+        ours, theirs = fronts(one.path), fronts(other.path)
+        return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
+
+
+def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
+    """What is in it -> a block that a module stands in, with others; of one in one with no other module, the inner."""
+    return {contents[front]: front for front in fronts(path) if contents[front][0] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:

@@ -24,7 +24,7 @@ ROLES: dict[str, dict[str, str]] = {
     },
     "gated": {"gate": "gate g w1/3", "up": "up x w3/3", "down": "down w2/3"},
     "feed-forward": {"first": "intermediate wi c_fc", "second": "down contract"},
-    "path": {"shortcut": "shortcut downsample skip identity residual"},
+    "path": {"shortcut": "shortcut downsample skip identity residual proj/f", "body": "body f/proj"},
     "block": {
         "attention": "attention attn sa ca crossattention self input before pre",
         "feed-forward": "ffn mlp feed ff intermediate c_fc output final after post_attention post_attn post_self",
@@ -48,7 +48,8 @@ ROLES: dict[str, dict[str, str]] = {
     "reverse": {"reverse": "reverse backward backwards bw bwd b/f", "forward": "forward forwards fw fwd f/b"},
 }
 """Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
-(LLaMA, llama/model.py FeedForward), as ``f/b``: f where b is one. A term may play parts of several kinds."""
+(LLaMA, llama/model.py FeedForward), as ``f/b``: f where b is one, and ``proj/f`` (RegNet, torchvision/models/regnet.py
+ResBottleneckBlock, whose f is the block without it). A term may play parts of several kinds."""
 
 LISTS = frozenset(["layer", "layers", "block", "blocks", "stage", "stages", "module", "modules", "net", "model"])
 """Words for any list of modules: that two sides both have one means nothing."""
@@ -128,8 +129,10 @@ def parts(texts: Sequence[str]) -> list[Part]:
     every = set[str]().union(*own)
     gated = {"w1", "w3"} <= every
     beside = {term: f"{term}/3" for term in W123} if gated else {}
-    if any("f" in one and "b" not in one for one in own) and any("b" in one and "f" not in one for one in own):
+    if _either(own, "f", "b"):
         beside |= {"f": "f/b", "b": "b/f"}
+    if _either(own, "f", "proj"):
+        beside |= {"proj": "proj/f", "f": "f/proj"}
     roles = [_roles(counts, beside) for counts in own]
     inside = [_BLOCK.match(text) is not None for text in texts]
     if any(inside):
@@ -149,6 +152,12 @@ def parts(texts: Sequence[str]) -> list[Part]:
         )
         for i, text in enumerate(texts)
     ]
+
+
+def _either(own: Sequence[set[str]], one: str, other: str) -> bool:
+    """Whether some have the first of two terms where others have the second."""
+    alone = {next(iter(terms & {one, other})) for terms in own if len(terms & {one, other}) == 1}
+    return len(alone) == 2
 
 
 def _numbered(text: str) -> frozenset[str]:

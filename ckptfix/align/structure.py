@@ -9,26 +9,24 @@ among what is certain already. An assignment that another one comes close to is 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import islice
 
 from ckptfix.align import assignment
 from ckptfix.align import classes as match_classes
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
-from ckptfix.align.groups import MOST, Effort, Group, Sides, alike, buckets, levelled, listed_otherwise, lonely_units
+from ckptfix.align.groups import MOST, Group, Sides, alike, buckets, levelled, lonely_units
 from ckptfix.align.groups import groups as by_template
 from ckptfix.align.levels import surroundings, turned
-from ckptfix.align.nesting import Twins, crossed, turnable
+from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
 from ckptfix.align.placed import placed_by_name, untold
 from ckptfix.align.result import Matching
 from ckptfix.align.same_names import same_names, same_values
-from ckptfix.align.scores import ordered_alike, ranks, rising, same_block, undecided, unlike
-from ckptfix.align.units import Side, Signature, Unit, side
+from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
+from ckptfix.align.state import State
+from ckptfix.align.units import Unit, side
 from ckptfix.names.slots import Slot
 
 ENOUGH = 2.5
@@ -50,9 +48,6 @@ BY_NUMBER = "number"
 BY_NAME = "name and place"
 """Why two modules go together whose groups are not."""
 
-SHOWN = 8
-"""Instances of two groups of which it is looked up in which blocks they stand."""
-
 BLOCKS = 1.0
 """What it counts that two groups stand in the same blocks."""
 
@@ -60,70 +55,11 @@ APART = 6.0
 """What it counts that they do not."""
 
 
-@dataclass
-class _State:
-    """The two sides, and what is certain: for each side, the places of the linked units in order."""
-
-    a: Side
-    b: Side
-    links: list[Link] = field(default_factory=list)
-    pins: tuple[list[int], list[int]] = ([], [])
-    twins: Twins | None = None
-    effort: Effort = field(default_factory=Effort)
-    compared: int = 0
-
-    @cached_property
-    def by_signature(self) -> dict[Signature, list[Unit]]:
-        found: dict[Signature, list[Unit]] = {}
-        for unit in self.b.units:
-            found.setdefault(unit.signature, []).append(unit)
-        return found
-
-    @property
-    def ordered(self) -> bool:
-        return self.a.in_order and self.b.in_order
-
-    def add(self, links: Iterable[Link]) -> None:
-        self.links += links
-
-    def pin(self) -> None:
-        """Take the links that are beyond doubt as landmarks, the longest run of them that is in the same order.
-
-        So are the blocks that they show to be one another's counterpart.
-        """
-        sure = [(link.one, link.other) for link in self.links if not link.instead]
-        self.twins = Twins(sure, (self.a.under, self.b.under))
-        certain = sorted((link.one.first, link.other.first) for link in self.links if not link.instead)
-        kept = rising([other for _, other in certain])
-        self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
-
-    def between(self, one: Group, other: Group, *, swapped: bool) -> bool:
-        """Whether what is defined just before and just after each of two groups' units is linked, and beyond doubt."""
-        ours, theirs = (other, one) if swapped else (one, other)
-        if not alike(ours, theirs):
-            return False
-        twins = {link.one: link.other for link in self.links if not link.instead}
-        found = 0
-        for unit, twin in zip(ours.units, theirs.units, strict=True):
-            before, after = (
-                None if beside is None or beside not in twins else twins[beside] is other
-                for beside, other in zip(self.a.beside(unit), self.b.beside(twin), strict=True)
-            )
-            if before is False or after is False:
-                return False
-            found += bool(before and after)
-        return found >= max(1, len(ours) - 1)
-
-    def place(self, group: Group, which: int) -> list[int]:
-        """For each unit, how many landmarks come before it."""
-        return [bisect_left(self.pins[which], unit.first) for unit in group.units]
-
-
 def match(
     source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False, proven: Mapping[str, str] | None = None
 ) -> Matching:
     """See `ckptfix.align.match.match`."""
-    state = _State(side(source), side(target))
+    state = State(side(source), side(target))
     state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
     held = match_classes.reshaped(state.a.units, state.b.units) if reshape else frozenset()
     for key in (match_classes.whole, match_classes.main, match_classes.vector):
@@ -134,7 +70,7 @@ def match(
     return matching(state.links, (state.a, state.b), source, target)
 
 
-def _doubt_blocks(state: _State) -> None:
+def _doubt_blocks(state: State) -> None:
     """Put links in doubt whose blocks do not nest or may be counted from either end, where shapes leave a choice.
 
     A wrong link makes another one of its class wrong: only words that hold in one place alone keep the rest of it.
@@ -160,7 +96,7 @@ def _doubt_blocks(state: _State) -> None:
             _doubt(state, link)
 
 
-def _doubt(state: _State, link: Link) -> None:
+def _doubt(state: State, link: Link) -> None:
     """Put a link in doubt for which shapes leave a choice: another unit of the target may be meant."""
     if link.instead or link.other.signature not in state.by_signature:
         return
@@ -169,7 +105,7 @@ def _doubt(state: _State, link: Link) -> None:
     link.instead = (alike[at - 1],) if at else tuple(alike[1:2])
 
 
-def _by_class(state: _State, key: Callable[[Unit], Hashable]) -> None:
+def _by_class(state: State, key: Callable[[Unit], Hashable]) -> None:
     """Link the free units of equal `key`: first where shapes leave one candidate, then where they leave several."""
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
     unsure = {unit.signature for link in state.links if link.instead for unit in (link.one, link.other)}
@@ -228,7 +164,7 @@ class _ByCount:
     doubtful: bool = False
 
 
-def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
+def _by_count(state: State, left: list[Group], right: list[Group]) -> _ByCount:
     """The groups of a class of which each side has one of this size, and what else speaks for and against them."""
     parts = [match_roles.parts([group.label for group in side_groups]) for side_groups in (left, right)]
     said = match_roles.scores(*parts)
@@ -241,26 +177,19 @@ def _by_count(state: _State, left: list[Group], right: list[Group]) -> _ByCount:
             continue
         links = _instances(ours[0], theirs[0], COUNTED, (), state)
         i, j = left.index(ours[0]), right.index(theirs[0])
-        own, standing = said[i][j], _in_blocks(state, ours[0], theirs[0])
+        own, standing = said[i][j], state.in_blocks(ours[0], theirs[0])
         better = max(score for k, score in enumerate(said[i]) if k != j), max(
             row[j] for k, row in enumerate(said) if k != i
         )
         contrary = own < 0 < max(better) or min(better) >= own + ENOUGH or (mixed and listed[0][i] != listed[1][j])
-        found.doubtful |= contrary or standing < 0 or listed_otherwise((ours[0], theirs[0]), (left, right), mute)
+        otherwise = state.listed_otherwise((ours[0], theirs[0]), (left, right), mute)
+        found.doubtful |= contrary or standing < 0 or otherwise
         found.links += links
         found.bare += links if own <= 0 and standing <= 0 else []
     return found
 
 
-def _in_blocks(state: _State, one: Group, other: Group) -> float:
-    """Between 1, where all instances of two groups stand in the same blocks, and -1, where all stand in others."""
-    if state.twins is None or not alike(one, other):
-        return 0.0
-    said = [state.twins.say(unit, twin) for unit, twin in islice(zip(one.units, other.units, strict=True), SHOWN)]
-    return -1.0 if -1 in said else sum(said) / len(said)
-
-
-def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
+def _best_way(state: State, ways: Sequence[Sides]) -> list[Link]:
     """The links of the way to split that fits best; what a way that is close links otherwise is in doubt."""
     tried = []
     for way in ways:
@@ -269,7 +198,8 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
         named = [match_roles.parts([group.label for group in side_groups]) for side_groups in way]
         mute = untold(way, named)
         for (left, right), (_, _, made) in zip(parts, done, strict=True):
-            if len(parts) > 1 and len(left) == len(right) == 1 and listed_otherwise((left[0], right[0]), way, mute):
+            alone = len(parts) > 1 and len(left) == len(right) == 1
+            if alone and state.listed_otherwise((left[0], right[0]), way, mute):
                 for link in made:
                     _doubt(state, link)
         score = sum(row[0] for row in done), sum(row[1] for row in done)
@@ -293,7 +223,7 @@ def _best_way(state: _State, ways: Sequence[Sides]) -> list[Link]:
 
 
 def _assigned(
-    state: _State, left: list[Group], right: list[Group], *, alone: bool = True
+    state: State, left: list[Group], right: list[Group], *, alone: bool = True
 ) -> tuple[float, float, list[Link]]:
     """The best assignment of groups to groups: its score, what of it is more than likeness, and the links.
 
@@ -315,9 +245,10 @@ def _assigned(
     ranked = ranks(rows), ranks(columns)
     uneven = sum(map(len, rows)) != sum(map(len, columns))
     said = match_roles.scores(*parts)
+    standing = [[_standing(state, one, other, swapped=swapped) for other in columns] for one in rows]
     likeness = [
-        [said[i][j] - unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100)
-         + _standing(state, one, other, swapped=swapped) for j, other in enumerate(columns)]
+        [said[i][j] - unlike(around[0][i], around[1][j]) - (0 if alike(one, other) else 100) + standing[i][j]
+         for j, other in enumerate(columns)]
         for i, one in enumerate(rows)
     ]  # fmt: skip
     scores = [
@@ -357,17 +288,19 @@ def _assigned(
         for link in made:
             link.firm = firm
         links += made
-    sure = sum(said[i][j] + 2 * same_block(around[0][i], around[1][j]) for i, j in enumerate(chosen))
+    sure = sum(
+        said[i][j] + 2 * same_block(around[0][i], around[1][j]) + standing[i][j] for i, j in enumerate(chosen)
+    )
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
 
 
-def _standing(state: _State, one: Group, other: Group, *, swapped: bool) -> float:
+def _standing(state: State, one: Group, other: Group, *, swapped: bool) -> float:
     """What speaks for two groups as to the blocks that they stand in."""
-    found = _in_blocks(state, other, one) if swapped else _in_blocks(state, one, other)
+    found = state.in_blocks(other, one) if swapped else state.in_blocks(one, other)
     return found * (BLOCKS if found > 0 else APART)
 
 
-def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: _State) -> list[Link]:
+def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: State) -> list[Link]:
     """The units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
     why = BY_NAME if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER

@@ -79,8 +79,20 @@ class Side:
 
     @cached_property
     def under(self) -> Counter[str]:
-        """How many units stand under each path that ends in a number."""
-        return Counter(front for unit in self.units for front in fronts(unit.path))
+        """How many units that the other side must have too stand under each path that ends in a number."""
+        return Counter(front for unit in self.units if unit.slots for front in fronts(unit.path))
+
+    @cached_property
+    def contents(self) -> dict[str, tuple[int, int]]:
+        """Of the units that `under` counts, how many stand under each such path, and a sum of their signatures."""
+        found: dict[str, tuple[int, int]] = {}
+        for unit in self.units:
+            if unit.slots:
+                own = hash(unit.signature)
+                for front in fronts(unit.path):
+                    count, sum_ = found.get(front, (0, 0))
+                    found[front] = count + 1, sum_ + own
+        return found
 
     @cached_property
     def following(self) -> dict[int, Signature]:

@@ -152,11 +152,11 @@ class Joined:
         return crc32_on(ByteRange(where.path, at, where.end - at), crc, stopped)
 
 
-def digest(chunks: Iterable[bytes]) -> bytes:
-    """What two strings of bytes have in common only if they are equal: BLAKE2b, 32 bytes."""
+def digest(chunks: Iterable[bytes], size: int = 32) -> bytes:
+    """What two strings of bytes have in common only if they are equal: BLAKE2b of `size` bytes."""
     from hashlib import blake2b
 
-    state = blake2b(digest_size=32)
+    state = blake2b(digest_size=size)
     for chunk in chunks:
         state.update(chunk)
     return state.digest()

@@ -46,11 +46,14 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
             return bytes((op.BINSTRING,)) + len(raw).to_bytes(4, "little") + raw
     raw = value.encode("utf-8", "surrogatepass")
     if like == op.UNICODE and protocol == 0:
-        escaped = value.encode("raw-unicode-escape").replace(b"\\", b"\\u005c").replace(b"\n", b"\\u000a")
-        return bytes((op.UNICODE,)) + escaped + b"\n"
+        return bytes((op.UNICODE,)) + value.translate(_ESCAPED).encode("raw-unicode-escape") + b"\n"
     if op.SHORT_BINUNICODE in used and len(raw) < 256:
         return bytes((op.SHORT_BINUNICODE, len(raw))) + raw
     return _binunicode(value)
+
+
+_ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
+"""Characters that a line of a pickle cannot hold as they are: a backslash would begin an escape."""
 
 
 def _binunicode(value: str) -> bytes:
@@ -204,7 +207,7 @@ def int_opcode(value: int) -> bytes:
         return bytes((op.BININT2,)) + value.to_bytes(2, "little")
     if -(1 << 31) <= value < 1 << 31:
         return bytes((op.BININT,)) + value.to_bytes(4, "little", signed=True)
-    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    raw = value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "little", signed=True)
     head = bytes((op.LONG1, len(raw))) if len(raw) < 256 else bytes((op.LONG4,)) + len(raw).to_bytes(4, "little")
     return head + raw
 

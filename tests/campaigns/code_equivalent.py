@@ -10,14 +10,22 @@ EQUIVALENT: dict[str, str] = {
         "the position of a reference that is made, and was read nowhere, is not looked at"
     ),
     "formats/torch/legacy_layout.py: _widened: constant: 0 -> 1 #1": "a pickle of a dict has no K as its first byte",
+    "formats/torch/versions.py: _older: constant: 8 -> 9 #0": "no call has more than a few older forms",
     "io/arranged.py: _stride_of: constant: 1 -> 2 #9": "nobody takes a step along a dimension of one element",
     "io/tiles.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
         "one look more of a limit that is far above what any tensor needs"
     ),
     "ops/law/strings.py: _behind_keys: constant: 0 -> 1 #9": "an empty key is read as any other string, to its end",
+    "pickles/folded.py: Phrases._run: constant: 4 -> 5 #12": (
+        "what is not taken at once is compared with the molds one by one, and taken all the same"
+    ),
+    "pickles/folded.py: Phrases._run: comparison: number < _MOST_NUMBERS -> number <= _MOST_NUMBERS #7": (
+        "there is room for the numbers of many more phrases below the last number"
+    ),
     "pickles/paged.py: Pages.__getitem__: comparison: 0 <= here < len(self._page) -> 0 < here < len(self._page) #1": (
         "the page that begins there is read once more, and is the same"
     ),
+    "zips/records.py: Records.with_ending: constant: 0 -> 1 #0": "no name ends at the first bytes of a directory",
     "zips/several.py: _zips: comparison: 0 <= place < length -> 0 <= place <= length #2": (
         "a signature of four bytes cannot begin at the last but two of what was read"
     ),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 import torch
 from conftest import LONG
 from hypothesis import Phase, given, reject, settings
-from property.nestings import Nested, nestings
+from property.nestings import Attributes, Both, Config, Listed, Mapped, Nested, Pair, Rebuilt, Slots, Stateful, nestings
 from real.law import BY_AT, COMMANDS, Command, breaches
 from real.truth import Unreadable, tensors
 
@@ -91,3 +93,24 @@ def test_sanitize_loses_no_weight(case: Nested) -> None:
 @settings(max_examples=500 if LONG else 15, phases=PHASES)
 def test_sanitize_loses_no_weight_of_an_object_with_a_state_of_its_own(case: Nested) -> None:
     keeps_the_law(case, SANITIZE)
+
+
+HOLDERS: tuple[Callable[[Any], Any], ...] = (
+    lambda held: [held, 1], lambda held: (held, 1), lambda held: {"a": held}, lambda held: {0: held},
+    lambda held: Namespace(held=held, lr=0.5), lambda held: Config(held=held), lambda held: Attributes(held=held),
+    lambda held: Slots(held, 1), lambda held: Listed([held, 1]), lambda held: Mapped(x=held),
+    lambda held: Both(held, 1, 2), lambda held: Both(1, 2, held), lambda held: Stateful((held, 1)),
+    lambda held: Stateful([held, 1]), lambda held: Stateful(held), lambda held: Rebuilt(held, 1),
+    lambda held: Pair(held, 1), lambda held: deque([held, 1]),
+)  # fmt: skip
+"""Every kind of object of `nestings` around what it is given."""
+
+
+def test_what_is_left_out_as_asked_is_named_in_any_object() -> None:
+    commands = tuple(command for command in OTHERS if command.part)
+    tensor = torch.arange(2.0)
+    optimizer = {"state": {0: {"exp_avg": tensor + 1}}, "param_groups": [{"lr": 0.5, "params": [0]}]}
+    for number, hold in enumerate(HOLDERS):
+        held = hold({"optimizer": optimizer, "sd": {"fc.weight": tensor + 2}, "mark": tensor + 3})
+        obj = {"model": {"fc.weight": tensor}, "extra": held, "optimizer": Namespace(held=hold(held))}
+        keeps_the_law(Nested(obj, ("zip", "legacy")[number % 2], (2, 4)[number // 2 % 2]), commands)

@@ -241,7 +241,7 @@ def named(address: str, told: set[str], at: str) -> bool:
     """Whether one of the names is the address, holds it, or is its key in the mapping at `at`."""
     for name in told:
         for full in (name, f"{at}/{name}") if at else (name,):
-            for form in (_parts, _plain):
+            for form in (_parts, _plain, _with_slots):
                 first = form(full)
                 if first and form(address)[: len(first)] == first:
                     return True
@@ -255,6 +255,13 @@ def _parts(address: str) -> list[str]:
 def _plain(address: str) -> list[str]:
     """The same without what an object was called with and its state, which have no name that both sides would give."""
     return [part for part in _parts(address) if part not in ("()", "state", "()state")]
+
+
+def _with_slots(address: str) -> list[str]:
+    """The same, of an object whose state is a pair: its attributes, and what is in its slots."""
+    parts = _parts(address)
+    rows = zip(["", *parts], parts, strict=False)
+    return [part for before, part in rows if part != "()state" and (before != "()state" or part not in ("0", "1"))]
 
 
 PARTS = (":indices", ":values", ":scales", ":zero_points", ":crow", ":col", ":ccol", ":row", ":0", ":1")

@@ -29,7 +29,7 @@ from torch.nn import functional
 import ckptfix
 from ckptfix.errors import CkptfixError
 
-WORDS, WIDTH, HEADS, KV, LAYERS, HIDDEN = 96, 48, 4, 2, 3, 80
+WORDS, WIDTH, HEADS, KV, LAYERS, HIDDEN, EXPERTS = 96, 48, 4, 2, 3, 80, 4
 IDS = torch.arange(9).reshape(1, 9) * 7 % 90 + 1
 IMAGE = torch.linspace(-2, 2, 3 * 64 * 64).reshape(1, 3, 64, 64).sin()
 SAME = 1e-3
@@ -77,16 +77,41 @@ class Nano(nn.Module):
         return torch.as_tensor(self.lm_head(self.transformer["ln_f"](x)))
 
 
+class FeedForward(nn.Module):
+    """Meta's, which is an expert of Mistral's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(WIDTH, HIDDEN, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.w2(functional.silu(self.w1(x)) * self.w3(x)))
+
+
+class Experts(nn.Module):
+    """Two of the experts for each token, weighed by a softmax over the two: Mixtral's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.experts = nn.ModuleList(FeedForward() for _ in range(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = torch.topk(self.gate(x), 2)
+        weights = torch.zeros(*x.shape[:-1], EXPERTS).scatter(-1, chosen.indices, chosen.values.softmax(-1))
+        return torch.stack([expert(x) for expert in self.experts], -1).mul(weights.unsqueeze(-2)).sum(-1)
+
+
 class MetaBlock(nn.Module):
     """A block of Meta's LLaMA, which turns neighbours of a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, experts: bool) -> None:
         super().__init__()
         narrow = WIDTH * KV // HEADS
         sizes = {"wq": (WIDTH, WIDTH), "wk": (WIDTH, narrow), "wv": (WIDTH, narrow), "wo": (WIDTH, WIDTH)}
         self.attention = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
-        sizes = {"w1": (WIDTH, HIDDEN), "w2": (HIDDEN, WIDTH), "w3": (WIDTH, HIDDEN)}
-        self.feed_forward = nn.ModuleDict({name: nn.Linear(*size, bias=False) for name, size in sizes.items()})
+        self.feed_forward = Experts() if experts else FeedForward()
         self.attention_norm, self.ffn_norm = (nn.RMSNorm(WIDTH, eps=1e-5) for _ in range(2))
 
     def forward(self, x: Tensor, turns: Tensor) -> Tensor:
@@ -103,16 +128,14 @@ class MetaBlock(nn.Module):
         heads = [part.transpose(1, 2) for part in (query, key, value)]
         attended = functional.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=True)
         x = x + self.attention["wo"](attended.transpose(1, 2).flatten(2))
-        normed = self.ffn_norm(x)
-        gated = functional.silu(self.feed_forward["w1"](normed)) * self.feed_forward["w3"](normed)
-        return x + torch.as_tensor(self.feed_forward["w2"](gated))
+        return x + torch.as_tensor(self.feed_forward(self.ffn_norm(x)))
 
 
 class Meta(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, experts: bool = False) -> None:
         super().__init__()
         self.tok_embeddings = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList([MetaBlock() for _ in range(LAYERS)])
+        self.layers = nn.ModuleList([MetaBlock(experts) for _ in range(LAYERS)])
         self.norm = nn.RMSNorm(WIDTH, eps=1e-5)
         self.output = nn.Linear(WIDTH, WORDS, bias=False)
 
@@ -254,11 +277,11 @@ _WHISPER = {
 }  # fmt: skip
 
 
-def _litgpt() -> Any:
+def _litgpt(kind: str = "LLaMAMLP", **options: Any) -> Any:
     config = import_module("litgpt.config").Config(
         block_size=32, n_layer=LAYERS, n_head=HEADS, n_embd=WIDTH, vocab_size=WORDS, padded_vocab_size=WORDS,
         n_query_groups=KV, rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
-        mlp_class_name="LLaMAMLP", intermediate_size=HIDDEN, norm_eps=1e-5,
+        mlp_class_name=kind, intermediate_size=HIDDEN, norm_eps=1e-5, **options,
     )  # fmt: skip
     return import_module("litgpt.model").GPT(config)
 
@@ -372,6 +395,21 @@ GROUPS: tuple[tuple[Model, ...], ...] = (
         Model("LLaMA, transformers", _hf("LlamaForCausalLM", "LlamaConfig", **_DECODER), _logits, ("transformers",)),
         Model("LLaMA, LitGPT", _litgpt, _plain, ("litgpt",)),
     ),
+    (
+        Model(
+            "Mixtral, transformers",
+            _hf("MixtralForCausalLM", "MixtralConfig", num_local_experts=EXPERTS, rope_theta=10000.0, **_DECODER),
+            _logits,
+            ("transformers",),
+        ),
+        Model("Mixtral, Mistral", lambda: Meta(experts=True), _plain),
+        Model(
+            "Mixtral, LitGPT",
+            lambda: _litgpt("LLaMAMoE", n_expert=EXPERTS, n_expert_per_token=2, moe_intermediate_size=HIDDEN),
+            _plain,
+            ("litgpt",),
+        ),
+    ),
     _two("EfficientNet-B0", "efficientnet_b0", "efficientnet_b0"),
     _two("MobileNetV2", "mobilenetv2_100", "mobilenet_v2"),
     _two("MNASNet", "mnasnet_100", "mnasnet1_0"),
@@ -387,7 +425,8 @@ def verdict(one: Model, other: Model, folder: Path) -> str:
     names = [folder / name for name in ("source.pth", "target.pth", "made.pth", "back.pth")]
     torch.save(source.state_dict(), names[0])
     torch.save(target.state_dict(), names[1])
-    heads, kv_heads = (HEADS, KV) if "Meta" in one.name + other.name else (None, None)
+    asks = any(name in one.name + other.name for name in ("Meta", "Mistral"))
+    heads, kv_heads = (HEADS, KV) if asks else (None, None)
     try:
         ckptfix.match(names[0], names[2], names[1], force=True, heads=heads, kv_heads=kv_heads)
     except CkptfixError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,9 @@ def read_pickles(
     window = window or (FIRST_FAR if reader.far else FIRST_WINDOW)
     while True:
         data = reader.read(0, min(start + window, reader.size))
+        if not reader.far and len(data) < min(reader.size, MOST_SEARCHED) and not _KEYS.search(data, start):
+            window *= 4
+            continue
         graphs: list[Graph] = []
         position = start
         try:
@@ -82,6 +86,13 @@ def read_pickles(
             if window >= MAX_PICKLE:
                 raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.name) from None
             window *= 4
+
+
+_KEYS = re.compile(rb"\.\x80[\2-\5](?:\x95.{8})?\]", re.DOTALL)
+"""The end of a pickle, and the beginning of one of a list: the keys of the storages stand behind the object."""
+
+MOST_SEARCHED = 64 << 20
+"""Bytes in which that is looked for: it takes less time than to parse in vain a pickle that is not whole."""
 
 
 PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")

@@ -11,12 +11,13 @@ A record is the content of a journal, and one of those in the file of former hea
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ckptfix.io import sums
 
 MAGIC = b"ckptfix edit 1\n"
 _DIGEST = 32
@@ -98,7 +99,7 @@ class Record:
         said = json.dumps({"id": self.id, "what": self.what, "when": self.when, "files": files}).encode()
         blobs = [data for change in self.changes for _, data in (*change.old, *change.new)]
         body = b"".join((MAGIC, len(said).to_bytes(8, "little"), said, *blobs))
-        return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
+        return body + sums.digest((body,), _DIGEST)
 
 
 def decoded(data: bytes) -> Iterator[Record]:
@@ -129,7 +130,7 @@ def _one(data: bytes, start: int) -> tuple[Record, int] | None:
         record = Record(_text(said["id"]), _text(said["what"]), _text(said["when"]), tuple(changes))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if hashlib.blake2b(data[start:at], digest_size=_DIGEST).digest() != data[at : at + _DIGEST]:
+    if sums.digest((data[start:at],), _DIGEST) != data[at : at + _DIGEST]:
         return None
     return record, at + _DIGEST
 
@@ -177,4 +178,4 @@ def _blobs(data: bytes, at: int, places: Sequence[Sequence[int]]) -> tuple[tuple
 
 def digest(data: bytes) -> str:
     """A short one, of a probe."""
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
+    return sums.digest((data,), 8).hex()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -59,6 +58,8 @@ def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[Check]
 
 def digest(plan: Plan, dest: str, inputs: Mapping[str, Stamp]) -> str:
     """What two ranks have in common that plan the same output of the same inputs."""
+    import hashlib  # most commands do without it, and begin sooner
+
     whole = hashlib.sha256()
 
     def add(*words: object) -> None:

@@ -15,7 +15,7 @@ from ckptfix.io.system import text_of
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.rename import named, optimizer
+from ckptfix.ops.rename import optimizer
 from ckptfix.ops.rename.objects import Rewriting
 from ckptfix.ops.rename.sites import Change, Renames
 from ckptfix.ops.rename.transform import Made
@@ -98,6 +98,9 @@ def transformed(
         references += optimizer.follow(checkpoint, rewriting, made)
         plan = rewriting.plan(dest)
     else:
+        # Its formats are not those of most calls, which begin sooner without.
+        from ckptfix.ops.rename import named
+
         plan = named.plan(checkpoint, made.sites[0], dest) if made.sites else Plan(())
     changes = [
         Change(site.at, key, name)

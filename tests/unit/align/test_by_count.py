@@ -75,10 +75,18 @@ def test_twins_are_blocks_of_one_size_with_a_module_in_common() -> None:
     names = ["a.0.x", "a.0.y", "a.1.x", "a.1.y"]
     ours = side([Slot(f"{name}.weight", (2,), "") for name in names])
     theirs = side([Slot(f"{name.replace('a', 'b')}.weight", (2,), "") for name in names])
-    twins = Twins([(ours.units[0], theirs.units[0])], (ours.under, theirs.under))
+    twins = Twins([(ours.units[0], theirs.units[0])], (ours.contents, theirs.contents))
     assert [[twins.say(one, other) for other in theirs.units] for one in ours.units] == [
         [1, 1, -1, -1], [1, 1, -1, -1], [-1, -1, 0, 0], [-1, -1, 0, 0],
     ]  # fmt: skip
+
+
+def test_blocks_of_other_shapes_are_no_twins() -> None:
+    """A list of one kind of module has as many as a block, and shares one with it."""
+    ours = side([Slot(f"a.0.{name}.weight", shape, "") for name, shape in (("conv", (2, 2)), ("norm", (2,)))])
+    theirs = side([Slot(f"convs.0.{name}.weight", (2, 2), "") for name in ("a", "b")])
+    twins = Twins([(ours.units[0], theirs.units[0])], (ours.contents, theirs.contents))
+    assert [twins.say(one, other) for one in ours.units for other in theirs.units] == [0, 0, 0, 0]
 
 
 def test_norms_of_different_blocks_have_no_order() -> None:

@@ -64,6 +64,8 @@ OUT: Shapes = {"attn.out_proj.weight": (D, D), "mlp.fc1.weight": (H, D), "mlp.fc
         ({"moe.experts.down_proj": (3, H, D)},
          {f"moe.experts.{e}.w2.weight": (D, H) for e in range(3)},
          "layers.{n}.moe.experts.down_proj -> layers.{n}.moe.experts.{e}.w2.weight | unstack | transpose"),
+        ({"mlp.gate_up_proj.weight": (2 * H, D)}, {f"mlp.{w}.weight": (H, D) for w in ("fc_1", "fc_2")},
+         "layers.{n}.mlp.gate_up_proj.weight -> layers.{n}.mlp.{fc_1,fc_2}.weight | split"),
     ],
 )  # fmt: skip
 def test_both_ways(fused: Shapes, parts: Shapes, line: str) -> None:
@@ -161,6 +163,19 @@ def test_rotary_pairs_of_metas_files_are_asked() -> None:
     complete, _, rows = found(LLAMA, META, Heads(4))
     assert [row.rpartition(" | ")[2] for row in rows] == ["rope heads=4 to=interleaved", "rope heads=2 to=interleaved"]
     assert found(LLAMA, META, Heads(5))[1].refused
+
+
+def test_experts_are_told_by_how_their_library_spells_them() -> None:
+    one = layered({"mlp.experts.gate_up_proj": (3, 2 * H, D), "mlp.experts.down_proj": (3, D, H), **OUT})
+    names = {"fc_1": (H, D), "fc_2": (H, D), "proj": (D, H)}
+    other = layered({**{f"mlp.experts.{e}.{w}.weight": size for e in range(3) for w, size in names.items()}, **OUT})
+    assert found(one, other)[::2] == (True, [
+        "layers.{n}.mlp.experts.gate_up_proj -> layers.{n}.mlp.experts.{e}.{fc_1,fc_2}.weight | unstack | split",
+        "layers.{n}.mlp.experts.down_proj -> layers.{n}.mlp.experts.{e}.proj.weight | unstack",
+    ])  # fmt: skip
+    # fc_1 and fc_2 alone may be one behind the other.
+    alone = layered({**{f"mlp.experts.{e}.{w}.weight": names[w] for e in range(3) for w in ("fc_1", "fc_2")}, **OUT})
+    assert not found(one, alone)[0]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,22 @@ def test_a_number_that_tells_parts_apart_as_their_shapes_do_counts_no_blocks() -
     assert doubted(pairs) == {*pairs}, "of equal shapes the two may be the other way round"
 
 
+def test_what_is_in_no_pair_shows_too_that_two_overlap() -> None:
+    """Block 1 goes to the stem with its convolution, and to the transition with its norm, whose other part is left."""
+    pairs = {"f.1.conv": "stem.c", "f.2.conv": "stem.d", "f.1.norm": "trans.1.n", "f.2.norm": "trans.2.n"}
+    rows = list(zip(units(pairs), units(pairs.values()), strict=True))
+
+    def doubted_beside(ours: list[str], theirs: list[str]) -> set[str]:
+        sides = (*units(ours), *(one for one, _ in rows)), (*units(theirs), *(other for _, other in rows))
+        return {rows[index][0].path for index in crossed(rows, sides)}
+
+    assert not doubted_beside([], [])
+    assert doubted_beside(["f.3.conv", "f.4.conv"], ["trans.1.proj", "trans.2.proj"]) == {*pairs}
+    # It may be what block 1 has left over, or what this side lacks.
+    assert not doubted_beside(["f.1.proj", "f.2.proj"], ["trans.1.proj", "trans.2.proj"])
+    assert not doubted_beside([], ["trans.1.proj", "trans.2.proj"])
+
+
 def test_a_block_in_no_stack_shows_too_that_two_overlap() -> None:
     """What is before and after two blocks is in no block of one side, and in their list on the other."""
     down = {"down.0.norm": "features.2.norm", "down.0.conv": "features.1.conv"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,9 @@ def with_state(state: object) -> list[Op]:
 
 BAD: dict[str, tuple[str, Tensor | list[Op]]] = {
     "bytearray": ("memory-bomb", called("builtins", "bytearray", *push((2**40,)))),
+    **{f"bytearray of {kind}": ("bad-call", called("builtins", "bytearray", *push((value,))))
+       for kind, value in [("text", "a"), ("a fraction", 1.5), ("nothing", None), ("less than nothing", -1),
+                           ("a large number", [256])]},
     "stride 0": ("memory-bomb", replace(WEIGHT, shape=(2**62,), stride=(0,))),
     "windows": ("memory-bomb", replace(WEIGHT, shape=(2**20, 2**20), stride=(0, 0))),
     "numel": ("bad-tensor", replace(WEIGHT, key="1", numel=2**40)),
@@ -153,3 +157,14 @@ def test_a_zero_point_is_a_number_of_64_bits(point: int, good: bool) -> None:
     detail = f"per_tensor_affine, 0.5, {point}"
     entry = TensorEntry("w", "", None, "qint8", (2,), (1,), 0, kind="quantized", detail=detail)
     assert [row.id for row in of_tensors([entry])] == ([] if good else ["bad-call"])
+
+
+@pytest.mark.parametrize(("marks", "detail"), [
+    ({}, ""), ({"conj": True}, "conj"), ({"conj": False, "neg": True}, "neg"), ({"other": True, "conj": 1}, ""),
+])  # fmt: skip
+def test_marks_of_a_tensor_are_those_that_torch_knows(marks: dict[str, Any], detail: str, tmp_path: Path) -> None:
+    ops = tensor_ops(replace(WEIGHT, shape=(1,), numel=1, storage_class="ComplexFloatStorage"))
+    assert ops[-2:] == ["TUPLE", "REDUCE"]
+    path = written(tmp_path / "in.pth", [*ops[:-2], *push(marks), *ops[-2:]])
+    (entry,) = [one for one in ckptfix.open_checkpoint(path).entries if one.key == "x"]
+    assert entry.detail == detail

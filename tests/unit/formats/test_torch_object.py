@@ -13,9 +13,11 @@ import builders
 import pytest
 import torch
 
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.object import walk
 from ckptfix.formats.torch.plain import plain
-from ckptfix.pickles import parse
+from ckptfix.pickles import Graph, parse
 
 
 def values(data: bytes) -> dict[str, Any]:
@@ -130,3 +132,25 @@ def test_scores_of_a_callback_are_no_model() -> None:
 )
 def test_a_model_of_one_tensor_is_one(value: dict[str, Any], at: str) -> None:
     assert tensors_at(value)[at]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_long_legacy_pickle_is_parsed_once(
+    protocol: int, listed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of it is stated nowhere; what is read at first is made larger until its end is in it."""
+    state = {f"layer.{number}.weight": torch.full((2,), float(number)) for number in range(50)}
+    path = tmp_path / "in.pth"
+    torch.save([state] if listed else state, path, pickle_protocol=protocol, _use_new_zipfile_serialization=False)
+    looked: list[str] = []
+
+    def watched(data: bytes, *, where: str, **rest: Any) -> Graph:
+        looked.append(where)
+        return parse(data, where=where, **rest)
+
+    monkeypatch.setattr(legacy_layout, "FIRST_WINDOW", 1000)
+    monkeypatch.setattr(legacy_layout, "parse", watched)
+    assert [entry.key for entry in open_checkpoint(path).entries] == list(state)
+    # A list begins as the list of the keys does: then some is parsed in vain.
+    assert looked.count("object") == looked.count("storage keys") or listed

@@ -90,3 +90,7 @@ def test_what_is_summed_already_is_not_read_again(
     assert sum(read) == 0
     write_plan(Plan((OutputFile.of(tmp_path / "aligned", [whole]),), checks=(check,)))
     assert sum(read) == SIZE
+    sums = Checksums([whole])
+    summed = sums.segment(0, lambda crc: crc.to_bytes(4, "little"), 4)
+    write_plan(Plan((OutputFile.of(tmp_path / "summed", [whole, summed]),), checks=(check,)))
+    assert sum(read) == 2 * SIZE

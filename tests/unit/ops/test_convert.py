@@ -14,7 +14,7 @@ from compare import assert_same
 from ranges import read_exact
 
 import ckptfix
-from ckptfix.errors import DamagedFile, Refused, Unsupported, WouldLoseData
+from ckptfix.errors import DamagedFile, KeyConflict, Refused, Unsupported, WouldLoseData
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.emit import state_dict_pickle
 
@@ -310,3 +310,9 @@ def test_attributes_of_tensors_are_seen(tmp_path: Path) -> None:
     assert not ckptfix.diff(tmp_path / "a.pth", tmp_path / "b.pth").same
     result = ckptfix.convert(tmp_path / "a.pth", tmp_path / "c.safetensors", at="")
     assert {"fc.weight", "fc.p"} <= {address.partition("/")[0] for address in result.left}
+
+
+def test_a_tensor_by_the_name_of_the_metadata_is_no_tensor_of_safetensors(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.pth", {"__metadata__": torch.ones(2), "b": torch.ones(2)})
+    with pytest.raises(KeyConflict, match="__metadata__ is not a name for a tensor"):
+        ckptfix.convert(source, tmp_path / "b.safetensors", to="safetensors")

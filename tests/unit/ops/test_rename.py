@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Tensor, assemble, tensor_ops, torch_zip, written
 
 import ckptfix
 from ckptfix.errors import KeyConflict, NoSuchTensor, PartialPrefix, Refused
@@ -285,3 +286,20 @@ def test_a_prefix_that_all_keys_have_already_is_reported_when_it_is_added_again(
     assert "'module.module.'" in result.lines[1]
     single = save(tmp_path / "b.pth", weights("module.weight", "fc.bias"))
     assert not ckptfix.add_module(single, out, force=True).findings
+
+
+@pytest.mark.parametrize("name", ["層.weight", "back\\u0041.weight", "a\rb.weight", "\ud800.weight"])
+def test_a_name_of_protocol_0_is_what_it_was_said_to_become(name: str, tmp_path: Path, out: Path) -> None:
+    ops = ["EMPTY_DICT", "MARK", ("UNICODE", "fc.weight"), *tensor_ops(Tensor("0", (2,), 2)), "SETITEMS", "STOP"]
+    source = written(tmp_path / "a.pth", torch_zip(assemble(*ops), [bytes(8)]))
+    ckptfix.rename(source, out, mapping={"fc.weight": name})
+    assert list(torch.load(out, weights_only=False)) == [name]  # a file of this test's own making
+    assert [entry.key for entry in ckptfix.open_checkpoint(out).entries] == [name]
+
+
+@pytest.mark.parametrize(("others", "shown"), [(5, "h0, h1, h2, h3, h4"), (7, "h0, h1, h2, h3, h4 and 2 more")])
+def test_of_keys_without_the_prefix_some_are_shown(others: int, shown: str, tmp_path: Path, out: Path) -> None:
+    source = save(tmp_path / "a.pth", weights("module.fc.weight", *(f"h{number}" for number in range(others))))
+    with pytest.raises(PartialPrefix) as caught:
+        ckptfix.strip_module(source, out)
+    assert caught.value.message.endswith(f"these do not: {shown}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -139,6 +141,31 @@ def test_damaged_streams_are_read_alike(stream: bytes, seed: int) -> None:
         changed += mutant != stream
         assert outcome(parse, mutant) == outcome(step_by_step, mutant)
     assert changed > 50
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_mapping_in_pieces_has_what_was_set_on_it(tmp_path: Path, seed: int) -> None:
+    """Its items are set in any number of steps, and what is made between them and thrown away is none of them."""
+    torch.save({f"layer.{i}": torch.full((2,), float(i)) for i in range(200)}, tmp_path / "in.pth")
+    with ZipFile(tmp_path / "in.pth") as file:
+        data = file.read("in/data.pkl")
+    pick = random.Random(seed)
+    begins = [place.start() for place in re.finditer(rb"X.\0\0\0layer\.", data, re.DOTALL)]
+    pieces = [data[start:stop] for start, stop in pairwise([*begins, len(data) - 2])]
+    made, kept = data[: begins[0]], []
+    number = 0
+    while number < len(pieces):
+        length = pick.choice((1, 2, 17, 30, 60))
+        # The first call of all is kept: what the others fetch from the memo is in it.
+        keep = not number or pick.random() < 0.6
+        made += b"".join(pieces[number : number + length]) + (b"u(" if keep else b"1(")
+        kept += [f"layer.{i}" for i in range(number, min(number + length, len(pieces)))] if keep else []
+        number += length
+    made += b"u."
+    graph = parse(made)
+    assert type(graph.root) is Dict and len(kept) < 200
+    assert [str(key) for key, _ in graph.root.items] == kept
+    assert outcome(parse, made) == outcome(step_by_step, made)
 
 
 def numbered(number: int, code: bytes = b"r") -> bytes:

@@ -40,6 +40,27 @@ def test_it_names_what_the_machine_names() -> None:
     assert looked > 3
 
 
+def test_nothing_behind_its_end_is_looked_at_and_windows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a stream is named as a stream that ends there, however much of it is read at once."""
+    value = {"text": "posix" * 9, "numbers": [1, 70_000, 1 << 40, 2.5], "set": {Path}, "code": b"x" * 40}
+    for protocol in range(6):
+        parts = pickle.dumps(value, protocol) + assemble(*hidden.SYSTEM, "STOP") + P0
+        for stop in range(0, len(parts) + 1, 3):
+            whole = named(parts[:stop])
+            for window, ahead in ((400, 100), (1 << 20, 1 << 12)):
+                monkeypatch.setattr("ckptfix.pickles.names.WINDOW", window)
+                monkeypatch.setattr("ckptfix.pickles.names.AHEAD", ahead)
+                asked: list[int] = []
+
+                def read(at: int, length: int, asked: list[int] = asked, parts: bytes = parts) -> bytes:
+                    asked.append(at + length)
+                    return parts[at : at + length]
+
+                assert survey(read, 0, stop) == whole
+                assert max(asked, default=0) <= stop
+            monkeypatch.undo()
+
+
 P0 = b"cposix\nsystem\n(S'true'\ntR."
 LONG = b"S'" + b"a" * 2_500_000 + b"'\n0"
 MANY = assemble(("BININT1", 1), "POP") * 700_000

@@ -145,7 +145,7 @@ def test_records_beyond_four_gigabytes(tmp_path: Path) -> None:
 def test_a_record_of_four_gigabytes_has_its_sizes_in_eight_bytes(size: int, wide: bool, tmp_path: Path) -> None:
     data = ByteRange(str(tmp_path / "hole"), 0, size)
     head, _, descriptor, *_ = fresh_archive([NewRecord("a/data/0", data, crc32=1)])
-    assert isinstance(head, bytes) and isinstance(descriptor, bytes)
+    assert isinstance(head, bytes) and isinstance(descriptor, bytes) and len(head) % 64 == 0
     assert (struct.pack("<2H2Q", 1, 16, size, size) in head) is wide
     assert descriptor == struct.pack("<4sL2Q" if wide else "<4s3L", b"PK\7\x08", 1, size, size)
 
@@ -306,3 +306,11 @@ def test_an_end_record_before_a_comment_is_found_in_a_file_of_any_size(size: int
         archive.comment = b"a comment"
     with open_source(str(path)) as reader:
         assert [(record.name, record.size) for record in read_directory(reader).records] == [("a", size)]
+
+
+def test_an_archive_of_no_records_is_one(tmp_path: Path) -> None:
+    for comment in (b"", b"a comment"):
+        end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 0, 0, 0, 0, len(comment))
+        with open_source(builders.written(tmp_path / "in.zip", end + comment)) as reader:
+            directory = read_directory(reader)
+        assert (len(directory.records), directory.comment, directory.trailing) == (0, comment, 0)

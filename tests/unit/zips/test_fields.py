@@ -97,7 +97,8 @@ HEADERS: list[tuple[int, str, Callable[[int], int], list[tuple[str, int, str, bo
     (SECOND + 30 + len(NAME), "H", more, []),
     (SECOND + 32 + len(NAME), "H", more, [(LOCAL, SECOND, UNFIT, False)]),
     (SECOND + 32 + len(NAME), "H", lambda value: 0, [(LOCAL, SECOND, UNFIT, False)]),
-    (SECOND + 32 + len(NAME), "H", lambda value: 0x104, [(LOCAL, SECOND, UNFIT, False)]),
+    *((SECOND + 32 + len(NAME), "H", lambda value, length=length: length, [(LOCAL, SECOND, UNFIT, False)])
+      for length in (2, 8, 12, 0x104)),
     (ROW + 6, "H", lambda value: 64,
      [(LISTING, ROW, "said to need version 6.4 of the zip format, which zipfile refuses", False)]),
     (ROW + 34, "H", more, [(LISTING, ROW, "said to lie on disk 1, of a single file", False)]),

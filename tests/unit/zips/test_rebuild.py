@@ -213,6 +213,37 @@ def test_what_could_be_a_local_header(name: bytes, extra: int, cut: int, there: 
         assert (zip_scan.local_at(reader, 0) is not None) is there
 
 
+def row(name: bytes, header: int, *, extra: bytes = b"", comment: bytes = b"") -> bytes:
+    sizes = 7, 100, 100, len(name), len(extra), len(comment), 0, 0, 0, header
+    return struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 0, *sizes) + name + extra + comment
+
+
+def rows_of(data: bytes, folder: Path) -> list[tuple[str, int]]:
+    with open_source(written(folder / "in", data)) as reader:
+        found = zip_scan.rows(reader, zip_scan.signatures(reader).rows)
+    return [(one.name, one.header) for one in found]
+
+
+@pytest.mark.parametrize(("name", "cut", "there"), [
+    (b"a", 0, True), (b"a" * 4096, 0, True), (b"", 0, False), (b"a" * 4097, 0, False), (b"a", 1, False),
+    (b"a", 6, False),
+])  # fmt: skip
+def test_what_could_be_a_row(name: bytes, cut: int, there: bool, tmp_path: Path) -> None:
+    data = b"before" + row(name, 5, extra=b"\1\0\0\0", comment=b"c")
+    assert rows_of(data[: len(data) - cut], tmp_path) == [(name.decode(), 5)] * there
+
+
+def test_the_last_rows_that_follow_each_other_are_the_directory(tmp_path: Path) -> None:
+    """Whatever stands in their extra fields and comments; what only looks like a row inside of one is none."""
+    inner = row(b"inner", 9)
+    rows = [row(b"a", 1), row(b"b", 2, extra=b"xy\4\0abcd"), row(b"c", 3, comment=inner), row(b"d", 4, extra=inner)]
+    wanted = [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert rows_of(b"".join(rows), tmp_path) == wanted
+    assert rows_of(row(b"old", 0) + b"data" + b"".join(rows) + b"end", tmp_path) == wanted
+    wide = row(b"e", 0xFFFFFFFF, extra=struct.pack("<2HQ", 1, 8, 1 << 33))
+    assert rows_of(b"".join([*rows, wide, rows[0]]), tmp_path) == [*wanted, ("e", 1 << 33), ("a", 1)]
+
+
 def test_headers_of_a_megabyte_are_those_of_an_archive(tmp_path: Path) -> None:
     """What may not be is headers inside of headers: they would take more than the file has bytes."""
     names = [f"archive/{number:04}{'a' * 4000}" for number in range(300)]
@@ -221,3 +252,41 @@ def test_headers_of_a_megabyte_are_those_of_an_archive(tmp_path: Path) -> None:
     inside = struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 0, 0, 0, 0, 4000, 0) * 3000
     with pytest.raises(Unsupported, match="inside local headers"):
         rebuilt(tmp_path, inside + bytes(4000))
+
+
+def test_behind_a_damaged_archive_in_an_archive_the_others_are_found(tmp_path: Path) -> None:
+    inner = build_zip(RECORDS)
+    records = [RECORDS[0], Record("archive/data/1", inner), Record("archive/data/2", b"\x02" * 300)]
+    whole = bytearray(build_zip(records))
+    whole[whole.index(inner) + inner.index(CONTENT["archive/data/1"]) + 5] ^= 1
+    found, content = rebuilt(tmp_path, bytes(whole))
+    assert content["archive/data/2"] == b"\x02" * 300
+    assert [(row.name, row.kind) for row in found.damaged] == [("archive/data/1", "checksum")]
+
+
+def test_a_size_that_is_a_lie_costs_no_other_record(tmp_path: Path) -> None:
+    """Bytes that the file does not have are not counted as looked at, of which there may be only so many."""
+    clean = build_zip(RECORDS)
+    data = bytearray(clean)
+    data[clean.index(CONTENT["archive/data/0"])] ^= 1
+    row = clean.index(b"archive/data/0", clean.index(b"PK\x01\x02")) - 46
+    data[row + 20 : row + 28] = struct.pack("<2L", 0xFFFFFFF0, 0xFFFFFFF0)
+    with open_source(written(tmp_path / "in.zip", bytes(data))) as reader:
+        found = Archive(reader).rebuild(lambda name: len(CONTENT[name]))
+    assert [row.name for row in found.damaged] == ["archive/data/0"]
+    assert {record.name for record in found.records} == CONTENT.keys() - {"archive/data/0"}
+
+
+@pytest.mark.parametrize("seekable", [False, True])
+def test_what_was_cut_says_how_much_of_it_is_left(seekable: bool, tmp_path: Path) -> None:
+    whole = python_zip(zipfile.ZIP_STORED, seekable=seekable, zip64=False)
+    place = whole.index(CONTENT["archive/data/1"])
+    for left in (0, 1, 2999, 3000):
+        found, content = rebuilt(tmp_path, whole[: place + left])
+        if seekable and left == 3000:
+            assert content == {name: CONTENT[name] for name in content} and "archive/data/1" in content
+            continue
+        (damaged,) = found.damaged
+        reason = "the file ends before its size and CRC-32 are stated"
+        reason = f"3000 bytes promised, {left} left" if seekable else reason
+        assert (damaged.name, damaged.kind, damaged.reason) == ("archive/data/1", "cut", reason)

@@ -26,6 +26,7 @@ from watch import watched
 import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.formats import open_checkpoint
+from ckptfix.formats.dcp.ranks import together
 
 Copied = Callable[[str], Path]
 Change = Callable[[Any], object]
@@ -212,3 +213,19 @@ def test_an_extension_is_refused_whatever_it_is_of(copied: Copied) -> None:
     folder = changed(copied("fsdp"), place("epoch", transform_descriptors=["stream.zstd"]))
     with pytest.raises(Unsupported, match=r"epoch.*stream\.zstd"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("files", "message"), [
+    (("__0.metadata", "__1.metadata"), "none of the ranks' metadata can be read"),
+    (("__0.metadata",), "not a pickle"),
+    (("__9999999.metadata",), "no job has so many ranks"),
+])  # fmt: skip
+def test_metadata_of_ranks_of_which_none_can_be_read(files: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    def read(name: str) -> Any:
+        raise DamagedFile("not a pickle", path=name)
+
+    for name in files:
+        (tmp_path / name).write_bytes(b"no pickle")
+    with pytest.raises(DamagedFile) as caught:
+        together(str(tmp_path), read)
+    assert message in caught.value.message

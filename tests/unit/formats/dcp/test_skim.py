@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import random
 import re
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,3 +155,38 @@ def test_a_list_of_chunks_that_many_keys_fetch_is_refused(monkeypatch: pytest.Mo
     data = pickle.dumps(Metadata({f"k{number}": entry for number in range(3000)}, None, {}))
     with pytest.raises(DamagedFile, match="more chunks"):
         dcp_metadata.understood(data, "x")
+
+
+def outcome(read: Callable[[], dcp_metadata.Metadata]) -> object:
+    try:
+        return replace(read(), source=b"")
+    except CkptfixError as error:
+        return type(error), error.message, error.offset
+
+
+class OfList:
+    """Is pickled as a torch.Size that is made of a list."""
+
+    def __reduce__(self) -> Any:
+        return torch.Size, ([2],)
+
+
+def test_sizes_that_are_no_sizes_are_what_the_other_reader_makes_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object in the place of several sizes, which all but the first place fetch from the memo."""
+    odd: list[Any] = [torch.Size((2,)), OfList(), (2,), [2], "text", b"bytes", OrderedDict(), {"a": 1}, frozenset("a")]
+    wrong = 0
+    for value in odd:
+        for where in range(16):
+            places = (value if where >> n & 1 else torch.Size((2,)) for n in range(4))
+            keys: dict[str, Any] = {}
+            for name in "abc":
+                size, box = (next(places, torch.Size((2,))) for _ in "ab")
+                boxes = box, torch.Size((2,))
+                chunks = [ChunkStorageMetadata(torch.Size((0,)), box) for box in boxes]
+                keys[name] = TensorStorageMetadata(TensorProperties(), size, chunks)
+            items = {MetadataIndex(name, torch.Size((0,)), 0): _StorageInfo("__0_0.distcp", 0, 100) for name in keys}
+            data = pickle.dumps(Metadata(keys, {name: (name,) for name in keys}, items))
+            found = outcome(lambda data=data: dcp_metadata.understood(data, "x"))  # type: ignore[misc]
+            assert found == outcome(lambda data=data: slowly(data, monkeypatch))  # type: ignore[misc]
+            wrong += isinstance(found, tuple)
+    assert wrong < len(odd) * 16

@@ -117,6 +117,14 @@ def test_without_an_index_the_numbers_are_followed(tmp_path: Path, kind: str) ->
         ckptfix.convert(folder, tmp_path / "out.pth")
 
 
+def test_without_an_index_a_tensor_of_two_shards_is_named(tmp_path: Path) -> None:
+    first, *rest = parted(state(), 3)
+    folder = write(tmp_path / "in", [first, {**rest[0], **first}, *rest[1:]], index=False)
+    assert ids(folder) == {"no-index", "doubled-tensors"}
+    next(folder.glob("*-00003-of-00003.*")).write_bytes(b"no checkpoint")
+    assert ids(folder) == {"no-index", "doubled-tensors", "missing-shard"}
+
+
 def test_without_an_index_shards_of_two_checkpoints_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", parted(state(2), 2), index=False)
     write(folder, parted(state(2), 2), index=False, name="other")
