@@ -301,10 +301,13 @@ def check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part], *, whol
         whole: the chunks are all of the tensor.
 
     Raises:
-        BadTensor: the chunks have more or fewer elements than the tensor, or than there are bytes.
+        BadTensor: the chunks have more or fewer elements than the tensor, or than there are bytes, or are of other
+            dimensions.
     """
     volume = 0
-    for _, sizes, place in parts:
+    for offsets, sizes, place in parts:
+        if not len(offsets) == len(sizes) == len(shape):
+            raise BadTensor(f"a chunk of {list(sizes)} at {list(offsets)} of a tensor of {list(shape)}")
         count = math.prod(sizes)
         volume += count
         if place is not None and row.nbytes(count) > place.length:

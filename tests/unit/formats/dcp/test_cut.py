@@ -165,6 +165,19 @@ def test_items_move_up(text: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert new[info.offset : info.offset + info.length] == old[was.offset : was.offset + was.length]
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrong", [((0, 0), (4,)), ((0,), (4, 1)), ((), ()), ((0, 0), (2, 2))])
+def test_an_edit_names_a_chunk_of_other_dimensions(
+    wrong: tuple[tuple[int, ...], tuple[int, ...]], tmp_path: Path
+) -> None:
+    said: Metadata = pickle.loads((folder_of(tmp_path / "in") / ".metadata").read_bytes())
+    entry: Any = said.state_dict_metadata["model.a.3"]
+    entry.chunks[0].offsets, entry.chunks[0].sizes = map(torch.Size, wrong)
+    (tmp_path / "in/.metadata").write_bytes(pickle.dumps(said))
+    done = ckptfix.add_module(tmp_path / "in", tmp_path / "out")
+    assert done.exit_code == 3 and "model/a.3" in str(done)
+
+
 def test_the_law_looks_where_each_item_comes_from(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(folder_of(tmp_path / "in"))
     plan = plan_edit(checkpoint, [Drop("model", ("a.0", "a.3"))], str(tmp_path / "out"))
