@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ckptfix.words import TOP
 
 
@@ -18,6 +20,15 @@ def given(text: str) -> str:
 def is_inside(address: str, at: str) -> bool:
     """Whether `address` is the mapping or module at `at`, or something in it."""
     return not at or address == at or address.startswith(f"{at}/")
+
+
+def is_inside_any(name: str, addresses: Collection[str]) -> bool:
+    """Whether `name` is one of `addresses`, or below one."""
+    if not addresses:
+        return False
+    if "" in addresses or name in addresses:
+        return True
+    return any(name[:end] in addresses for end, char in enumerate(name) if char == "/")
 
 
 def shown(at: str | None, *, to_type: bool = False) -> str:

@@ -6,7 +6,7 @@ compares names of formats: it asks what a format states, or calls its functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -163,7 +163,8 @@ class Format:
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
             content in which data stays where it is, or moves as a whole by a multiple of ``block()`` bytes, if that is
             not 0. None for a format that is not edited in place.
-        keeps_all: whether a plan surely is an edit that keeps each tensor; False says nothing.
+        keeps_all: whether a plan surely is an edit that keeps each tensor but those at or below some addresses; False
+            says nothing.
     """
 
     name: str
@@ -195,7 +196,7 @@ class Format:
     take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
     read_stream: Callable[[str], tuple[Any, bytes]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
-    keeps_all: Callable[[Checkpoint, Plan], bool] | None = None
+    keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
     in_place: InPlace | None = None
 
     def check(self, path: str) -> Iterator[Finding]:

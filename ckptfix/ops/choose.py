@@ -20,7 +20,6 @@ from ckptfix.findings.folders import LOST
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
-from ckptfix.ops.law.promise import is_reported
 
 NAMES: dict[str, str] = {
     "model": "torchvision references, fvcore Checkpointer, Ultralytics, fairseq, fastai save_model with its optimizer",
@@ -225,7 +224,7 @@ def refuse_damaged(
         _ = checkpoint.entries
     broken = [row for row in checkpoint.findings if row.id in ids and not row.where.startswith("__metadata__/")]
     if left_out:
-        broken = [row for row in broken if not is_reported(row.where, left_out)]
+        broken = [row for row in broken if not address.is_inside_any(row.where, left_out)]
     if below:
         elsewhere = {entry.name for entry in checkpoint.entries if not address.is_inside(entry.name, below)}
         broken = [row for row in broken if row.where not in elsewhere]

@@ -6,7 +6,8 @@ new items, to one more ``.distcp`` file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 
 from ckptfix.checkpoint import (
@@ -22,12 +23,12 @@ from ckptfix.checkpoint import (
     SetLocation,
     segment_length,
 )
-from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, Unsupported
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.compact import compacted
-from ckptfix.formats.dcp.metadata import Metadata, Place
+from ckptfix.formats.dcp.metadata import Metadata, Place, Saved
 from ckptfix.formats.dcp.pickled import Row, rewritten
 from ckptfix.formats.dcp.planned import planned_metadata
 from ckptfix.formats.dcp.read import RANKS, Files, Folder, folder_of
@@ -37,6 +38,7 @@ from ckptfix.formats.folders.beside import beside
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.object import Site
+from ckptfix.io.planned import PlannedFile
 from ckptfix.pickles import Text
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.places import node_at
@@ -230,25 +232,51 @@ def _real(segment: Segment, window: Window) -> Segment:
     return segment
 
 
-def keeps_all(checkpoint: Checkpoint, plan: Plan) -> bool:
-    """Whether a planned folder surely holds each tensor: the same items, of files that are copied whole.
+def keeps_all(checkpoint: Checkpoint, plan: Plan, but: Collection[str] = ()) -> bool:
+    """Whether a planned folder surely holds each tensor but those at or below an address of `but`.
 
-    It is looked at in the planned metadata, read again.
+    The planned metadata is read again: each tensor has to be of the same items there, copied from where they are.
     """
     folder = folder_of(checkpoint)
     found = planned_metadata(plan)
-    copied = {name: OutputFile.of("", [ByteRange(path, 0, folder.files.sizes[name])]).segments
-              for name, path in folder.files.paths.items()}  # fmt: skip
-    files = {file.path.rpartition("/")[2]: file.segments for file in plan.files}
-    if found is None or any(files.get(name) != segments for name, segments in copied.items()):
+    if found is None:
         return False
-    return _tensors(found) == _tensors(folder.metadata)
+    files = {file.path.rpartition("/")[2]: PlannedFile(file) for file in plan.files}
+    sizes = {path: folder.files.sizes[name] for name, path in folder.files.paths.items()}
+    now = _tensors(found.saved, lambda place: _origin(files.get(place.name), place, sizes), named=bool(but))
+    left = [saved for saved in folder.metadata.saved if not is_inside_any(saved.address, but)]
+    paths = folder.files.paths
+    was = _tensors(left, lambda place: place._replace(name=paths.get(place.name, place.name)), named=bool(but))
+    return now == was
 
 
-def _tensors(said: Metadata) -> Mapping[object, int]:
-    kinds: dict[object, int] = {}
-    for saved in said.saved:
-        if saved.dtype is not None:
-            kind = saved.dtype, saved.shape, saved.parts
-            kinds[kind] = kinds.get(kind, 0) + 1
-    return kinds
+def _origin(file: PlannedFile | None, place: Place, sizes: Mapping[str, int]) -> Place | None:
+    """Where the item at `place` of a planned file is copied from: of which path; None if not from one place."""
+    if file is None:
+        return place
+    segment, start = file.at(place.offset)
+    if not isinstance(segment, ByteRange):
+        return None
+    # A file that was cut is copied as it is: what reaches behind its end does so there.
+    is_whole = segment.offset == 0 and segment.length == file.size == sizes.get(segment.path)
+    if start + place.length > segment.length and not is_whole:
+        return None
+    return Place(segment.path, segment.offset + start, place.length)
+
+
+def _tensors(saved: Iterable[Saved], origin: Callable[[Place], Place | None], *, named: bool) -> Counter[object]:
+    """How often there is each tensor: its dtype, its shape, and what it is made of.
+
+    Args:
+        named: tensors of other names differ, and values that are no tensors count too.
+    """
+    return Counter(
+        (
+            row.address if named else None,
+            row.dtype,
+            row.shape,
+            tuple((*part[:2], part.place and (origin(part.place) or object())) for part in row.parts),
+        )
+        for row in saved
+        if named or row.dtype is not None
+    )

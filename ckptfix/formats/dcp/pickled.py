@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
+from ckptfix.formats.dcp.cut import without
 from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, fields_of
-from ckptfix.formats.dcp.respell import respelled
+from ckptfix.formats.dcp.respell import Moves, respelled
 from ckptfix.pickles import Call, Dict, Global, Graph
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.reemit import reemit
@@ -87,9 +88,8 @@ def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
 
 def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place]) -> bytes:
     """The pickle of the metadata that was read, with its keys as `rows` have them and its items where they `moved`."""
-    if isinstance(said.source, bytes) and not moved and not any(row.gone or row.put is not None for row in rows):
-        names = {row.saved.fqn: (row.fqn(said.nested), row.path) for row in rows if row.path != row.saved.path}
-        made = respelled(said.source, names, {row.saved.fqn: row.place for row in rows if row.place is not None})
+    if isinstance(said.source, bytes) and not any(row.put is not None for row in rows):
+        made = _edited_text(said.source, rows, moved, said.nested)
         if made is not None:
             return made
     by_fqn = {row.saved.fqn: row for row in rows}
@@ -111,7 +111,8 @@ def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place])
     for index, info in pairs(fields.get("storage_data")) or ():
         row = by_fqn.get(str(fields_of(index).get("fqn")))
         if row is None:
-            items.items.append((index, info))
+            to = moved.get(_place(info))
+            items.items.append((index, info if to is None else _with(info, **make.place(to))))
         elif not row.gone:
             name = row.fqn(said.nested)
             if row.put is None:
@@ -133,6 +134,16 @@ def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place])
                 planner.items.append((row.fqn(True), path if row.path == row.saved.path else tuple(row.path)))
         new["planner_data"] = planner
     return _written(_with(root, **new), Graph(said.graph.data, said.graph.start), said.graph.protocol)
+
+
+def _edited_text(text: bytes, rows: Sequence[Row], moved: Mapping[Place, Place], nested: bool) -> bytes | None:
+    """The same, where none is put in the place of another; None where the nodes have to be edited."""
+    gone = {row.saved.fqn for row in rows if row.gone}
+    kept = without(text, gone) if gone else text
+    left = [row for row in rows if not row.gone]
+    names = {row.saved.fqn: (row.fqn(nested), row.path) for row in left if row.path != row.saved.path}
+    moves = Moves({row.saved.fqn: row.place for row in left if row.place is not None}, moved)
+    return kept if kept is None or not (names or moves) else respelled(kept, names, moves)
 
 
 def _place(info: Node) -> Place:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ckptfix.formats.dcp.entries import Item, Otherwise
 from ckptfix.formats.dcp.metadata import Path, Place, fields_of
@@ -24,13 +25,22 @@ Names = Mapping[str, tuple[str, Path]]
 """The name of a key -> its new name, and its new path."""
 
 
+class Moves(NamedTuple):
+    """Where items lie now: by the name of their key, or else by where they were."""
+
+    named: Mapping[str, Place]
+    placed: Mapping[Place, Place]
+
+    def __bool__(self) -> bool:
+        return bool(self.named or self.placed)
+
+
 @without_collections
-def respelled(data: bytes, names: Names, places: Mapping[str, Place]) -> bytes | None:
+def respelled(data: bytes, names: Names, moves: Moves) -> bytes | None:
     """The pickle of a `.metadata` with other names of keys; None where only its nodes can be edited.
 
     Args:
         names: of every key that has another name or path.
-        places: the name of a key, a value -> where its item lies now.
     """
     unframed = opcodes_of(data)
     if unframed is None:
@@ -38,8 +48,8 @@ def respelled(data: bytes, names: Names, places: Mapping[str, Place]) -> bytes |
     reader = _Uses(*unframed)
     try:
         said = reader.run()
-        wanted = _wanted(said, names, places)
-        numbers = list(_numbers(reader.data, said, places))
+        wanted = _wanted(said, names, moves)
+        numbers = list(_numbers(reader.data, said, moves))
     except OTHERWISE:
         return None
     patches = reader.patches(wanted)
@@ -111,14 +121,14 @@ class _Uses(Skimmer):
 _GETS = {op.BINGET: 2, op.LONG_BINGET: 5}
 
 
-def _wanted(said: Skimmed, names: Names, places: Mapping[str, Place]) -> dict[int, str]:
+def _wanted(said: Skimmed, names: Names, moves: Moves) -> dict[int, str]:
     """Where a name is pushed -> what it has to be.
 
     Raises:
         Otherwise: one that no edit reaches, or that stands for several.
     """
     wanted: dict[int, str] = {}
-    for use, value in _names(said, names, places):
+    for use, value in _names(said, names, moves):
         if type(use) is not Text:
             if use == value:
                 continue
@@ -129,7 +139,7 @@ def _wanted(said: Skimmed, names: Names, places: Mapping[str, Place]) -> dict[in
     return wanted
 
 
-def _names(said: Skimmed, names: Names, places: Mapping[str, Place]) -> Iterator[tuple[Node, str]]:
+def _names(said: Skimmed, names: Names, moves: Moves) -> Iterator[tuple[Node, str]]:
     """Every use of a name, and of the name of a file, with its value."""
     for fqn, _ in said.keys:
         yield fqn, names[str(fqn)][0] if fqn in names else str(fqn)
@@ -142,39 +152,64 @@ def _names(said: Skimmed, names: Names, places: Mapping[str, Place]) -> Iterator
         for one, key in zip(parts, parts if new is None else new[1], strict=True):
             if isinstance(one, str) or one != key:
                 yield one, str(key)
-    for name, file in map(_names_of, said.items):
-        place = places.get(str(name))
+    for row in said.items:
+        name, file = names_of(row)
+        place = _moved(row, moves)
         yield name, names[str(name)][0] if name in names else str(name)
         yield file, str(file) if place is None else place.name
 
 
-def _names_of(row: Item | tuple[Node, Node]) -> tuple[Node, Node]:
+def names_of(row: Item | tuple[Node, Node]) -> tuple[Node, Node]:
     """The name of the key of an item, and that of its file."""
     if isinstance(row, Item):
         return row.fqn, row.name
     return fields_of(row[0]).get("fqn"), fields_of(row[1]).get("relative_path")
 
 
-_FIELDS = "relative_path", "offset", "length"
+_FIELDS = ["relative_path", "offset", "length"]
+
+
+def _moved(row: Item | tuple[Node, Node], moves: Moves) -> Place | None:
+    """Where an item lies now, if not where it was."""
+    if not moves:
+        return None
+    fqn, file = names_of(row)
+    named = moves.named.get(str(fqn))
+    if named is not None or not moves.placed:
+        return named
+    return moves.placed.get(Place(str(file), *_numbers_of(row)))
+
+
+def _numbers_of(row: Item | tuple[Node, Node]) -> tuple[int, int]:
+    """The offset and the length of an item. Raises Otherwise where they are not the last fields, in this order."""
+    if isinstance(row, Item):
+        return row.offset, row.length
+    fields = fields_of(row[1])
+    offset, length = fields.get("offset"), fields.get("length")
+    if [*fields] != _FIELDS or type(offset) is not int or type(length) is not int:
+        raise Otherwise
+    return offset, length
+
 
 _STRING = rb"(?:%b|\x8c\x06(?:offset|length)\x94|X\x06\0\0\0(?:offset|length)\x94)" % GET
 _BEHIND = re.compile(rb"\x94?%b(%b)%b(%b)ub" % (_STRING, INT, _STRING, INT), re.DOTALL)
 """What follows the name of a file: "offset" and "length", as they are pushed the first time and later."""
 
 
-def _numbers(data: bytes, said: Skimmed, places: Mapping[str, Place]) -> Iterator[Patch]:
+def _numbers(data: bytes, said: Skimmed, moves: Moves) -> Iterator[Patch]:
     """The patches of numbers of items that lie elsewhere.
 
     Raises:
         Otherwise: one does not stand where it would.
     """
-    for row in said.items if places else ():
-        place = places.get(str(_names_of(row)[0]))
+    for row in said.items if moves else ():
+        place = _moved(row, moves)
         if place is None:
             continue
-        file, *old = row[2:] if isinstance(row, Item) else map(fields_of(row[1]).get, _FIELDS)
+        _, file = names_of(row)
         found = _BEHIND.match(data, file.end) if type(file) is Text else None
-        if found is None or old[0] == old[1] or [*map(pushed_int, found.groups())] != old:
+        if found is None or tuple(map(pushed_int, found.groups())) != _numbers_of(row):
             raise Otherwise
         for group, number in ((1, place.offset), (2, place.length)):
-            yield Patch(found.start(group), found.end(group), int_opcode(number))
+            if pushed_int(found[group]) != number:
+                yield Patch(found.start(group), found.end(group), int_opcode(number))

@@ -7,7 +7,7 @@ understood at once is left to the reader of all pickles, which also says what is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptfix.formats.dcp.entries import SIZE, TUPLES, WIDTHS, Boxes, Entries, Item, Otherwise, Row
@@ -72,7 +72,9 @@ def opcodes_of(data: bytes) -> tuple[bytes, list[int]] | None:
 
 MAX_MARKS = 100
 
-_KEYS, _PATHS, _ITEMS = "state_dict_metadata", "planner_data", "storage_data"
+KEYS, PATHS, ITEMS = "state_dict_metadata", "planner_data", "storage_data"
+READ = {KEYS: "tensor", PATHS: "path", ITEMS: "item"}
+"""The dicts of entries, and the method that reads one; a machine that held its own methods would stay in memory."""
 
 _CONSTANTS: dict[int, Node] = {0x4E: None, 0x88: True, 0x89: False}
 
@@ -85,10 +87,10 @@ class Skimmer(Entries):
         self.frames = frames[::-1]
         self.frame = self.frames[-1] if frames else len(data)
         self.bulk: dict[str, Dict] = {}
+        self.begins: dict[int, str] = {}
         self.keys: list[Row] = []
         self.paths: list[Row] = []
         self.items: list[Item | Row] = []
-        self.read = {_KEYS: self.tensor, _PATHS: self.path, _ITEMS: self.item}
 
     def run(self) -> Skimmed:
         root = self._root()
@@ -96,19 +98,19 @@ class Skimmer(Entries):
         if type(root) is not Call or type(state) is not Dict or root.args != () or root.how != "NEWOBJ":
             raise Otherwise
         fields = {name: value for name, value in state.items if isinstance(name, str)}
-        if len(fields) != len(state.items) or _KEYS not in self.bulk:
+        if len(fields) != len(state.items) or KEYS not in self.bulk:
             raise Otherwise
         if any(fields.get(name) is not value for name, value in self.bulk.items()):
             raise Otherwise
-        if any(fields.get(name) is not None and name not in self.bulk for name in self.read):
+        if any(fields.get(name) is not None and name not in self.bulk for name in READ):
             raise Otherwise
         paths = [(name, path) for name, path in self.paths if not isinstance(path, Boxes)]
-        rest = {name: value for name, value in fields.items() if name not in self.read}
+        rest = {name: value for name, value in fields.items() if name not in READ}
         for rows in (self.keys, paths):
             if not all(isinstance(name, str) for name, _ in rows) or len({name for name, _ in rows}) != len(rows):
                 raise Otherwise
         items = [row if type(row) is Item else (row[0], row[1]) for row in self.items]
-        return Skimmed(self.keys, paths if _PATHS in self.bulk else None, items, rest)
+        return Skimmed(self.keys, paths if PATHS in self.bulk else None, items, rest)
 
     def _root(self) -> Node:
         """Run to the STOP; the object that it leaves."""
@@ -179,8 +181,10 @@ class Skimmer(Entries):
             elif code == 0x7D:  # EMPTY_DICT
                 fresh = Dict()
                 key = stack[-1] if len(marks) == 1 and stack else None
-                if isinstance(key, str) and key in self.read and self.bulk.setdefault(key, fresh) is not fresh:
-                    raise Otherwise
+                if isinstance(key, str) and key in READ:
+                    if self.bulk.setdefault(key, fresh) is not fresh:
+                        raise Otherwise
+                    self.begins[pos] = key
                 stack.append(fresh)
                 pos += 1
             elif code == 0x75 or code == 0x73:  # SETITEMS, SETITEM
@@ -234,15 +238,15 @@ class Skimmer(Entries):
 
     def _add(self, name: str, rows: Iterable[Item | Row]) -> None:
         """Add entries of the dict `name`."""
-        if name == _ITEMS:
+        if name == ITEMS:
             self.items += rows
         else:
-            into = self.keys if name == _KEYS else self.paths
+            into = self.keys if name == KEYS else self.paths
             into += (row for row in rows if not isinstance(row, Item))
 
     def _entries(self, name: str, stack: list[Node], pos: int) -> int:
         """Read the entries of the dict `name` that stand from `pos` on; where they end."""
-        read = self.read[name]
+        read: Callable[[int], int] = getattr(self, READ[name])
         self.made = []
         while (end := read(pos)) != pos:
             if end > self.frame:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
+from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
@@ -18,7 +19,7 @@ from ckptfix.formats.torch.common import element_sizes, little_endian, pickled
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.law.promise import Promise, everything, is_reported
+from ckptfix.ops.law.promise import Promise, everything
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import copy_of
 from ckptfix.words import some
@@ -101,7 +102,7 @@ def _taken(taken: Taken, whole: Checkpoint, dest: str, target: Format, drop_unsu
         message = f"{target.name} holds one state dict, and no optimizer's state"
         raise Refused(message, hint="write a torch file (--to zip), or leave out --optimizer")
     done = _planned(taken.checkpoint, dest, target, None, drop_unsupported)
-    others = [entry for entry in whole.entries if is_reported(entry.name, taken.left)]
+    others = [entry for entry in whole.entries if is_inside_any(entry.name, taken.left)]
     promise = replace(
         done.promise,
         others=[*done.promise.others, *others],

@@ -13,10 +13,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Plan
+from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
 from ckptfix.ops.law.output import Output, bytes_of, covered_by, leaves, storages
-from ckptfix.ops.law.promise import Account, Promise, damaged, everything, is_reported, referred
+from ckptfix.ops.law.promise import Account, Promise, damaged, everything, referred
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
@@ -33,6 +34,10 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     if source is not None and not promise.puts and not promise.made and law_edits.holds_the_same(source, plan):
         tensors, nbytes = law_edits.size(source)
         return plan, Account(tensors, nbytes, tensors, nbytes, damaged=broken)
+    if promise.chosen is not None and law_edits.holds_the_rest(promise.chosen, plan, promise.reported):
+        everyone = [*promise.kept, *promise.others]
+        written = len(promise.kept)
+        return plan, Account(len(everyone), bytes_of(everyone), written, bytes_of(promise.kept))
     if source is not None:
         whole = everything(source, promise.reported)
         promise = replace(
@@ -74,7 +79,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     left = [
         entry.name
         for entry in promise.others
-        if not is_reported(entry.name, promise.reported) and not all(out.has(part) for part in leaves(entry))
+        if not is_inside_any(entry.name, promise.reported) and not all(out.has(part) for part in leaves(entry))
     ]
     everyone = [*promise.kept, *promise.others]
     account = Account(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
@@ -36,7 +36,7 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     parts = pickled(source)
     format = format_of(source)
     if format.keeps_all is not None:
-        return format.keeps_all(source, plan)
+        return format.keeps_all(source, plan, ())
     read_stream = format.read_stream
     if parts is None or read_stream is None or len(plan.files) != 1:
         return False
@@ -52,6 +52,12 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
         return strings.differ_alone(parts.found, stream) or _same_object(parts.graph, parse(stream))
     except CkptfixError:
         return False
+
+
+def holds_the_rest(source: Checkpoint, plan: Plan, but: Collection[str]) -> bool:
+    """Whether `plan` surely holds each tensor of `source` but those at or below an address of `but`, as it is."""
+    keeps_all = format_of(source).keeps_all
+    return keeps_all is not None and keeps_all(source, plan, but)
 
 
 def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:

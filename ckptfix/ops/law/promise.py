@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
+from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
@@ -33,6 +34,7 @@ class Promise:
         reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
         names_stay: the verb gives no tensor the name of another.
         edited: the input, where the verb keeps its object and changes names and devices alone.
+        chosen: the input, where the verb leaves out what is `reported` and keeps all else as it is.
         source: the input whose storages `storages` are.
     """
 
@@ -47,6 +49,7 @@ class Promise:
     reported: Collection[str] = ()
     names_stay: bool = True
     edited: Checkpoint | None = None
+    chosen: Checkpoint | None = None
     source: Checkpoint | None = None
 
 
@@ -121,8 +124,8 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
     entries = listed(checkpoint)
     if not gone:
         return Promise(entries, list(referred(checkpoint)), source=checkpoint)
-    kept = [entry for entry in entries if not is_reported(entry.name, gone)]
-    return Promise(kept, others=[entry for entry in entries if is_reported(entry.name, gone)], reported=gone)
+    kept = [entry for entry in entries if not is_inside_any(entry.name, gone)]
+    return Promise(kept, others=[entry for entry in entries if is_inside_any(entry.name, gone)], reported=gone)
 
 
 def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
@@ -133,15 +136,6 @@ def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
         _ = checkpoint.entries
     rows = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
     return tuple(dict.fromkeys(rows))
-
-
-def is_reported(name: str, addresses: Collection[str]) -> bool:
-    """Whether `name` is one of `addresses`, or below one."""
-    if not addresses:
-        return False
-    if "" in addresses or name in addresses:
-        return True
-    return any(name[:end] in addresses for end, char in enumerate(name) if char == "/")
 
 
 def listed(checkpoint: Checkpoint) -> list[TensorEntry]:

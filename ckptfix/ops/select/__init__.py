@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -79,7 +79,7 @@ def select(
             result=partial(SelectResult, kept=kept, dropped=gone),
             format=checkpoint.format,
             plan=plan_edits(checkpoint, done.edits, dest),
-            promise=everything(checkpoint, gone),
+            promise=replace(everything(checkpoint, gone), chosen=checkpoint if gone else None),
             lines=lines,
             findings=done.findings,
         )

@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from dcp_pickles import PATHS, as_saved, named, random_keys
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from ckptfix.checkpoint import Rename
 from ckptfix.formats.dcp import metadata as dcp_metadata
@@ -26,48 +19,16 @@ from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.edit import edited
 from ckptfix.formats.dcp.metadata import Place
 from ckptfix.formats.dcp.pickled import Row, rewritten
-from ckptfix.formats.dcp.respell import respelled
-
-
-def as_saved(paths: dict[str, tuple[str | int, ...]], values: int = 3, nested: bool = True) -> bytes:
-    """A `.metadata` of these keys, the last `values` of them no tensors; two chunks each, and names pushed once."""
-    keys: dict[str, Any] = {}
-    items: dict[MetadataIndex, _StorageInfo] = {}
-    files = ["__0_0.distcp", "__1_0.distcp"]
-    for number, name in enumerate(paths):
-        if number >= len(paths) - values:
-            keys[name] = BytesStorageMetadata()
-            items[MetadataIndex(name)] = _StorageInfo(files[number % 2], 70_000 * number, 300 + number)
-            continue
-        chunks = [ChunkStorageMetadata(torch.Size((row, 0)), torch.Size((1, 5))) for row in (0, 1)]
-        keys[name] = TensorStorageMetadata(TensorProperties(torch.bfloat16), torch.Size((2, 5)), chunks)
-        for row, chunk in enumerate(chunks):
-            place = _StorageInfo(files[row], 1_000_000_000 * number, 2000)
-            items[MetadataIndex(name, chunk.offsets, row)] = place
-    return pickle.dumps(Metadata(keys, paths if nested else None, items))
+from ckptfix.formats.dcp.respell import Moves, respelled
 
 
 def both(data: bytes, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """What torch reads after an edit of the text, and after one of the nodes."""
     names = {row.saved.fqn: (row.fqn(True), row.path) for row in rows if row.path != row.saved.path}
-    made = respelled(data, names, {row.saved.fqn: row.place for row in rows if row.place})
+    made = respelled(data, names, Moves({row.saved.fqn: row.place for row in rows if row.place}, {}))
     assert made is not None
     monkeypatch.setattr(pickled, "respelled", lambda *args: None)
     return pickle.loads(made), pickle.loads(rewritten(dcp_metadata.understood(data, "x"), rows, {}))
-
-
-def named(path: tuple[str | int, ...]) -> str:
-    return ".".join(map(str, path))
-
-
-PATHS: list[tuple[str | int, ...]] = [
-    *(("model", f"module.blocks.{number}.weight") for number in range(300)),
-    *(("optim", "state", f"module.blocks.{number}.weight", "exp_avg") for number in range(300)),
-    ("groups", 0, "module.\u00e9\u0394"),
-    ("module.lone",),
-    ("optim", "param_groups"),
-    ("module.step",),
-]
 
 
 def stripped(data: bytes) -> list[Row]:
@@ -140,24 +101,13 @@ def test_what_folders_of_torch_have(saved: Path, monkeypatch: pytest.MonkeyPatch
             continue
         rows = [Row(row, (*row.path[:-1], f"{row.path[-1]}.x")) for row in said.saved]
         if any(isinstance(row.path[-1], int) for row in said.saved):
-            assert respelled(data, {row.saved.fqn: (row.fqn(True), row.path) for row in rows}, {}) is None
+            assert respelled(data, {row.saved.fqn: (row.fqn(True), row.path) for row in rows}, Moves({}, {})) is None
             continue
         found += 1
         with monkeypatch.context() as patch:
             one, other = both(data, rows, patch)
         assert one == other
     assert found > 2
-
-
-def random_keys(rng: random.Random) -> dict[str, tuple[str | int, ...]]:
-    """Names and paths that share strings with each other, and with what a pickle says of them."""
-    words = ["module", "a", "b", "module.a", "size", "\u00e9" * 120, "x" * 300]
-    parts: list[str | int] = [*words, 0, 1]
-    paths: dict[str, tuple[str | int, ...]] = {}
-    for _ in range(rng.randint(1, 30)):
-        path = tuple(rng.choice(parts) for _ in range(rng.randint(1, 3)))
-        paths[named(path) if rng.random() < 0.8 else rng.choice(words)] = path
-    return paths
 
 
 def renamed(key: str | int, old: str) -> str | int:
