@@ -53,6 +53,7 @@ class Save:
         partitioned: each rank has model states of its own, as stage 3 writes them.
         universal: each parameter has a folder of its own.
         sliced: there are several model-parallel ranks, each with slices of parameters, and not all of them.
+        slices: the model states of those but the first.
         trouble: why it cannot be read.
     """
 
@@ -64,6 +65,7 @@ class Save:
     partitioned: bool = False
     universal: bool = False
     sliced: bool = False
+    slices: list[str] = field(default_factory=list)
     trouble: CkptfixError | None = None
 
     def expected(self, rank: int) -> str:
@@ -176,6 +178,7 @@ def _save(path: str, folder: str) -> Save | None:
 def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: str) -> None:
     if model_rank:
         save.sliced = True
+        save.slices += [name] if ranks is save.models else []
         message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}), which does not say how it was cut"
         hint = to_universal(save.folder)
         if not as_path(save.folder, PARAMETERS).is_dir():

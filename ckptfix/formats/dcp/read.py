@@ -19,13 +19,14 @@ from ckptfix.formats.dcp.metadata import Metadata, Part, Place, Saved
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.nested import Nesting
 from ckptfix.formats.folders.assembled import Assembled, Assembly
+from ckptfix.formats.folders.copies import differing
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.urls import as_path
-from ckptfix.words import plural, some
+from ckptfix.words import plural
 
 NAME, RANKS, IMAGES = "dcp", "dcp-ranks", "dcp-safetensors"
 MAX_METADATA = 1 << 30
@@ -137,10 +138,7 @@ def _differing(doubles: Sequence[tuple[Saved, Part, Part]], files: Files) -> lis
             continue  # what is damaged or missing is named where it is read
         if not same:
             unequal[saved.address] = None
-    if not unequal:
-        return []
-    message = f"not the same on all ranks, and taken from the first one: {some(list(unequal))}"
-    return [found("ranks-differ", message, where=next(iter(unequal)))]
+    return differing(list(unequal))
 
 
 def _sum(saved: Saved, part: Part, files: Files) -> object:

@@ -12,6 +12,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.folders.copies import alike, differing
 from ckptfix.formats.ranks.file import File
 from ckptfix.formats.ranks.shards import Box, Held, is_flat
 from ckptfix.formats.ranks.steps import other_saves
@@ -85,9 +86,7 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
         elif not _equal(made, address):
             unequal.append(address)
     _refuse_others(made, seen)
-    if unequal:
-        message = f"not the same on all ranks, and taken from {as_path(first.path).name}: {some(unequal)}"
-        made.findings.append(found("ranks-differ", message, where=unequal[0]))
+    made.findings += differing(unequal, as_path(first.path).name)
     if copies:
         message = f"files that hold the same part of it differ, and the first of them is taken: {some(copies)}"
         made.findings.append(found("ranks-differ", message, where=copies[0]))
@@ -142,7 +141,7 @@ def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Wh
             if local.dtype != entry.dtype:
                 message = f"a part of {local.dtype} of a tensor of {entry.dtype}"
                 raise DamagedFile(message, path=file.path, where=address)
-            same = _alike(chunks.setdefault(box, (local, file))[0], local) and same
+            same = alike(chunks.setdefault(box, (local, file))[0], local) and same
     lost: dict[int, list[Box]] = {}
     parts = own.parts()
     budget.take(len(parts), address, made)
@@ -162,17 +161,7 @@ def _equal(made: Together, address: str) -> bool:
         return True
     if len(entries) < len(made.files):
         return False
-    return all(_alike(entries[0], other) for other in entries[1:])
-
-
-def _alike(own: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two ranks have the same tensor, as far as checksums show it."""
-    if (other.dtype, other.shape, other.kind) != (own.dtype, own.shape, own.kind):
-        return False
-    one, two = own.storage, other.storage
-    if one is None or two is None or one.crc32 is None or two.crc32 is None:
-        return True
-    return one.nbytes != two.nbytes or one.crc32 == two.crc32 or own.offset != other.offset
+    return all(alike(entries[0], other) for other in entries[1:])
 
 
 def _refuse_others(made: Together, seen: Sequence[str]) -> None:

@@ -13,12 +13,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import Save, read_save
+from ckptfix.formats.folders.copies import alike, differing
+from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero import universal
 from ckptfix.formats.zero.cuts import Cut, Cuts, each_cuts, row_cuts, share_of
 from ckptfix.formats.zero.frozen import join_frozen
@@ -58,7 +61,10 @@ def read(path: str) -> Checkpoint:
         if any(first.groups):
             message = "no optimizer states are there: the weights are as the model computed with them"
             whole.findings.append(found("no-masters", message, where="module"))
-    whole.files += [model.file.mark for model in models.values() if isinstance(model, Model)]
+    slices = [attempt(save, name, read_model, "") for name in save.slices]
+    there = [model for model in (*models.values(), *slices) if isinstance(model, Model)]
+    whole.findings += differing(_unequal(there))
+    whole.files += [model.file.mark for model in there]
     whole.files += [mark(save.pointer)] if save.pointer is not None else []
     return assembled(path, whole, tuple(whole.files), _traits(whole))
 
@@ -148,6 +154,23 @@ def _refuse_other_models(models: Models) -> None:
             raise DamagedFile(message, path=model.file.path, hint="copy the files of all ranks from one save")
         if model.groups != there[0].groups or model.frozen != there[0].frozen:
             raise DamagedFile("its parameters have other names or shapes than rank 0's", path=model.file.path)
+
+
+def _unequal(models: Sequence[Model]) -> list[str]:
+    """Where the buffers are that not all ranks have alike: nothing but the training keeps them equal."""
+    first, *others = map(_buffers, models)
+    unequal = [name for name, own in first.items() if not all(alike(own, rank.get(name, own)) for rank in others)]
+    return [f"module/{name}" for name in unequal]
+
+
+def _buffers(model: Model) -> dict[str, TensorEntry]:
+    """Those whose elements lie in a row."""
+    made = {}
+    for name, node in model.module:
+        if name in model.buffers and is_tensor(node):
+            with suppress(DamagedFile):
+                made[name] = model.file.tensor(node, name)
+    return made
 
 
 def _refuse_others(there: Mapping[int, Optim], partitioned: bool) -> None:

@@ -274,6 +274,23 @@ def test_model_states_of_another_step_are_told(skipped: int, told: bool, tmp_pat
     assert all(torch.equal(value, run.groups[0][name]) for name, value in ckptfix.load_state_dict(done.dest).items())
 
 
+def test_buffers_that_the_ranks_do_not_have_alike_are_told(tmp_path: Path) -> None:
+    """Nothing keeps running means equal: those of the first rank are taken, with a warning."""
+    run = example(3, 3)
+    inner = run.save(tmp_path / "in")
+    assert not [row for row in doctor(tmp_path / "in").findings if row.id == "ranks-differ"]
+    path = of_rank(inner, 2, "model")
+    with stand_ins():
+        state = torch.load(path, weights_only=False)
+        state["module"]["bn.mean"] = state["module"]["bn.mean"] + 1
+        torch.save(state, path)
+    (row,) = [row for row in doctor(tmp_path / "in").findings if row.id == "ranks-differ"]
+    assert (row.severity, row.where) == ("warning", "module/bn.mean")
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
+    assert [row.where for row in done.findings if row.id == "ranks-differ"] == ["module/bn.mean"]
+    assert torch.equal(ckptfix.load_state_dict(done.dest)["bn.mean"], run.buffers["bn.mean"])
+
+
 def test_a_frozen_parameter_that_no_file_holds_is_named(tmp_path: Path) -> None:
     model = rows(2, 2).save(tmp_path / "in") / "mp_rank_00_model_states.pt"
     with stand_ins():

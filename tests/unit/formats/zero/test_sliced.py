@@ -42,6 +42,20 @@ def joined(folder: Path, info: dict[str, Any] | None) -> Path:
     return inner
 
 
+@pytest.mark.parametrize("other", [1.0, 2.0])
+def test_buffers_are_of_the_first_rank_and_compared(other: float, tmp_path: Path) -> None:
+    """What no rank's folder of a parameter holds is not joined: another rank may have had another value, or a slice."""
+    folder = joined(tmp_path, PATTERNS)
+    for rank, value in enumerate((1.0, other)):
+        path = folder / f"mp_rank_0{rank}_model_states.pt"
+        state = torch.load(path)
+        state["module"]["mean"] = torch.full((3,), value)
+        torch.save({**state, "buffer_names": ["mean"]}, path)
+    done = ckptfix.convert(folder, tmp_path / "out.pth")
+    assert [row.where for row in done.findings if row.id == "ranks-differ"] == ["module/mean"] * (other != 1.0)
+    assert_same({**WEIGHTS, "mean": torch.ones(3)}, dict(ckptfix.load_state_dict(done.dest)))
+
+
 def test_it_is_read(tmp_path: Path) -> None:
     folder = joined(tmp_path, PATTERNS)
     assert_same(WEIGHTS, dict(ckptfix.load_state_dict(folder)))
