@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -102,7 +102,7 @@ class Part:
     Attributes:
         terms: words that not all of them have.
         roles: kind -> parts that the words play.
-        ordinal: (how many are numbered alike, which of them it is), where it is numbered.
+        ordinal: (how many are numbered alike, which of them it is), where it is numbered; see `_ordinals`.
         numbers: that stand in its path, single letters too.
         numbered: the terms of what the last of them counts.
         block: the path of the block that it stands in.
@@ -226,18 +226,23 @@ def _ordinals(
 ) -> list[tuple[int, int] | None]:
     """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order.
 
-    Blocks that hold some each are ranked as one where they hold equally many: ``0.bn1`` is not the first of ``1.bn1``,
-    ``1.bn2`` and ``1.bn3``.
+    Blocks that hold some each are ranked as one where they hold equally many. Else each is by itself, and how many it
+    holds is below 0: that is no count of blocks. ``0.bn1`` is not the first of ``1.bn1``, ``1.bn2`` and ``1.bn3``.
     """
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, text in enumerate(texts):
         lettered, numbers = _lettered(text), _numbers(text)
         alike.setdefault(re.sub(r"\d+", "#", lettered), []).append((numbers, index))
     found: list[tuple[int, int] | None] = [None] * len(texts)
-    for rows in _by_block(alike.values()):
-        if len(rows) > 1:
-            for rank, (_, index) in enumerate(sorted(rows)):
-                found[index] = (len(rows), rank)
+    for kind in alike.values():
+        of_block: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        for row in kind:
+            of_block.setdefault(row[0][:-1], []).append(row)
+        even = len(set(map(len, of_block.values()))) == 1
+        for rows in [kind] if even else of_block.values():
+            if len(rows) > 1:
+                for rank, (_, index) in enumerate(sorted(rows)):
+                    found[index] = (len(rows) if even else -len(rows), rank)
     if gated:
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
     if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
@@ -248,17 +253,6 @@ def _ordinals(
     if len(texts) == 2 and len(blocks) == 1 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
         return [(2, int(place == max(placed))) for place in placed]
     return found
-
-
-def _by_block(
-    kinds: Iterable[list[tuple[tuple[int, ...], int]]],
-) -> Iterator[list[tuple[tuple[int, ...], int]]]:
-    """Rows of numbers, apart by all but the last number where that leaves some with more rows than others."""
-    for rows in kinds:
-        blocks: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-        for row in rows:
-            blocks.setdefault(row[0][:-1], []).append(row)
-        yield from [rows] if len(set(map(len, blocks.values()))) == 1 else blocks.values()
 
 
 def scores(ours: Sequence[Part], theirs: Sequence[Part]) -> list[list[float]]:
