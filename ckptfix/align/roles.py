@@ -156,8 +156,8 @@ def parts(texts: Sequence[str]) -> list[Part]:
 
 def _either(own: Sequence[set[str]], one: str, other: str) -> bool:
     """Whether some have the first of two terms where others have the second."""
-    alone = {next(iter(terms & {one, other})) for terms in own if len(terms & {one, other}) == 1}
-    return len(alone) == 2
+    there = [terms & {one, other} for terms in own]
+    return {one} in there and {other} in there
 
 
 def _numbered(text: str) -> frozenset[str]:

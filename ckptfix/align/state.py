@@ -51,7 +51,7 @@ class State:
         """
         sure = [(link.one, link.other) for link in self.links if not link.instead]
         self.twins = Twins(sure, (self.a.contents, self.b.contents))
-        certain = sorted((link.one.first, link.other.first) for link in self.links if not link.instead)
+        certain = sorted((one.first, other.first) for one, other in sure)
         kept = rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
 

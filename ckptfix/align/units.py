@@ -80,7 +80,7 @@ class Side:
     @cached_property
     def under(self) -> Counter[str]:
         """How many units that the other side must have too stand under each path that ends in a number."""
-        return Counter(front for unit in self.units if unit.slots for front in fronts(unit.path))
+        return Counter({front: count for front, (count, _) in self.contents.items()})
 
     @cached_property
     def contents(self) -> dict[str, tuple[int, int]]:

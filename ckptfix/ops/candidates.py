@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.checkpoint.address import given, is_inside, join
+from ckptfix.checkpoint.address import given, is_inside, is_inside_any, join
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats.torch import module as torch_module
@@ -50,10 +50,9 @@ def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
         Candidate(at, node, names.get(join(at, "_buffers"), ()))
         for at, node in torch_module.modules(checkpoint)
     ]
+    taken = {module.at for module in modules}
     states = [
-        state
-        for state in checkpoint.state_dicts
-        if not state.optimizer and not any(is_inside(state.at, module.at) for module in modules)
+        state for state in checkpoint.state_dicts if not state.optimizer and not is_inside_any(state.at, taken)
     ]
     weights = [Candidate(state.at, None, names.get(state.at, ())) for state in states if state.weights]
     full = [row for row in modules if len(modules) + len(weights) == 1 or _has_tensors(row)]

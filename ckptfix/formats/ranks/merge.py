@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange, Check, Checkpoint, TensorEntry, dtypes
-from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -68,24 +68,22 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
     """
     made = Together(path, files)
     first = made.first
-    seen: list[str] = []
     unequal: list[str] = []
     copies: list[str] = []
     budget = _Budget()
     for address in first.nodes:
-        if any(is_inside(address, outer) for outer in seen[-1:]):
+        if made.wholes and is_inside(address, next(reversed(made.wholes))):
             continue
         with about(first.path):
             own = first.held(address)
         if own is not None:
-            seen.append(address)
             whole, same = _whole(made, address, own, budget)
             made.wholes[address] = whole
             if not same:
                 copies.append(address)
         elif not _equal(made, address):
             unequal.append(address)
-    _refuse_others(made, seen)
+    _refuse_others(made)
     made.findings += differing(unequal, as_path(first.path).name)
     if copies:
         message = f"files that hold the same part of it differ, and the first of them is taken: {some(copies)}"
@@ -164,20 +162,21 @@ def _equal(made: Together, address: str) -> bool:
     return all(alike(entries[0], other) for other in entries[1:])
 
 
-def _refuse_others(made: Together, seen: Sequence[str]) -> None:
+def _refuse_others(made: Together) -> None:
     """Refuse files with parts of tensors that the first one does not know."""
     first = made.first
     known = set(first.nodes)
     for file in made.files.values():
-        more = [address for address in file.nodes if address not in known]
+        more = [
+            address for address in file.nodes if address not in known and not is_inside_any(address, made.wholes)
+        ]
         for address in more:
-            if not any(is_inside(address, outer) for outer in seen) and file.held(address) is not None:
+            if file.held(address) is not None:
                 message = f"it has a part of a tensor that {as_path(first.path).name} does not have"
                 raise DamagedFile(message, path=file.path, where=address)
-        plain = [address for address in more if not any(is_inside(address, outer) for outer in seen)]
-        if plain:
-            message = f"in {as_path(file.path).name} alone, and not taken: {some(plain)}"
-            made.findings.append(found("ranks-differ", message, where=plain[0]))
+        if more:
+            message = f"in {as_path(file.path).name} alone, and not taken: {some(more)}"
+            made.findings.append(found("ranks-differ", message, where=more[0]))
 
 
 def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) -> list[Finding]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan
 from ckptfix.checkpoint.places import Segment
 from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.io import sums
 from ckptfix.io.read import read_from
 
 
@@ -58,20 +59,17 @@ def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[Check]
 
 def digest(plan: Plan, dest: str, inputs: Mapping[str, Stamp]) -> str:
     """What two ranks have in common that plan the same output of the same inputs."""
-    import hashlib  # most commands do without it, and begin sooner
+    words = _words(plan, dest, inputs)
+    return sums.digest(repr(row).encode("utf-8", "surrogateescape") for row in words).hex()
 
-    whole = hashlib.sha256()
 
-    def add(*words: object) -> None:
-        whole.update(repr(words).encode("utf-8", "surrogateescape"))
-
+def _words(plan: Plan, dest: str, inputs: Mapping[str, Stamp]) -> Iterator[tuple[object, ...]]:
     for file in plan.files:
-        add(os.path.relpath(file.path, dest), file.nbytes)
+        yield os.path.relpath(file.path, dest), file.nbytes
         for segment in file.segments:
-            add(*_told(segment))
+            yield _told(segment)
     for path, stamp in sorted(inputs.items()):
-        add(path, stamp.size, stamp.mtime_ns)
-    return whole.hexdigest()
+        yield path, stamp.size, stamp.mtime_ns
 
 
 def _told(segment: Segment) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
-from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.formats.torch.module import Module
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate, beside_state_dict, module_entries, read_module
@@ -39,7 +39,7 @@ def _without_modules(
     made = {row.at: _entries(checkpoint, row, module) for row, module in modules}
 
     def outside(address: str) -> bool:
-        return not any(is_inside(address, row.at) for row in rows)
+        return not is_inside_any(address, made)
 
     entries = [entry for entry in checkpoint.entries if outside(entry.name)]
     entries += [entry for own in made.values() for entry in own]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry
-from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -318,7 +318,8 @@ def _wrapper(component: str, found: tuple[int, str]) -> str:
 def _state_dicts(inspection: Inspection) -> Iterator[str]:
     """A line a state dict or module, the model's first; the many small ones of an optimizer are one line together."""
     modules = inspection.modules
-    states = [row for row in inspection.state_dicts if not any(is_inside(row.at, whole.at) for whole in modules)]
+    taken = {whole.at for whole in modules}
+    states = [row for row in inspection.state_dicts if not is_inside_any(row.at, taken)]
     lines: list[tuple[bool, str]] = []
     for whole in modules:
         kind = f" of class {whole.name}" if whole.name else ""
