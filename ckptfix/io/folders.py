@@ -183,15 +183,17 @@ def _write_with(
             name = _named(temp, real, dest, there, stays)
             team.say(f"{word}/done", name or "")
         return name
-    except BaseException as error:
+    except BaseException as raised:
         with quiet:
-            team.give_up(error)
+            error = team.give_up(raised)
             found()
             if ours is not None and team.cleans():
                 persist(partial(_discard, temp, ours))
             if ours is not None and isinstance(error, ranks.RankFailed) and _is(real, ours):
                 error.hint = f"{dest} is complete: it was written before that"
-        raise
+        if error is raised:
+            raise
+        raise error from raised
 
 
 def _is(path: str, ours: tuple[int, int]) -> bool:
@@ -257,10 +259,18 @@ def _placed(plan: Plan, dest: str, temp: str, link: bool) -> Plan:
     files = []
     for file in plan.files:
         path = os.path.join(temp, os.path.relpath(file.path, dest))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _made(os.path.dirname(path), temp)
         if not (link and _linked(file, path)):
             files.append(replace(file, path=path))
     return replace(plan, files=tuple(files))
+
+
+def _made(folder: str, temp: str) -> None:
+    """Make a folder of `temp`, which itself may be taken away by others: it is not made again."""
+    if folder != temp and not os.path.isdir(folder):
+        _made(os.path.dirname(folder), temp)
+        with suppress(FileExistsError):
+            os.mkdir(folder)
 
 
 def _linked(file: OutputFile, path: str) -> bool:

@@ -119,9 +119,10 @@ class Team:
         return RankFailed(**json.loads(text))
 
     def fail(self, message: str, *, said: bool, **place: Any) -> None:
-        """Tell all that the work has failed."""
+        """Tell all that the work has failed, and why, unless another rank has: what comes later comes of that."""
         with suppress(Exception):
-            self.say("failed", json.dumps({"message": message, "said": said, **place}))
+            if self.said("failed") is None:
+                self.say("failed", json.dumps({"message": message, "said": said, **place}))
 
     def wait(self, key: str, rank: int = 0) -> str:
         """What `rank` says under the key.
@@ -194,11 +195,19 @@ class Team:
 
         return step
 
-    def give_up(self, error: BaseException) -> frozenset[int]:
-        """`stop`, because of `error`: the others are told, if it is not one of them that failed."""
+    def give_up(self, error: BaseException) -> BaseException:
+        """`stop`, because of `error`: the others are told, if it is not one of them that failed.
+
+        Returns:
+            The error to raise: another rank's, where that no longer waited for this one and took away what it wrote.
+        """
+        with suppress(Exception):
+            if isinstance(error, CkptfixError | OSError) and self.said(f"too slow/{self.rank}") is not None:
+                error = self._failure()
         if not isinstance(error, RankFailed):
             self.fail(str(error), said=True)
-        return self.stop()
+        self.stop()
+        return error
 
     def stop(self) -> frozenset[int]:
         """The work has failed, and this rank writes no more: wait until none does; those of which it is not known."""
@@ -210,6 +219,8 @@ class Team:
                 time.monotonic() < end
             ):
                 time.sleep(POLL)
+            for rank in left:
+                self.say(f"too slow/{rank}")
         except Exception:  # the store is gone, and with it the process that holds it
             left = {0} - {self.rank}
         self.gone = frozenset(left)

@@ -96,13 +96,15 @@ def write_with(
             checking.run(share.checks)
             steps.up()
             steps.named()
-    except BaseException as error:
+    except BaseException as raised:
         with quiet:
-            gone = team.give_up(error)
+            error = team.give_up(raised)
             if team.cleans() and parts and upload.in_s3(dest):
-                for rank in gone:
+                for rank in team.gone:
                     _take_away(_traces(team, word, rank, parts[rank].files))
-        raise
+        if error is raised:
+            raise
+        raise error from raised
 
 
 def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[upload.Trace]:

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan
 from ckptfix.checkpoint.places import Derived
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldOverwrite
-from ckptfix.io import ranks
+from ckptfix.io import folders, ranks
 from ckptfix.io.crc import checksum
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import RankFailed, Team, Watching, joined
@@ -54,16 +55,18 @@ Together = Callable[..., list[Outcome]]
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Together:
-    """Does a call in each of `size` ranks; what it returned or raised."""
+    """Does a call in each of `size` ranks; what it returned or raised. A busy machine may hold a thread for seconds."""
     monkeypatch.setattr(ranks, "BEAT", 0.02)
     monkeypatch.setattr(ranks, "POLL", 0.005)
-    monkeypatch.setattr(ranks, "PATIENCE", 0.5)
+    monkeypatch.setattr(ranks, "PATIENCE", 60)
 
-    def run(size: int, call: Callable[[int], Outcome], store: Shared | None = None) -> list[Outcome]:
+    def run(
+        size: int, call: Callable[[int], Outcome], store: Shared | None = None, timeout: float = 60
+    ) -> list[Outcome]:
         store = store or Shared()
 
         def one(rank: int) -> Outcome:
-            team = Team(store, rank, size, timeout=1)
+            team = Team(store, rank, size, timeout)
             try:
                 with joined(team):
                     return call(rank)
@@ -185,8 +188,59 @@ def test_a_rank_that_fails_takes_all_down(
         assert content(dest) == {"old": b"old"}
 
 
+@pytest.mark.parametrize("slow", [1, 2])
+@pytest.mark.parametrize("folder", ["", "below"])
+@pytest.mark.parametrize("where", ["before it writes", "in what it writes", "when all is written"])
+def test_a_rank_that_nobody_waited_for_says_what_failed(
+    tmp_path: Path, together: Together, monkeypatch: pytest.MonkeyPatch, slow: int, where: str, folder: str
+) -> None:
+    """The folder that it writes in was taken away: that is not what failed, and it does not come back."""
+    monkeypatch.setattr(ranks, "PATIENCE", 0.2)
+    dest = tmp_path / "out"
+    given_up = threading.Event()
+
+    def full() -> Iterator[bytes]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def late() -> Iterator[bytes]:
+        assert where != "in what it writes" or given_up.wait(60)
+        yield bytes(50)
+
+    def step(done: int, total: int) -> None:
+        assert where != "when all is written" or done < total or given_up.wait(60)
+
+    def placed(plan: Plan, *args: Any) -> Plan:
+        mine = any(file.path == str(dest / folder / f"{slow}") for file in plan.files)
+        assert where != "before it writes" or not mine or given_up.wait(60)
+        return place(plan, *args)
+
+    place = folders._placed
+    monkeypatch.setattr(folders, "_placed", placed)
+
+    def write(rank: int) -> Outcome:
+        contents = {0: full, slow: late}
+        files = [
+            OutputFile(str(dest / folder / f"{number}"), (Derived(50, contents.get(number, lambda: [bytes(50)])),), 50)
+            for number in range(3)
+        ]
+        plan = Plan((*files, OutputFile.of(dest / "index", [b"the index"])))
+        try:
+            return write_folder(plan, str(dest), progress=step if rank == slow else None)
+        finally:
+            if rank == 0:
+                assert [*tmp_path.glob(".out.*")] == []
+                given_up.set()
+
+    done = together(3, write)
+    assert getattr(done[0], "errno", None) == errno.ENOSPC
+    assert all(isinstance(one, RankFailed) and one.said and "No space" in str(one) for one in done[1:]), done
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 @pytest.mark.parametrize("gone", [0, 2])
-def test_a_rank_that_is_silent_takes_all_down(tmp_path: Path, together: Together, gone: int) -> None:
+def test_a_rank_that_is_silent_takes_all_down(
+    tmp_path: Path, together: Together, monkeypatch: pytest.MonkeyPatch, gone: int
+) -> None:
     dest = tmp_path / "out"
 
     def write(rank: int) -> Outcome:
@@ -197,14 +251,17 @@ def test_a_rank_that_is_silent_takes_all_down(tmp_path: Path, together: Together
             return None
         return write_folder(planned(tmp_path, dest), str(dest))
 
-    done = together(3, write)
+    monkeypatch.setattr(ranks, "PATIENCE", 0.5)
+    done = together(3, write, timeout=3)
     failed = [one for rank, one in enumerate(done) if rank != gone]
     assert all(isinstance(one, RankFailed) and f"rank {gone} of 3 is gone" in str(one) for one in failed), done
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_what_rank_0_left_is_taken_away(tmp_path: Path, together: Together, named: bool) -> None:
+def test_what_rank_0_left_is_taken_away(
+    tmp_path: Path, together: Together, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     """It is killed with a folder begun, or when that has its name already: then the folder is whole, and stays."""
     dest = tmp_path / "out"
 
@@ -225,7 +282,8 @@ def test_what_rank_0_left_is_taken_away(tmp_path: Path, together: Together, name
         team.end()
         return None
 
-    done = together(3, write)[1:]
+    monkeypatch.setattr(ranks, "PATIENCE", 0.5)
+    done = together(3, write, timeout=3)[1:]
     assert all(isinstance(one, RankFailed) and "rank 0 of 3 is gone" in str(one) for one in done), done
     assert all(("is complete" in str(getattr(one, "hint", ""))) is named for one in done)
     assert sorted(path.name for path in tmp_path.iterdir()) == (["out", "source"] if named else ["source"])
