@@ -36,6 +36,9 @@ MOST_ENDING = 4
 
 TEMP_SUFFIX = ".ckptfix-tmp"
 
+SCRATCH = ".ckptfix-"
+"""What the name of a folder for what was unpacked begins with."""
+
 T = TypeVar("T")
 
 

@@ -6,7 +6,6 @@ of the new one. To take the edit back is to cut the file where the new record be
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left
 from collections.abc import Iterator
 
@@ -16,7 +15,7 @@ from ckptfix.io.crc import checksum
 from ckptfix.io.layers import Part
 from ckptfix.io.source import Source, open_source
 from ckptfix.zips.local import local_extra, read_local
-from ckptfix.zips.read import END, Directory, Record, read_directory
+from ckptfix.zips.read import Directory, Record, read_directory
 from ckptfix.zips.write import ALIGNMENT, end_records, patched_directory, repadded, rewritten_header
 
 MOST_EDITS = 10_000
@@ -61,19 +60,7 @@ def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, 
 
 
 def _before(path: str, record: Record) -> tuple[Part, Directory, Record] | None:
-    size = record.header
-    if size < END.size:
-        return None
-    name = Part(f"{path}[:{size:#x}]", path, 0, size)
-    with open_source(path) as reader:
-        # An archive that `append_record` takes ends with its end record, whose comment is empty or ends there.
-        tail = reader.read(max(0, size - (END.size + 0xFFFF)), min(size, END.size + 0xFFFF))
-        at = tail.rfind(b"PK\x05\x06")
-        if at < 0 or len(tail) - at < END.size:
-            return None
-        (comment,) = struct.unpack_from("<H", tail, at + END.size - 2)
-        if at + END.size + comment != len(tail):
-            return None
+    name = Part(f"{path}[:{record.header:#x}]", path, 0, record.header)
     try:
         with open_source(name) as reader:
             before = read_directory(reader)

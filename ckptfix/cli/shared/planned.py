@@ -5,6 +5,7 @@ from __future__ import annotations
 from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.cli.shared.tables import size
 from ckptfix.errors import printable
+from ckptfix.io.output import SCRATCH
 from ckptfix.words import plural
 
 
@@ -18,7 +19,7 @@ def plan_lines(file: OutputFile) -> list[str]:
     derived: dict[str, list[int]] = {}
     for segment in file.segments:
         if isinstance(segment, ByteRange):
-            copied.setdefault(segment.path, []).append(segment.length)
+            copied.setdefault(_named(segment.path), []).append(segment.length)
         elif not isinstance(segment, bytes):
             derived.setdefault(segment.what or "computed", []).append(segment.length)
     for path, lengths in copied.items():
@@ -26,3 +27,8 @@ def plan_lines(file: OutputFile) -> list[str]:
     for what, lengths in derived.items():
         lines.append(f"  {size(sum(lengths))} {printable(what)}, in {plural(len(lengths), 'piece')}")
     return lines
+
+
+def _named(path: str) -> str:
+    """A file by its name, unless that is of no use: it goes with the process."""
+    return "what was unpacked" if f"/{SCRATCH}" in path else path

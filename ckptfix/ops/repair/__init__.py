@@ -18,6 +18,7 @@ from ckptfix import formats
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
+from ckptfix.io.output import SCRATCH
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.names.groups import collapse, shown
@@ -150,7 +151,7 @@ class _Folder:
 
     def __init__(self, near: str, stack: ExitStack) -> None:
         try:
-            self.path = mkdtemp(prefix=".ckptfix-", dir=near)
+            self.path = mkdtemp(prefix=SCRATCH, dir=near)
         except OSError as error:
             raise WriteFailed(error.strerror or str(error), path=near) from None
         stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))

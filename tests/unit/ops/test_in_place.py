@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from builders import Op, Tensor, assemble, state_dict_ops, torch_zip
+from builders import Op, Tensor, assemble, build_zip, state_dict_ops, torch_records, torch_zip
 from compare import assert_same
 from torch.serialization import skip_data
 
@@ -125,6 +125,18 @@ def test_readers_of_a_zip_accept_one_that_has_grown(tmp_path: Path) -> None:
         assert len({info.filename for info in archive.infolist()}) == len(archive.infolist())
     assert not [finding for finding in ckptfix.doctor(path).findings if finding.severity == "error"]
     assert_same(dict(ckptfix.load_state_dict(path)), {key[7:]: value for key, value in state.items()})
+
+
+def test_an_archive_whose_comment_looks_like_its_end_has_a_past(tmp_path: Path) -> None:
+    path = tmp_path / "in.pth"
+    ops = state_dict_ops({"module.w": Tensor("0", (1,), 1)})
+    records = torch_records(assemble(("PROTO", 2), *ops, "STOP"), [bytes(4)])
+    path.write_bytes(build_zip(records, zip64=False, comment=b"PK\5\6" * 9))
+    before = path.read_bytes()
+    ckptfix.strip_module(path, in_place=True)
+    assert path.read_bytes() != before
+    assert ckptfix.undo(path).undone
+    assert path.read_bytes() == before
 
 
 def test_slim_forgets_and_repair_keeps_the_present(tmp_path: Path) -> None:
