@@ -1,0 +1,54 @@
+"""What commands say and write, for good files and for damaged ones, is what it was when that was last looked at.
+
+The answers stand in ``said/``, a line each: the command, its exit code, a sum of what it wrote, a sum of what it said,
+and the first line of that. That they are right is for the other tests to say; these see what changes unnoticed: a byte
+of an output, an offset in a message, a finding less. Where the change is wanted, ``CKPTFIX_UPDATE_RECORDED=1`` writes
+them anew, and the difference is there to be read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+from recorded.answers import NAMES, answers
+from recorded.files import good_files, mutant
+
+SAID = Path(__file__).parent / "said"
+UPDATE = os.environ.get("CKPTFIX_UPDATE_RECORDED") == "1"
+FILES = good_files()
+MUTANTS = 114
+"""Of each file; each meets doctor and two of the other commands, each of which meets the same number of mutants."""
+
+
+def rows(name: str) -> Iterator[str]:
+    """What is said of a good file and its mutants; doctor's answer comes first."""
+    data = FILES[name]
+    yield from answers(data, NAMES)
+    others = [name for name in NAMES if name != "doctor"]
+    for number in range(MUTANTS):
+        turn = 2 * number + number * 2 // len(others)
+        asked = ("doctor", others[turn % len(others)], others[(turn + 1) % len(others)])
+        yield f"mutant {number}"
+        yield from answers(mutant(name, data, number), asked)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_said_and_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    file = SAID / f"{name}.txt"
+    found = [*rows(name)]
+    if UPDATE:
+        SAID.mkdir(exist_ok=True)
+        file.write_text("\n".join([*found, ""]))
+    before = file.read_text().splitlines()
+    where, wrong = "", []
+    for old, new in zip_longest(before, found, fillvalue="(nothing)"):
+        where = new if new.startswith("mutant ") else where
+        if old != new:
+            wrong.append(f"{where}\n  was: {old}\n  now: {new}")
+    assert not wrong, f"{len(wrong)} answers are others:\n" + "\n".join(wrong[:5])
