@@ -137,7 +137,21 @@ VARIANTS: dict[str, tuple[int, Callable[[Path], None]]] = {
 }  # fmt: skip
 """What ``fsdp`` saves, written in other ways, of which torch makes no one file."""
 
-OTHERS: dict[str, tuple[int, Callable[[Path], None]]] = {"own": (2, own)}
+def small(folder: Path) -> None:
+    """A training run of two ranks in as little as it takes: ``tests/recorded/dcp`` is one, written by torch 2.13."""
+    both = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    weight, rest = torch.randn(3, 2), torch.randn(2).half()
+    state = {
+        "model": {"module.w": distribute_tensor(weight, both, [Shard(0)]), "module.b": rest, "module.tied": rest},
+        "optim": {"state": {"module.w": {"exp_avg": distribute_tensor(weight, both, [Shard(1)]), "step": rest[0]}}},
+        "groups": [{"lr": 0.5, "params": ["module.w"]}],
+        "epoch": 3,
+    }
+    save_folder(state, checkpoint_id=folder)
+
+
+OTHERS: dict[str, tuple[int, Callable[[Path], None]]] = {"own": (2, own), "small": (2, small)}
 
 
 def merged(folder: Path, tmp_path: Path) -> Any:

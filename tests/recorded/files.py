@@ -1,11 +1,17 @@
-"""Files of every container that ckptfix reads, small, made without torch; and numbered mutants of each."""
+"""A file or folder of every container that ckptfix reads, small; and numbered mutants of each.
+
+None is made by torch when it is asked for, so that they are the same with every version. ``dcp/`` was written by torch
+2.13, as ``dcp_ranks.small`` is.
+"""
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import struct
 from collections.abc import Mapping
+from pathlib import Path
 
 from builders import (
     Op,
@@ -23,12 +29,16 @@ from builders import (
     torch_zip,
 )
 from other_pickles import tar_of
+from property.folder_mutants import in_json
 from property.mutants import Way, in_header, in_pickle, in_records, in_stream, raw
 from property.small_files import SMALL
 
 FLOATS = struct.pack("<6f", 1, 2, 3, 4, 5, 6)
 HALVES = struct.pack("<4e", 1, 2, 3, 4)
 BYTES = bytes(range(9))
+Content = bytes | Mapping[str, bytes]
+"""Of a file, or of each file of a folder."""
+
 STORAGES = [FLOATS, HALVES, BYTES]
 
 
@@ -69,8 +79,33 @@ def records() -> list[Record]:
     return torch_records(assemble(("PROTO", 2), *training(), "STOP"), STORAGES)
 
 
-def good_files() -> dict[str, bytes]:
+def shards(kind: str) -> Content:
+    """Two shards, their index, and a configuration beside them."""
+    names = [f"model-{number:05d}-of-00002.{kind}" for number in (1, 2)]
+    if kind == "safetensors":
+        parts = [
+            safetensors([("module.a.weight", "F32", (2, 3), FLOATS)], metadata={"format": "pt"}),
+            safetensors([("module.a.bias", "F16", (4,), HALVES), ("module.b", "U8", (9,), BYTES)]),
+        ]
+        holds = [["module.a.weight"], ["module.a.bias", "module.b"]]
+    else:
+        both = tensors()
+        holds = [[*both][:2], [*both][2:]]
+        parts = [
+            torch_zip(assemble(("PROTO", 2), *state_dict_ops({key: both[key] for key in keys}), "STOP"), STORAGES)
+            for keys in holds
+        ]
+    index = {
+        "metadata": {"total_size": 41},
+        "weight_map": {key: name for name, keys in zip(names, holds, strict=True) for key in keys},
+    }
+    files = dict(zip(names, parts, strict=True)) | {f"model.{kind}.index.json": json.dumps(index).encode()}
+    return files | {"config.json": b'{"hidden_size": 2}'}
+
+
+def good_files() -> dict[str, Content]:
     """By name."""
+    dcp = {file.name: file.read_bytes() for file in sorted((Path(__file__).parent / "dcp").iterdir())}
     stated = [replace(record, flags=0, local_crc=0) for record in records()]
     old = assemble(("PROTO", 2), *training(old=True), "STOP")
     keys = [("0", 6, FLOATS), ("1", 4, HALVES), ("2", 9, BYTES)]
@@ -89,18 +124,34 @@ def good_files() -> dict[str, bytes]:
         "packed-zip": build_zip([Record("model.pth", SMALL["zip"]), Record("notes.txt", b"words")]),
         "packed-tar": tar_of({"model/weights.pth": SMALL["legacy"]}),
         **{f"small-{name}": data for name, data in SMALL.items()},
+        "shards": shards("safetensors"), "bin-shards": shards("bin"), "dcp": dcp,
     }
 
 
 WAYS: Mapping[bytes, tuple[Way, ...]] = {
     b"PK": (in_pickle, in_records, in_pickle, in_records, in_pickle, raw),
     b"\x80": (in_stream, in_stream, in_stream, raw),
+    b"{": (in_json, in_json, in_json, raw),
     b"": (in_header, in_header, raw),
 }
+"""How a file that begins so is changed."""
 
 
-def mutant(name: str, data: bytes, number: int) -> bytes:
-    """Mutant `number` of a good file: always the same."""
+def mutant(name: str, content: Content, number: int) -> Content:
+    """Mutant `number` of a good file or folder, always the same: of a folder one file is changed, missing or another's.
+    """
     dice = random.Random(f"{name} {number}")
+    if isinstance(content, bytes):
+        return _changed(content, number, dice)
+    names = sorted(content)
+    name = names[number % len(names)]
+    other: dict[str, bytes] = {name: content[dice.choice(names)]} if dice.random() < 0.1 else {}
+    left = {name: data for name, data in content.items() if name != names[number % len(names)] or dice.random() > 0.08}
+    if name in left:
+        left[name] = _changed(content[name], number // len(names), dice)
+    return left | other
+
+
+def _changed(data: bytes, number: int, dice: random.Random) -> bytes:
     ways = next(ways for start, ways in WAYS.items() if data.startswith(start))
     return ways[number % len(ways)](data, dice)

@@ -156,12 +156,23 @@ class Output:
         spans = _spans(part)
         if self._copied and all(any(_contains(range, span) for range in self._copied) for span in spans):
             return True
+        return self._take_made(kind, spans) or any(self._take_equal(kind, other) for other in self._same.made(spans))
+
+    def _take_made(self, kind: Kind, spans: Iterable[ByteRange]) -> bool:
+        """The same for a tensor that is made of some of these bytes."""
         streams = self._made.setdefault(kind, deque())
         for index, sources in enumerate(streams):
             if any(_overlap(span, source) for span in spans for source in sources):
                 del streams[index]
                 return True
         return False
+
+    def _take_equal(self, kind: Kind, spans: Sequence[ByteRange]) -> bool:
+        """The same for one made of, or copied from, these bytes, which take the place of its own."""
+        if self._take_made(kind, spans):
+            return True
+        places = [key for key in self._at if key[0] == kind and any(_begins_in(key[1], span) for span in spans)]
+        return any(_taken(self._at, key) for key in places)
 
     def _reshaped(self, part: TensorEntry, promise: Promise) -> Iterator[Kind]:
         """What else a tensor may be after a verb that gives new shapes: a name tied to one of them changes with it."""
@@ -182,9 +193,13 @@ class Output:
                 if made.numel and (found := planned_trail(made, *_run(made))) is not None
             )
         kind = part.dtype, part.shape
-        assert part.storage is not None and part.storage.data is not None
-        if _taken(self._trails, (kind, trail(part.storage.data, *_run(part)))):
-            return True
+        assert part.storage is not None and isinstance(part.storage.data, ByteRange)
+        start, length = _run(part)
+        data = part.storage.data.sub(start, length)
+        places = self._same.instead((data.path, data.offset, 0))
+        for one in (data, *(ByteRange(path, offset, length) for path, offset, _ in places)):
+            if _taken(self._trails, (kind, trail(one, 0, length))):
+                return True
         spans = read_from(part.storage.data)
         streams = self._made.setdefault(kind, deque())
         for index, sources in enumerate(streams):
@@ -192,7 +207,7 @@ class Output:
             if all(any(_overlap(span, source) for source in real) for span in spans):
                 del streams[index]
                 return True
-        return False
+        return any(self._take_equal(kind, other) for other in self._same.made(spans))
 
     def has_other(self, part: TensorEntry) -> bool:
         """Whether a tensor of the same kind has the name of this one, and bytes of another."""
@@ -203,8 +218,12 @@ class Output:
         if in_pieces(storage.data):
             # Taken by all of its pieces, in order.
             return False
+        own = _spans(part)
+        equal = [span for one in self._same.made(own) for span in one]
         if isinstance(found, Derived):
-            return not any(_overlap(span, source) for span in _spans(part) for source in found.sources)
+            return not any(_overlap(span, source) for span in (*own, *equal) for source in found.sources)
+        if found is not None and any(_begins_in(found, span) for span in equal):
+            return False
         first = _place(storage, _extent(part)[0])
         return found not in (first, *self._same.instead(first))
 
@@ -224,12 +243,14 @@ class Output:
         if first in self._places or not self._places.isdisjoint(self._same.instead(first)):
             return True
         real = [place for source in self._sources for place in read_from(source)]
-        if not in_pieces(storage.data):
-            return any(_overlap(span, source) for span in read_from(storage.data) for source in real)
         spans = read_from(storage.data)
-        if (spans[0].path, spans[0].offset, 0) in self._places:
-            return True
-        return all(any(_overlap(span, source) for source in real) for span in spans)
+        for found in (spans, *self._same.made(spans)):
+            if (found[0].path, found[0].offset, 0) in self._places:
+                return True
+            enough = all if in_pieces(storage.data) else any
+            if enough(any(_overlap(span, source) for source in real) for span in found):
+                return True
+        return False
 
     def unchecked(self, promise: Promise) -> Iterator[Check]:
         """The storages that a checksum of the input covers and none of the output."""
@@ -311,6 +332,11 @@ class _Same:
         rows = [(old, new) for old, new in same if isinstance(old, ByteRange) and isinstance(new, ByteRange)]
         self._rows = sorted(rows, key=lambda row: (row[0].path, row[0].offset))
         self._starts = [(old.path, old.offset) for old, _ in self._rows]
+        others = [(read_from(old), read_from(new)) for old, new in same if not (_is_plain(old) and _is_plain(new))]
+        self._made = sorted(
+            ((source.path, source.offset, source.end, new) for old, new in others for source in old),
+            key=lambda row: row[:3],
+        )
 
     def instead(self, place: Place) -> tuple[Place, ...]:
         """The places that stand for `place`: one, or none."""
@@ -322,6 +348,21 @@ class _Same:
         if path != old.path or offset >= old.end:
             return ()
         return ((new.path, new.offset + offset - old.offset, inner),)
+
+    def made(self, spans: Sequence[ByteRange]) -> Iterator[tuple[ByteRange, ...]]:
+        """What takes the place of these bytes, where either is unpacked, gathered or joined: what it is made of."""
+        for span in spans:
+            index = bisect_right(self._made, (span.path, span.offset), key=lambda row: row[:2]) - 1
+            for path, start, end, new in self._made[max(index, 0) :]:
+                if (path, start) >= (span.path, span.end):
+                    break
+                if path == span.path and end > span.offset:
+                    yield new
+
+
+def _is_plain(data: Data) -> bool:
+    """Whether these bytes lie together in a file, as they are."""
+    return isinstance(data, ByteRange) and not in_pieces(data)
 
 
 def _elements(entry: TensorEntry) -> object:
@@ -338,6 +379,11 @@ def _spans(part: TensorEntry) -> tuple[ByteRange, ...]:
         return data.sources
     start, end = _extent(part)
     return (ByteRange(data.path, data.offset + start, end - start),)
+
+
+def _begins_in(place: Place, span: ByteRange) -> bool:
+    path, offset, _ = place
+    return path == span.path and span.offset <= offset < span.end
 
 
 def _contains(outer: ByteRange, inner: ByteRange) -> bool:
