@@ -32,7 +32,9 @@ from campaigns.code_mutants import ROOMS, Mutant, code_of, drawn
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("ckptfix", "fixtures", "tests", ".ci", ".github", "LICENSE", "Makefile", "README.md", "pyproject.toml")
-TESTS = ("tests/unit", "tests/contract", "tests/cli", "tests/faults", "tests/property", "tests/roundtrip")
+TESTS = (
+    "tests/unit", "tests/recorded", "tests/contract", "tests/cli", "tests/faults", "tests/property", "tests/roundtrip",
+)  # fmt: skip
 MARK = "not campaign"
 ENOUGH = 60.0
 """Seconds of CPU, as measured under coverage, of the tests that a mutant meets at most."""

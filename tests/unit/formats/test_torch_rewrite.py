@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ckptfix import formats
-from ckptfix.checkpoint import Drop, Edit, Rename, SetLocation
-from ckptfix.errors import DamagedFile, NoSuchTensor
+from ckptfix.checkpoint import Drop, Edit, Rename, SetLocation, TensorEntry
+from ckptfix.errors import DamagedFile, NoSuchTensor, WouldLoseData
+from ckptfix.formats.torch import emit, rewrite
+from ckptfix.formats.torch.common import parts_of
 from ckptfix.io import write as io_write
+from ckptfix.pickles import parse
+from ckptfix.pickles.reemit import reemit
 
 Made = dict[str, object]
 
@@ -76,3 +81,23 @@ def test_a_pickle_that_fails_its_checksum_is_not_edited(tmp_path: Path) -> None:
     path.write_bytes(data[:at] + b"Lr" + data[at + 2 :])
     with pytest.raises(DamagedFile, match="CRC-32"):
         edited(path, Drop("", ("Lr",)))
+
+
+def test_storages_that_get_no_new_key_keep_theirs(saved: Path) -> None:
+    def keys(pickle: bytes) -> set[str]:
+        return set(parse(pickle).storages())
+
+    before = reemit(parts_of(formats.open_checkpoint(saved)).graph)
+    one, *others = keys(before.pickle)
+    assert others
+    after = rewrite.renumbered(before, {one: "new"}, "in")
+    assert keys(after.pickle) == {"new", *others}
+
+
+@pytest.mark.parametrize("count", [8, 9])
+def test_of_the_tensors_that_cannot_be_written_eight_are_named(count: int) -> None:
+    entry = TensorEntry(key="", at="", storage=None, dtype="float32", shape=(), stride=(), kind="sparse")
+    names = [f"t{number}" for number in range(count)]
+    with pytest.raises(WouldLoseData) as caught:
+        emit.fresh([replace(entry, key=name) for name in names])
+    assert caught.value.message == f"only dense tensors can be written; not {', '.join(names[:8])}"

@@ -18,6 +18,7 @@ from ckptfix.io import copy, durable, system
 from ckptfix.io import output as io_output
 from ckptfix.io import pool as io_pool
 from ckptfix.io import write as io_write
+from ckptfix.io.output import Output
 from ckptfix.io.source import BATCH, stamp
 from ckptfix.io.write import check_destination, write_plan
 
@@ -543,3 +544,31 @@ class TestOrder:
                 write_plan(plan_of(tmp_path / "out", *[bytes(10_000)] * count))
             assert caught.value.path == str(tmp_path / "out")
             assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_where_undoing_fails_too_the_old_file_is_named(
+    tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """The second of two files cannot get its name, nor the first its old content."""
+    for name in "ab":
+        (tmp_path / name).write_bytes(b"old")
+    plan = Plan(tuple(OutputFile.of(tmp_path / name, [b"new"]) for name in "ab"))
+    real = Output.publish
+
+    def publish(self: Output, overwrite: bool) -> None:
+        if self.dest.endswith("b"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(self, overwrite)
+
+    def restore(self: Output) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Output, "publish", publish)
+    monkeypatch.setattr(Output, "restore", restore)
+    with pytest.raises(WriteFailed) as caught:
+        write_plan(plan, overwrite=True, keep_old=(lambda path: True) if kept else None)
+    assert f"{tmp_path / 'a'} is the new file already, and could not be put back" in caught.value.message
+    assert (tmp_path / "a").read_bytes() == b"new" and (tmp_path / "b").read_bytes() == b"old"
+    (old,) = (path for path in tmp_path.iterdir() if path.name not in ("a", "b", "source", "b.~1~"))
+    assert old.read_bytes() == b"old" and old.name in caught.value.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +22,8 @@ from compare import assert_same
 from torch.serialization import skip_data
 
 import ckptfix
-from ckptfix.errors import CkptfixError, Refused, Unsupported
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported, WriteFailed
+from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.edit import past
 from ckptfix.ops.undo import edits
 
@@ -137,6 +139,43 @@ def test_an_archive_whose_comment_looks_like_its_end_has_a_past(tmp_path: Path) 
     assert path.read_bytes() != before
     assert ckptfix.undo(path).undone
     assert path.read_bytes() == before
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, bytes]:
+    """A file whose edit in place ended before its first byte, and whose undo did too; and what it was."""
+    path = tmp_path / "in.safetensors"
+    safetensors.torch.save_file({f"module.layers.{number}.weight": torch.ones(2) for number in range(30)}, path)
+    before = path.read_bytes()
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(edit, "_apply", fail)
+        patch.setattr(edit, "_restore", fail)
+        with pytest.raises(WriteFailed, match="taking the edit back failed too"):
+            ckptfix.strip_module(path, in_place=True)
+        with pytest.raises(WriteFailed) as caught:
+            ckptfix.undo(path)
+        assert "ckptfix undo" in str(caught.value.hint)
+    assert path.read_bytes() == before
+    return path, before
+
+
+def test_an_edit_whose_undo_failed_is_taken_back_later(unfinished: tuple[Path, bytes]) -> None:
+    path, before = unfinished
+    assert ckptfix.undo(path).unfinished
+    assert path.read_bytes() == before and len(list(path.parent.iterdir())) == 1
+
+
+def test_what_another_program_wrote_meanwhile_is_named_by_its_sector(unfinished: tuple[Path, bytes]) -> None:
+    path, before = unfinished
+    now = before[:700] + b"?" + before[701:]
+    path.write_bytes(now)
+    with pytest.raises(DamagedFile, match="what stands at 0x200 is neither what was there nor what it wrote"):
+        ckptfix.undo(path)
+    assert path.read_bytes() == now
 
 
 def test_slim_forgets_and_repair_keeps_the_present(tmp_path: Path) -> None:

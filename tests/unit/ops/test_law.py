@@ -283,6 +283,29 @@ def test_copies_that_leave_out_a_file_or_a_part_are_no_copy(tmp_path: Path) -> N
     assert not law.is_copy(cut, promise)
 
 
+@pytest.mark.parametrize("left_out", [None, 0, 1])
+@pytest.mark.parametrize("format", ["safetensors", "zip"])
+def test_each_tensor_that_another_is_cut_into_has_to_be_there(
+    tmp_path: Path, format: str, left_out: int | None
+) -> None:
+    torch.save({"qkv": torch.arange(12.0).view(4, 3), "b": torch.ones(2)}, tmp_path / "in.pth")
+    whole, other = ckptfix.open_checkpoint(tmp_path / "in.pth").entries
+    assert whole.storage is not None and isinstance(whole.storage.data, ByteRange)
+    parts = [
+        replace(whole, key=key, shape=(2, 3), storage=replace(
+            whole.storage, key=key, nbytes=24, data=whole.storage.data.sub(24 * number, 24), crc32=None))
+        for number, key in enumerate("qk")
+    ]  # fmt: skip
+    promise = law_promise.Promise([whole, other], made={"qkv": parts})
+    written = [part for number, part in enumerate(parts) if number != left_out]
+    plan = FORMATS[format].plan_write([*written, other], str(tmp_path / "out"))
+    assert law.audit(promise, plan, format)[1].lost == (() if left_out is None else ("qkv",))
+    # Bytes that go into none of them are lost too, unless the verb says so itself.
+    half = replace(promise, made={"qkv": written})
+    assert law.audit(half, plan, format)[1].lost == (() if left_out is None else ("qkv",))
+    assert not law.audit(replace(half, partly=["qkv"]), plan, format)[1].lost
+
+
 @pytest.mark.parametrize(
     ("name", "excused", "says", "severity"),
     [

@@ -16,11 +16,14 @@ SHAPES: list[tuple[int, ...]] = [(8,), (), (2, 3), (70_000,), (1, 2, 3, 4), (0, 
 def tensors(fresh: bool) -> Dict:
     """Some hundred of them: names that are the keys of storages, shapes that are one object, a tensor at two places."""
     root = Dict()
-    shared = (5, 5)
+    shared, late, steps = (5, 5), (6, 6), (9, 7)
     for number in range(200):
         kind = Global("torch", ("FloatStorage", "LongStorage")[number % 2], 0)
         shape = shared if number % 5 == 4 else (*SHAPES[number % len(SHAPES)],)
         stride = tuple(range(len(shape)))
+        if number > 150 and number % 5 < 2:
+            # First seen when the memo has more entries than a byte counts.
+            shape, stride = late if number % 5 else (*late,), steps
         key, location = str(number), "cpu" if number % 3 else "cuda:0"
         func = Global("torch._utils", "_rebuild_tensor_v2", 0)
         if fresh:

@@ -171,14 +171,23 @@ def test_a_tensor_that_only_the_index_has_is_missing(tmp_path: Path) -> None:
         ckptfix.convert(folder, tmp_path / "out.pth")
 
 
-def test_a_tensor_that_only_a_shard_has_is_taken(tmp_path: Path) -> None:
+def test_a_tensor_that_only_a_shard_has_is_taken(tmp_path: Path, kind: str) -> None:
     wanted = state(2)
-    folder = write(tmp_path / "in", parted(wanted, 2))
-    document = json.loads((folder / "model.safetensors.index.json").read_text())
+    folder = write(tmp_path / "in", parted(wanted, 2), kind=kind)
+    (index,) = folder.glob("*.index.json")
+    document = json.loads(index.read_text())
     del document["weight_map"]["layers.1.bias"]
-    (folder / "model.safetensors.index.json").write_text(json.dumps(document))
+    index.write_text(json.dumps(document))
     assert ids(folder) == {"index-mismatch"}
     assert same(ckptfix.load_state_dict(folder), wanted)
+
+
+def test_a_value_that_is_no_tensor_need_not_be_listed(tmp_path: Path) -> None:
+    first, last = parted(state(2), 2)
+    folder = write(tmp_path / "in", [first, last], kind="bin")
+    (path, *_) = sorted(folder.glob("*.bin"))
+    torch.save({**first, "epoch": 3}, path)
+    assert not ids(folder)
 
 
 def test_an_index_that_confuses_the_shards_loses_nothing(tmp_path: Path) -> None:
