@@ -12,6 +12,7 @@ import random
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from builders import (
     Op,
@@ -29,7 +30,9 @@ from builders import (
     torch_zip,
 )
 from other_pickles import tar_of
+from property import impossible
 from property.folder_mutants import in_json
+from property.hostile import WEIGHT_DATA, one_pickle
 from property.mutants import Way, in_header, in_pickle, in_records, in_stream, raw
 from property.small_files import SMALL
 
@@ -79,6 +82,30 @@ def records() -> list[Record]:
     return torch_records(assemble(("PROTO", 2), *training(), "STOP"), STORAGES)
 
 
+VIEW = Tensor("0", (2,), 6, location="cuda:0", view=("0", 2, 4), legacy=True)
+"""Of a part of a storage, as torch before 0.4 wrote it."""
+
+
+def objects() -> list[Op]:
+    """A call of everything that torch pickles a tensor with, and of other classes that it allows."""
+    calls: dict[str, list[Op]] = {}
+    for name, arguments in impossible.GOOD.items():
+        if name != "builtins.getattr":
+            calls[f"module.{name}"] = [*impossible.called(name, impossible.tuple_of(*arguments))]
+    return state_dict_ops(calls)
+
+
+def odd_header() -> dict[str, Any]:
+    """Tensors that lie in another order than they are named, of rarer dtypes, with a name that is escaped."""
+    return {
+        "module.z": {"dtype": "F8_E4M3", "shape": [3, 3], "data_offsets": [24, 33]},
+        "module.\u00e9": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [33, 41]},
+        "__metadata__": {"format": "pt", "module.z": "module.a", "note": "\u4f60\n"},
+        "module.a": {"shape": [6], "data_offsets": [0, 24], "dtype": "F32"},
+        "module.none": {"dtype": "C64", "shape": [0], "data_offsets": [41, 41]},
+    }
+
+
 def shards(kind: str) -> Content:
     """Two shards, their index, and a configuration beside them."""
     names = [f"model-{number:05d}-of-00002.{kind}" for number in (1, 2)]
@@ -124,6 +151,15 @@ def good_files() -> dict[str, Content]:
         "packed-zip": build_zip([Record("model.pth", SMALL["zip"]), Record("notes.txt", b"words")]),
         "packed-tar": tar_of({"model/weights.pth": SMALL["legacy"]}),
         **{f"small-{name}": data for name, data in SMALL.items()},
+        "objects": torch_zip(one_pickle(*objects()), [WEIGHT_DATA, bytes(16)]),
+        "odd-legacy": legacy(
+            assemble(("PROTO", 2), *state_dict_ops({"module.a": VIEW, "module.b": replace(VIEW, offset=1)}), "STOP"),
+            [("0", 6, FLOATS)],
+            sys_info={"protocol_version": 1001, "little_endian": True, "more": [1, "x", None, 2.5]},
+        ),
+        "odd-safetensors": safetensors(
+            header=json.dumps(odd_header(), indent=1).encode() + b"\n ", tail=FLOATS + BYTES + HALVES
+        ),
         "shards": shards("safetensors"), "bin-shards": shards("bin"), "dcp": dcp,
     }
 

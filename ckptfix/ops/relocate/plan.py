@@ -70,7 +70,7 @@ def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocat
         moves = {source: goal for source, goal in pairs.items() if source in present and source != goal}
         for source in pairs:
             if source not in present:
-                message = f"no tensor is on it, only on {', '.join(present)}" if present else "the file has no tensors"
+                message = "no tensor is on it" + (f", only on {', '.join(present)}" if present else ": none is on a device")
                 findings.append(found("no-such-location", message, where=source))
     for place in checkpoint.fixed_devices:
         findings.append(found("fixed-device", f"not changed: {place}"))
