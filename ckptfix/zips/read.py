@@ -142,7 +142,7 @@ def _parse_end(reader: Source, tail: bytes, position: int, base: int) -> _End:
     if at >= LOCATOR.size:
         signature, disk64, at64, disks = LOCATOR.unpack(reader.read(at - LOCATOR.size, LOCATOR.size))
         if signature == b"PK\x06\x07":
-            if at64 + END64.size > at:
+            if at64 + END64.size > at - LOCATOR.size:
                 raise BadDirectory(f"the zip64 locator points at {at64:#x}, beyond itself")
             fields = END64.unpack(reader.read(at64, END64.size))
             if fields[0] != b"PK\x06\x06":

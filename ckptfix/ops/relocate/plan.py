@@ -70,8 +70,8 @@ def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocat
         moves = {source: goal for source, goal in pairs.items() if source in present and source != goal}
         for source in pairs:
             if source not in present:
-                message = "no tensor is on it" + (f", only on {', '.join(present)}" if present else ": none is on a device")
-                findings.append(found("no-such-location", message, where=source))
+                elsewhere = f", only on {', '.join(present)}" if present else ": none is on a device"
+                findings.append(found("no-such-location", f"no tensor is on it{elsewhere}", where=source))
     for place in checkpoint.fixed_devices:
         findings.append(found("fixed-device", f"not changed: {place}"))
     kept = {location: count for location, count in present.items() if location not in moves}

@@ -9,15 +9,15 @@ import pickletools
 import time
 from typing import Any
 
-import builders
 import pytest
+from builders import Op, assemble, push
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptfix.errors import BadPickle, TruncatedPickle, Unsupported
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId, Set, Text, opcodes, parse, splice
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.graph import children, label, pairs
+from ckptfix.pickles.graph import children, is_versions, label, pairs
 from ckptfix.pickles.patch import items_pushed, string_patches
 
 KEYS = st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none(), st.binary(max_size=8))
@@ -78,7 +78,7 @@ def test_walk_stops_where_pickletools_does(value: Any, protocol: int) -> None:
 
 
 def test_pop_mark_takes_what_is_above_the_mark() -> None:
-    data = builders.assemble(("BININT1", 1), "MARK", ("BININT1", 2), ("BININT1", 3), "POP_MARK", "STOP")
+    data = assemble(("BININT1", 1), "MARK", ("BININT1", 2), ("BININT1", 3), "POP_MARK", "STOP")
     assert parse(data).root == pickle.loads(data) == 1
 
 
@@ -243,7 +243,7 @@ def test_overlapping_edits_are_refused() -> None:
 
 
 def test_python_2_strings_stay_python_2_strings() -> None:
-    stream = builders.assemble("EMPTY_LIST", ("SHORT_BINSTRING", b"module.fc"), "APPEND", "STOP")
+    stream = assemble("EMPTY_LIST", ("SHORT_BINSTRING", b"module.fc"), "APPEND", "STOP")
     graph = parse(stream)
     edited = splice(graph, string_patches(graph, [(texts(graph)[0], "fc")]))
     assert b"U\x02fc" in edited
@@ -252,7 +252,7 @@ def test_python_2_strings_stay_python_2_strings() -> None:
 
 def test_items_pushed() -> None:
     inner = (("BININT1", 3), ("BINPUT", 0), ("BINUNICODE", "a"), "TUPLE1", ("BININT1", 4))
-    stream = builders.assemble("MARK", *inner, "TUPLE")
+    stream = assemble("MARK", *inner, "TUPLE")
     (whole,) = items_pushed(stream, 0, len(stream))
     assert (whole.start, whole.end, stream[whole.last]) == (0, len(stream), opcodes.TUPLE)
     parts = items_pushed(stream, 1, whole.last)
@@ -300,7 +300,7 @@ def test_emit_persistent_id_of_text(pid: str) -> None:
 
 
 def test_numbers_that_are_one_key() -> None:
-    value = builders.assemble(
+    value = assemble(
         "EMPTY_DICT", "MARK", ("BININT1", 1), "NONE", "NEWTRUE", ("BININT1", 5), ("BINFLOAT", 1.0), ("BININT1", 6),
         ("BINFLOAT", 0.5), ("BININT1", 7), "SETITEMS", "STOP",
     )  # fmt: skip
@@ -332,7 +332,7 @@ def test_a_key_that_holds_one_tuple_many_times_takes_no_longer() -> None:
 
 def test_an_edit_of_one_use_of_a_doubled_string_leaves_the_other() -> None:
     """DUP pushes a string once more: a key and a device that are one object in the stream are two uses."""
-    graph = parse(builders.assemble(*builders.push("5"), "DUP", "TUPLE2", "STOP"))
+    graph = parse(assemble(*push("5"), "DUP", "TUPLE2", "STOP"))
     assert isinstance(graph.root, tuple)
     first, second = graph.root
     assert isinstance(first, Text) and isinstance(second, Text)
@@ -344,3 +344,28 @@ def test_nodes_in_messages_are_the_same_in_each_run() -> None:
     """A message that shows a node has no address of memory: outputs of two runs can be compared."""
     nodes: list[object] = [Text("a"), Global("m", "n", 0), Call(None, (), "REDUCE", 3), PersId("x", 4, -1), Dict()]
     assert " at 0x" not in repr([*nodes, Set("set", []), Set("frozenset", [])])
+
+
+@pytest.mark.parametrize(("module", "name"), [("a", "b"), ("a", ""), ("", "b"), ("", "")])
+def test_a_class_of_inst_is_read_by_its_two_lines(module: str, name: str) -> None:
+    graph = parse(assemble("MARK", *push(1), ("INST", module, name), "STOP"))
+    assert type(graph.root) is Call and type(graph.root.func) is Global
+    assert (graph.root.func.module, graph.root.func.name, graph.root.arguments) == (module, name, (1,))
+
+
+@pytest.mark.parametrize(
+    ("ops", "plain"),
+    [
+        ([], True),
+        ([("GLOBAL", "collections", "OrderedDict"), "EMPTY_TUPLE", "REDUCE"], True),
+        ([("GLOBAL", "collections", "OrderedDict"), "EMPTY_TUPLE", "REDUCE", "EMPTY_DICT", "MARK",
+          *push("a"), *push(1), "SETITEMS", "BUILD"], False),
+        ([("GLOBAL", "a", "B"), "EMPTY_TUPLE", "REDUCE"], False),
+        ([("GLOBAL", "a", "B"), "EMPTY_TUPLE", "REDUCE", "EMPTY_DICT", "BUILD"], False),
+        (["EMPTY_LIST", ("GLOBAL", "a", "B"), "EMPTY_TUPLE", "REDUCE", "APPEND"], False),
+    ],
+)  # fmt: skip
+def test_versions_are_plain_values(ops: list[Op], plain: bool) -> None:
+    value = ops or push({"version": 1})
+    graph = parse(assemble("EMPTY_DICT", *push("layer"), *value, "SETITEM", "STOP"))
+    assert is_versions(graph.root) is plain

@@ -168,7 +168,9 @@ REFUSED: list[tuple[bytes, int, str, str]] = [
     (PLAIN, END + 20, "H", f"the archive comment at {END:#x} runs past the end of the file"),
     *((DEEP, END64 + at, form, SPLIT) for at, form in ((16, "L"), (20, "L"), (24, "Q"), (32, "Q"))),
     *((DEEP, END64 + at, "Q", f"would end at {END64 + 1:#x} and not at {END64:#x}") for at in (40, 48)),
-    (DEEP, LOCATOR + 8, "Q", f"no zip64 end record at {END64 + 1:#x}, where the locator points"),
+    (DEEP, LOCATOR + 8, "Q", f"the zip64 locator points at {END64 + 1:#x}, beyond itself"),
+    (DEEP[:LOCATOR] + b"\0" + DEEP[LOCATOR:], LOCATOR + 9, "Q",
+     f"no zip64 end record at {END64 + 1:#x}, where the locator points"),
 ]  # fmt: skip
 
 

@@ -290,3 +290,25 @@ def test_what_was_cut_says_how_much_of_it_is_left(seekable: bool, tmp_path: Path
         reason = "the file ends before its size and CRC-32 are stated"
         reason = f"3000 bytes promised, {left} left" if seekable else reason
         assert (damaged.name, damaged.kind, damaged.reason) == ("archive/data/1", "cut", reason)
+
+
+def test_a_record_whose_row_points_behind_the_file_is_named(tmp_path: Path) -> None:
+    lost = replace(RECORDS[-1], offset=1 << 20)
+    found, content = rebuilt(tmp_path, build_zip([*RECORDS[:-1], lost]))
+    assert [(one.name, one.header, one.kind, one.reason) for one in found.damaged if one.header == 1 << 20] == [
+        (lost.name, 1 << 20, "cut", "the file ends before it")
+    ]
+    assert {name for name in CONTENT if name != lost.name} <= content.keys()
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_of_a_record_that_is_cut_the_checksum_says_nothing(tmp_path: Path, cut: int) -> None:
+    """Whether an archive without a directory states checksums at all is known from its whole records."""
+    plain = [
+        Record(name, b"data", flags=0, local_crc=crc, local_size=4, local_compressed_size=4, extra=b"")
+        for name, crc in (("a/data.pkl", 0), ("a/data/0", 7))
+    ]
+    archive = build_zip(plain, end=b"")
+    data = archive[: archive.index(b"PK\1\2") - cut]
+    with open_source(written(tmp_path / "in.zip", data)) as reader:
+        assert Archive(reader).checksums is not bool(cut)
