@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Tensor, assemble, build_zip, state_dict_ops, torch_records
 from safetensors.torch import save_file
 from torch import nn
 
@@ -23,6 +24,7 @@ from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.io.planned import PlannedFile
+from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.io.sums import Checksums
 from ckptfix.ops import law, writing
@@ -281,6 +283,45 @@ def test_copies_that_leave_out_a_file_or_a_part_are_no_copy(tmp_path: Path) -> N
     assert law.audit(promise, lacking, checkpoint.format)[1].lost == ("w2",)
     cut = Plan((*whole.files[:-1], OutputFile.of(whole.files[-1].path, [files[-1].sub(0, files[-1].length - 4)])))
     assert not law.is_copy(cut, promise)
+
+
+def test_unpacked_tensors_under_each_others_names_are_caught(tmp_path: Path) -> None:
+    tensors = {name: Tensor(str(key), (2,), 2) for key, name in enumerate("ab")}
+    records = torch_records(assemble(("PROTO", 2), *state_dict_ops(tensors), "STOP"), [bytes(8), bytes(range(8))])
+    (tmp_path / "in.pth").write_bytes(build_zip([replace(record, method=8) for record in records]))
+    kept = list(ckptfix.open_checkpoint(tmp_path / "in.pth").entries)
+    swapped = [replace(entry, key=key) for entry, key in zip(kept, "ba", strict=True)]
+    promise = law_promise.Promise(kept)
+    for entries, lost in ((kept, ()), (swapped, ("a", "b"))):
+        plan = FORMATS["safetensors"].plan_write(entries, str(tmp_path / "out"))
+        assert law.audit(promise, plan, "safetensors")[1].lost == lost
+
+
+def test_one_of_many_views_that_is_missing_is_the_one_that_is_named(tmp_path: Path) -> None:
+    """What is made of the bytes of its neighbour counts for the neighbour alone."""
+    whole = torch.arange(24.0)
+    torch.save({name: whole[8 * at : 8 * at + 8] for at, name in enumerate("abc")}, tmp_path / "in.pth")
+    kept = list(ckptfix.open_checkpoint(tmp_path / "in.pth").entries)
+    made = []
+    for entry in (kept[0], kept[2]):
+        assert entry.storage is not None and isinstance(entry.storage.data, ByteRange)
+        part = entry.storage.data.sub(4 * entry.offset, 32)
+        data = Derived(32, lambda part=part: read_chunks(part), "copied", (part,))  # type: ignore[misc]
+        storage = replace(entry.storage, key=entry.key, nbytes=32, data=data, crc32=None)
+        made.append(replace(entry, offset=0, storage=storage))
+    plan = FORMATS["safetensors"].plan_write(made, str(tmp_path / "out"))
+    assert law.audit(law_promise.Promise(kept, names_stay=False), plan, "safetensors")[1].lost == ("b",)
+
+
+@pytest.mark.parametrize(("start", "end", "copied"), [(0, 0, True), (1, 0, False), (0, 1, False), (1, 1, False)])
+def test_a_copy_of_a_part_holds_what_is_in_it(tmp_path: Path, start: int, end: int, copied: bool) -> None:
+    """The range that is copied begins and ends with the bytes of the tensor, or within them."""
+    torch.save({"a": torch.arange(6.0)}, tmp_path / "in.pth")
+    (entry,) = ckptfix.open_checkpoint(tmp_path / "in.pth").entries
+    assert isinstance(entry.data, ByteRange)
+    data = entry.data.sub(start, entry.data.length - start - end)
+    plan = Plan((OutputFile.of(tmp_path / "out", [data]),))
+    assert law.is_copy(plan, law_promise.Promise([entry])) is copied
 
 
 @pytest.mark.parametrize("left_out", [None, 0, 1])

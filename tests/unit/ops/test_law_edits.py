@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from builders import Tensor, assemble, push, state_dict_ops, tensor_ops, torch_zip
+from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, tensor_ops, torch_zip
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
@@ -114,6 +115,23 @@ def test_an_edit_of_names_is_seen_without_a_second_parse(tmp_path: Path, monkeyp
     for name in ("_same_places", "_same_object", "parse"):
         monkeypatch.setattr(edits, name, None)
     assert edits.holds_the_same(source, plan)
+
+
+@pytest.mark.parametrize("change", ["a record less", "another root", "another name", "other data"])
+def test_other_records_are_seen(tmp_path: Path, change: str) -> None:
+    path = saved(tmp_path / "in.pth", 3)
+    with zipfile.ZipFile(path) as archive:
+        records = [Record(name, archive.read(name)) for name in archive.namelist()]
+    if change == "a record less":
+        records = [record for record in records if not record.name.endswith("/data/1")]
+    elif change == "another root":
+        records = [replace(record, name=f"other/{record.name.partition('/')[2]}") for record in records]
+    elif change == "another name":
+        records[-1] = replace(records[-1], name=f"{records[-1].name}x")
+    elif change == "other data":
+        records = [replace(one, data=b"\1" * 8) if one.name.endswith("/data/1") else one for one in records]
+    plan = Plan((OutputFile.of(tmp_path / "out.pth", [build_zip(records)]),))
+    assert not edits.holds_the_same(open_checkpoint(path), plan)
 
 
 def test_what_is_said_of_two_pickles_alone_is_what_their_objects_say(tmp_path: Path) -> None:

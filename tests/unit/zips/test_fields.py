@@ -126,6 +126,17 @@ def test_headers_of_a_record(
     assert [(row.id, row.offset, row.message, row.serious) for row in found] == expected
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_an_extra_field_of_a_few_bytes(tmp_path: Path, length: int) -> None:
+    """Four bytes are a field without content, less are none, and of more the fifth is of no field."""
+    cut = bytearray(PLAIN[: SECOND + 30 + len(NAME)] + b"FB\0\0\0"[:length] + PLAIN[SECOND + 38 + len(NAME) :])
+    struct.pack_into("<H", cut, SECOND + 28, length)
+    change = length - len(EXTRA)
+    struct.pack_into("<L", cut, END + change + 16, DIRECTORY + change)
+    found = disputes(bytes(cut), tmp_path)
+    assert [row.message for row in found] == ([] if length == 4 else [UNFIT])
+
+
 STATES = "the end record states {} as its {}, the zip64 end record {}"
 ENDS: list[tuple[int, str, int, list[tuple[int, str, bool]]]] = [
     *((DEEP_END + at, form, value + 1, [(DEEP_END, STATES.format(value + 1, name, value), False)])
