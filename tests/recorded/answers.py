@@ -32,7 +32,7 @@ MANY = {
 ASKED = {name: arguments for name, arguments in COMMANDS.items() if name not in DRAWN} | IN_PLACE | MANY
 NAMES = tuple(ASKED)
 
-FIRST = 72
+FIRST = 56
 """Characters of the first line that are shown; all lines count."""
 
 OTHER_FILE = "other.pth"
