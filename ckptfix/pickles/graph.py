@@ -339,7 +339,7 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
 def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
     """The values of a mapping by their keys, and keys that are objects themselves."""
     for key, value in mapping:
-        if type(key) in _NODES and _holds_objects(key):
+        if holds_objects(key):
             yield "()key", key
         yield label(key), value
 
@@ -363,11 +363,13 @@ def is_only_metadata(state: Node) -> bool:
 def is_versions(metadata: Node) -> bool:
     """Whether this is the ``_metadata`` of a state dict: ``{module path: {name: plain value}}``."""
     rows = pairs(metadata)
-    return rows is not None and not any(_holds_objects(own) for _, own in rows)
+    return rows is not None and not any(holds_objects(own) for _, own in rows)
 
 
-def _holds_objects(value: Node) -> bool:
+def holds_objects(value: Node) -> bool:
     """Whether a value is or holds anything but plain values, or containers nested deeper than any program writes."""
+    if type(value) not in _NODES:
+        return False
     level, seen = [value], set[int]()
     for _ in range(5):
         nodes = {id(node): node for node in level if type(node) in _NODES and id(node) not in seen}

@@ -9,13 +9,15 @@ them anew, and the difference is there to be read.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 from zlib import crc32
 
 import pytest
-from recorded.answers import NAMES, answers
+from conftest import LONG
+from recorded.answers import IN_PLACE, NAMES, answers
 from recorded.files import good_files, mutant
 
 SAID = Path(__file__).parent / "said"
@@ -52,3 +54,17 @@ def test_what_is_said_and_written(name: str, tmp_path: Path, monkeypatch: pytest
         if old != new:
             wrong.append(f"{where}\n  was: {old}\n  now: {new}")
     assert not wrong, f"{len(wrong)} answers are others:\n" + "\n".join(wrong[:5])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", FILES)
+def test_other_mutants_end_in_a_result_or_an_error_of_ours(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is recorded of them: none shows a fault of ckptfix, no input changes, each edit in place is undone."""
+    monkeypatch.chdir(tmp_path)
+    edits = [command for command in NAMES if command in IN_PLACE]
+    for number in range(MUTANTS, MUTANTS + (3000 if LONG else 10)):
+        dice = random.Random(f"{name} {number}")
+        asked = (*dice.sample(NAMES, 3), dice.choice(edits))
+        assert len([*answers(mutant(name, FILES[name], number), asked)]) == len(asked)

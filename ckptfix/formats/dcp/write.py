@@ -42,7 +42,7 @@ from ckptfix.formats.torch.zip_layout import fresh_records
 from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Global, Graph, PersId
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.graph import Node, label, pairs
+from ckptfix.pickles.graph import Node, holds_objects, label, pairs
 from ckptfix.pickles.reemit import reemit
 from ckptfix.urls import as_path
 from ckptfix.zips.write import NewRecord, fresh_archives
@@ -127,7 +127,7 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
         if rows:
             if type(node) is Call and node.state is not None:
                 flat.findings.append(found("left-behind", "attributes of a dict", where=_shown((*path, "_metadata"))))
-            if any(type(key) in (Call, PersId) for key, _ in rows):
+            if any(holds_objects(key) for key, _ in rows):
                 raise Unsupported("a key that is an object: distributed checkpoints have names", where=_shown(path))
             below = [((*path, label(key)), value) for key, value in rows]
         elif isinstance(node, list) and not _is_value(node):

@@ -81,12 +81,19 @@ class Assembly:
         Args:
             location: the device of its tensors; as they say by default.
             replaced: ``id`` of nodes -> what stands in their place, wherever they do.
+
+        Raises:
+            Unsupported: a reference to a part of a storage.
         """
 
         def fields_of(node: PersId) -> tuple[Node, ...] | None:
             fields = node.fields
             if len(fields) < 5 or type(fields[2]) is not Text:
                 return None
+            if fields[5:6] not in ((), (None,)):
+                message = "a tensor on a view of a storage, as torch before 0.4 wrote"
+                hint = "convert each such file to zip by its name first"
+                raise Unsupported(message, where="pickle", offset=node.position, hint=hint)
             old = f"{prefix}{fields[2]}"
             if old not in self._adopted:
                 data, nbytes, crc32 = storages.place(str(fields[2]))

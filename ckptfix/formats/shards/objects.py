@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptfix.checkpoint import Checkpoint, Storage
-from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.errors import DamagedFile, Unsupported, about
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
 from ckptfix.formats.folders.nodes import refuse_damaged
 from ckptfix.formats.shards.layout import Layout, Shard
@@ -72,7 +72,8 @@ def _adopted(assembly: Assembly, shard: Shard, name: str) -> Node:
     if checkpoint.byteorder != "little":
         raise Unsupported("a shard of big-endian data", path=shard.path, hint="convert it by its name first")
     refuse_damaged(checkpoint)
-    return assembly.adopt(parts.graph.root, parts.storages, name)
+    with about(shard.path):
+        return assembly.adopt(parts.graph.root, parts.storages, name)
 
 
 def _holds_tensors(value: Node) -> bool:

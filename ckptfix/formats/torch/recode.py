@@ -188,10 +188,13 @@ def _resolve_view(
         out.storages.setdefault(str(key), (data, None, itemsize))
         return
     part = data.sub(first * itemsize, count * itemsize)
-    pushed = string_opcode(view_key, graph.protocol, graph.data[key.start], graph.rare)
+    new_key, others = view_key, graph.storages()
+    while new_key in others or out.storages.get(new_key, (part,))[0] != part:
+        new_key += "-view"
+    pushed = string_opcode(new_key, graph.protocol, graph.data[key.start], graph.rare)
     out.patch(Patch(items[2].start, items[2].end, pushed))
     out.patch(Patch(items[4].start, items[4].end, int_opcode(count)))
-    out.storages.setdefault(view_key, (part, None, itemsize))
+    out.storages.setdefault(new_key, (part, None, itemsize))
     message = f"the storage view {view_key!r} is stored apart from the storage {str(key)!r} that it viewed"
     out.findings.append(found("tie-lost", message, where=view_key))
 

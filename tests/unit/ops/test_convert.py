@@ -240,9 +240,11 @@ def test_storage_views_of_old_files(tmp_path: Path) -> None:
     assert safetensors.torch.load_file(tmp_path / "c.safetensors")["a.part"].tolist() == [5, 6]
 
 
-def test_an_int_after_a_storage_view_is_not_taken_for_an_offset(tmp_path: Path) -> None:
+@pytest.mark.parametrize("view", ["9", "7"])
+def test_an_int_after_a_storage_view_is_not_taken_for_an_offset(tmp_path: Path, view: str) -> None:
+    """Nor does the view take the place of the storage that it views, where it has the name of that."""
     pid = [*builders.push("storage"), ("GLOBAL", "torch", "FloatStorage"), *builders.push("7"), *builders.push("cpu")]
-    storage = ["MARK", *pid, *builders.push(8), *builders.push(("9", 4, 4)), "TUPLE", "BINPERSID"]
+    storage = ["MARK", *pid, *builders.push(8), *builders.push((view, 4, 4)), "TUPLE", "BINPERSID"]
     source = view_file(tmp_path / "a.pth", *storage, *builders.push(5))
     result = ckptfix.convert(source, tmp_path / "b.pth", to="zip")
     loaded = torch.load(tmp_path / "b.pth", weights_only=True)

@@ -151,6 +151,18 @@ def test_what_is_no_dict_is_refused(tmp_path: Path) -> None:
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to="dcp")
 
 
+@pytest.mark.parametrize("key", [torch.ones(1), (1, torch.ones(1)), frozenset([torch.ones(1)])], ids=type)
+def test_a_key_that_holds_a_tensor_is_refused(tmp_path: Path, key: object) -> None:
+    torch.save({"a": torch.ones(2), "b": {key: 1}}, tmp_path / "in.pth")
+    with pytest.raises(Unsupported, match="a key that is an object"):
+        ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to="dcp", drop_unsupported=True)
+
+
+def test_keys_that_are_tuples_of_plain_values_are_names(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), ("b", 1): torch.zeros(1)}, tmp_path / "in.pth")
+    assert not ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to="dcp").exit_code
+
+
 def test_empty_dicts_stay(tmp_path: Path) -> None:
     found = merged(written(tmp_path, {"w": torch.ones(1), "state": {}, "inner": [{}, {"x": 1}]}), tmp_path)
     assert found["state"] == {} and found["inner"] == [{}, {"x": 1}]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import Tensor, assemble, legacy, state_dict_ops
 from conftest import ROOT
 from safetensors.torch import load_file, save_file
 from sharded import State, load, nbytes, parted, same, state, write, write_index
 
 import ckptfix
-from ckptfix.errors import BadIndex, CkptfixError, Refused, WouldLoseData
+from ckptfix.errors import BadIndex, CkptfixError, Refused, Unsupported, WouldLoseData
 from ckptfix.formats import detect, open_checkpoint
 
 FRAMEWORKS = ROOT.parent / "shared" / "frameworks"
@@ -325,3 +326,26 @@ def test_too_many_files_are_refused_before_one_is_opened(
     with pytest.raises(BadIndex, match="9 shards and no index; at most 8 are read"):
         ckptfix.inspect(tmp_path)
     assert not opened
+
+
+def test_views_of_storages_are_refused_until_each_file_is_converted(tmp_path: Path) -> None:
+    """Of torch before 0.4. Once all of a storage was taken for its part, and every number was another."""
+    view = Tensor("0", (2,), 6, view=("9", 2, 4), legacy=True)
+    data = torch.arange(6.0).numpy().tobytes()
+    (folder := tmp_path / "in").mkdir()
+    weight_map = {name: f"model-0000{number}-of-00002.bin" for number, name in enumerate("ab", 1)}
+    for name, file in weight_map.items():
+        pickle = assemble(("PROTO", 2), *state_dict_ops({name: view}), "STOP")
+        (folder / file).write_bytes(legacy(pickle, [("0", 6, data)]))
+    write_index(folder / "model.bin.index.json", weight_map)
+    for verb in (ckptfix.load_state_dict, ckptfix.inspect):
+        with pytest.raises(Unsupported, match="a view of a storage") as caught:
+            verb(folder)
+        assert Path(str(caught.value.path)).parent == folder and "convert" in str(caught.value.hint)
+    with pytest.raises(Unsupported):
+        ckptfix.convert(folder, tmp_path / "out.safetensors")
+    for file in weight_map.values():
+        ckptfix.convert(folder / file, tmp_path / "one", to="zip", force=True)
+        (tmp_path / "one").replace(folder / file)
+    found = ckptfix.load_state_dict(folder)
+    assert {name: value.tolist() for name, value in found.items()} == {"a": [2, 3], "b": [2, 3]}
