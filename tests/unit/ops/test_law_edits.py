@@ -12,7 +12,7 @@ import torch
 from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, tensor_ops, torch_zip
 
 import ckptfix
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.io.planned import PlannedFile
@@ -98,8 +98,19 @@ def test_bytes_of_a_planned_file_are_found_in_their_segments() -> None:
     assert list(name.between(9, 5)) == [(middle, 1, 5)]
 
 
-def saved(path: Path, count: int = 120) -> Path:
-    torch.save({f"module.layer.{number}.weight": torch.full((2,), float(number)) for number in range(count)}, path)
+def test_only_bytes_that_are_copied_have_a_trail() -> None:
+    """Those of a planned file are of the input; those of another file are what they are; text that is new is itself."""
+    entry = TensorEntry("a", "", None, "uint8", (8,), (1,))
+    plain = replace(entry, storage=Storage("a", "uint8", 8, "cpu", ByteRange("in", 4, 8)))
+    assert pieces.planned_trail(plain, 0, 8) is None and pieces.planned_trail(entry, 0, 8) is None
+    middle = ByteRange("in", 100, 8)
+    name = PlannedFile(OutputFile.of("out", [b"12345678", middle]))
+    planned = replace(entry, storage=Storage("a", "uint8", 8, "cpu", ByteRange(name, 8, 8)))
+    assert pieces.planned_trail(planned, 2, 4) == (("in", 102, 106),)
+
+
+def saved(path: Path, count: int = 120, name: str = "layer") -> Path:
+    torch.save({f"module.{name}.{number}.weight": torch.full((2,), float(number)) for number in range(count)}, path)
     return path
 
 
@@ -109,9 +120,12 @@ def renamed(path: Path, out: Path) -> tuple[Checkpoint, Plan]:
     return open_checkpoint(path), done.plan
 
 
-def test_an_edit_of_names_is_seen_without_a_second_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["layer", "\u00e9\u4f60", "long" * 70])
+def test_an_edit_of_names_is_seen_without_a_second_parse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Neither is a record looked at that moved with the others."""
-    source, plan = renamed(saved(tmp_path / "in.pth"), tmp_path / "out.pth")
+    source, plan = renamed(saved(tmp_path / "in.pth", name=name), tmp_path / "out.pth")
     for name in ("_same_places", "_same_object", "parse"):
         monkeypatch.setattr(edits, name, None)
     assert edits.holds_the_same(source, plan)

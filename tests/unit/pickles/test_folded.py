@@ -17,6 +17,7 @@ from ckptfix.errors import BadPickle
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.machine import Machine, finish
+from ckptfix.pickles.rows import Rows
 
 
 def step_by_step(data: bytes) -> Graph:
@@ -243,6 +244,18 @@ def test_an_edit_of_names_leaves_them_folded(stream: bytes, tmp_path: Path) -> N
     assert ckptfix.strip_module(source, tmp_path / "out.pth").account.tensors == 100
     loaded = torch.load(tmp_path / "out.pth", weights_only=True)
     assert [float(value[0]) for value in loaded.values()] == list(range(100))
+
+
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_calls_are_left_to_the_mapping_behind_other_values(before: int, tmp_path: Path) -> None:
+    """Whatever was set first: a mapping in which tensors stand keeps their rows as they are written."""
+    state: dict[str, object] = {f"value.{number}": number for number in range(before)}
+    torch.save(state | {f"w.{number}": torch.ones(2) for number in range(100)}, tmp_path / "in.pth")
+    with ZipFile(tmp_path / "in.pth") as archive:
+        data = archive.read("in/data.pkl")
+    root = parse(data).root
+    assert type(root) is Dict and type(root.rows) is Rows
+    assert [str(key) for key, _ in root.items] == [*state, *(f"w.{number}" for number in range(100))]
 
 
 def test_none_from_the_memo_is_no_call_to_fold() -> None:
