@@ -249,6 +249,7 @@ def kills(folder: Path, kind: str, count: int, seed: int) -> Counter[str]:
     ckptfix.add_module(path, prefix=prefix, in_place=True)
     edited = path.read_bytes()
     chance = random.Random(seed)
+    longest = 0.03  # seconds; a busy machine has not begun by then
     ends: Counter[str] = Counter()
     for _ in range(count):
         child = os.fork()
@@ -258,12 +259,14 @@ def kills(folder: Path, kind: str, count: int, seed: int) -> Counter[str]:
                     ckptfix.undo(path)
                     ckptfix.add_module(path, prefix=prefix, in_place=True)
             os._exit(1)
-        time.sleep(chance.uniform(0, 0.03))
+        time.sleep(chance.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
         if Path(beside(str(path), JOURNAL)).exists():
             assert ckptfix.undo(path).unfinished
             ends["taken back"] += 1
+        elif not ends["taken back"]:
+            longest = min(1.1 * longest, 1)
         now = path.read_bytes()
         assert now in (plain, edited)
         ends["edited" if now == edited else "plain"] += 1

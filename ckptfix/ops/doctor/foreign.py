@@ -92,9 +92,18 @@ def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
     if id == "truncated" and _zip_without_directory(path):
         yield _no_directory(path, error.message)
     else:
-        yield found(id, error.message, where=error.where or "", offset=error.offset)
+        yield found(id, error.message, where=_place(path, error), offset=error.offset)
     if found_as(path) == "file":
         yield from _text_mode(path)
+
+
+def _place(path: str, error: CkptfixError) -> str:
+    """Where the damage is: of a folder, in which of its files too."""
+    where = error.where or ""
+    if error.path is None or found_as(path) != "folder" or as_path(error.path).parent != as_path(path):
+        return where
+    name = as_path(error.path).name
+    return f"{name}: {where}" if where else name
 
 
 def id_of(error: CkptfixError) -> str:
