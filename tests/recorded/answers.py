@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,8 @@ def answer(name: str, source: str, content: Content) -> str:
         undone = run_command(("undo", source))
         assert undone.code == 0, f"{name}: undo: {undone}"
     assert read(source) == content, f"{name}: IN is not what it was"
-    said = (outcome.stderr + outcome.stdout).replace(ckptfix.__version__, "VERSION")
+    said = outcome.stderr + outcome.stdout
+    said = said.replace(os.path.realpath(os.curdir), "HERE").replace(ckptfix.__version__, "VERSION")
     whole = crc32(said.encode("utf-8", "surrogatepass"))
     shown = said.partition("\n")[0][:FIRST].encode("ascii", "backslashreplace").decode()
     return f"{name}: {outcome.code} {written} {whole:08x} {shown}"
