@@ -191,9 +191,7 @@ def _write_with(
                 persist(partial(_discard, temp, ours))
             if ours is not None and isinstance(error, ranks.RankFailed) and _is(real, ours):
                 error.hint = f"{dest} is complete: it was written before that"
-        if error is raised:
-            raise
-        raise error from raised
+        raise error from error.__cause__
 
 
 def _is(path: str, ours: tuple[int, int]) -> bool:

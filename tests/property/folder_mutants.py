@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -102,7 +102,7 @@ def folder_mutant(kind: str, number: int) -> tuple[str, Files]:
     return f"{kind} {number} {name} {way.__name__}", files
 
 
-def write(files: Files, folder: Path) -> Path:
+def write(files: Mapping[str, bytes], folder: Path) -> Path:
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
+from property.folder_mutants import write as write_folder
 from property.small_files import SMALL
 from property.verbs import COMMANDS, IN, OTHER, OUT, run_command
 from recorded.files import Content
@@ -69,10 +70,7 @@ def write(content: Content) -> str:
     if isinstance(content, bytes):
         Path("in.pth").write_bytes(content)
         return "in.pth"
-    for name, data in content.items():
-        Path("in", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("in", name).write_bytes(data)
-    return "in"
+    return str(write_folder(content, Path("in")))
 
 
 def answer(name: str, source: str, content: Content) -> str:

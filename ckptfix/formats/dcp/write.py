@@ -35,7 +35,7 @@ from ckptfix.formats.dcp.entries import MAX_PARTS
 from ckptfix.formats.dcp.metadata import Part, Place, Saved
 from ckptfix.formats.folders.assembled import grafted
 from ckptfix.formats.safetensors.write import row_major
-from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of
+from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of, view_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.formats.torch.zip_layout import fresh_records
@@ -260,7 +260,7 @@ def _value_records(node: Node, parts: Parts, byteorder: str, path: dcp_metadata.
             key, _, _, _ = fields(persid)
         except BadTensor as error:
             raise DamagedFile(str(error), where=_shown(path)) from None
-        if len(persid.fields) > 5 and persid.fields[5] is not None:
+        if view_of(persid) is not None:
             raise Unsupported("a value with a tensor on a view of a storage", where=_shown(path))
         data, _, crc32 = parts.storages.place(key)
         if data is None:

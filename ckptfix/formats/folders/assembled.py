@@ -90,7 +90,7 @@ class Assembly:
             fields = node.fields
             if len(fields) < 5 or type(fields[2]) is not Text:
                 return None
-            if fields[5:6] not in ((), (None,)):
+            if common.view_of(node) is not None:
                 message = "a tensor on a view of a storage, as torch before 0.4 wrote"
                 hint = "convert each such file to zip by its name first"
                 raise Unsupported(message, where="pickle", offset=node.position, hint=hint)

@@ -17,6 +17,7 @@ from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
+from ckptfix.pickles.graph import Node
 
 ByteOrder = Literal["little", "big"]
 
@@ -221,6 +222,11 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
     if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
         raise BadTensor(f"a storage of {numel:#x} elements, which nothing can hold")
     return str(key), dtype, str(location), numel
+
+
+def view_of(persid: PersId) -> Node:
+    """The part of a storage that a reference means, as torch before 0.4 wrote: (name, first, count); None for all."""
+    return persid.fields[5] if len(persid.fields) > 5 else None
 
 
 def loose_references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:

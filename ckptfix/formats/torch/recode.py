@@ -15,7 +15,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch.common import element_sizes, fields, little_endian, parts_of
+from ckptfix.formats.torch.common import element_sizes, fields, little_endian, parts_of, view_of
 from ckptfix.formats.torch.tensors import BadTensor, viewed
 from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
@@ -175,7 +175,7 @@ def _resolve_view(
     except BadTensor as error:
         raise _unmovable(str(error), checkpoint.path, persid) from None
     data = storage.data
-    key, view = persid.fields[2], persid.fields[5]
+    key, view = persid.fields[2], view_of(persid)
     assert isinstance(data, ByteRange) and isinstance(key, Text) and type(view) is tuple
     view_key = str(view[0])
     tensors = owners.get(id(persid), 0)

@@ -203,7 +203,9 @@ class Team:
         """
         with suppress(Exception):
             if isinstance(error, CkptfixError | OSError) and self.said(f"too slow/{self.rank}") is not None:
-                error = self._failure()
+                failure = self._failure()
+                failure.__cause__ = error
+                error = failure
         if not isinstance(error, RankFailed):
             self.fail(str(error), said=True)
         self.stop()

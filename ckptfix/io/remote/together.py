@@ -102,9 +102,7 @@ def write_with(
             if team.cleans() and parts and upload.in_s3(dest):
                 for rank in team.gone:
                     _take_away(_traces(team, word, rank, parts[rank].files))
-        if error is raised:
-            raise
-        raise error from raised
+        raise error from error.__cause__
 
 
 def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[upload.Trace]:

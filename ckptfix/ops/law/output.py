@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -18,9 +18,7 @@ from ckptfix.io.read import read_from
 from ckptfix.io.source import open_source
 from ckptfix.ops.law.pieces import Trail, in_pieces, planned_trail, trail
 from ckptfix.ops.law.promise import Promise, listed, referred
-
-Place = tuple[str, int, int]
-"""Where the bytes of a tensor begin: a file, an offset in it, and how far into what is made of the bytes there."""
+from ckptfix.ops.law.same import Place, Same
 
 Kind = tuple[str, tuple[int, ...]]
 """dtype and shape."""
@@ -88,7 +86,7 @@ class Output:
         self._sources: list[ByteRange] = []
         self._sums: set[tuple[Place, int, int]] = set()
         self._copied: list[ByteRange] = []
-        self._same = _Same(same)
+        self._same = Same(same)
         whole = FORMATS[format].read_planned
         for file in plan.files[-1:] if whole is not None else plan.files:
             if file.along:
@@ -111,6 +109,7 @@ class Output:
             for storage in referred(checkpoint):
                 self._note_storage(storage)
         self._everywhere = Counter(self._at)
+        self._sorted: dict[Kind, list[Place]] | None = None
         self._trails: Counter[tuple[Kind, Trail]] | None = None
 
     def _note(self, part: TensorEntry) -> None:
@@ -156,7 +155,7 @@ class Output:
         spans = _spans(part)
         if self._copied and all(any(_contains(range, span) for range in self._copied) for span in spans):
             return True
-        return self._take_made(kind, spans) or any(self._take_equal(kind, other) for other in self._same.made(spans))
+        return self._take_equal(kind, spans) or self._take_made(kind, spans)
 
     def _take_made(self, kind: Kind, spans: Iterable[ByteRange]) -> bool:
         """The same for a tensor that is made of some of these bytes."""
@@ -168,11 +167,24 @@ class Output:
         return False
 
     def _take_equal(self, kind: Kind, spans: Sequence[ByteRange]) -> bool:
-        """The same for one made of, or copied from, these bytes, which take the place of its own."""
-        if self._take_made(kind, spans):
-            return True
-        places = [key for key in self._at if key[0] == kind and any(_begins_in(key[1], span) for span in spans)]
-        return any(_taken(self._at, key) for key in places)
+        """The same for one made of, or copied from, bytes that take the place of these."""
+        for equal in self._same.made(spans):
+            if self._take_made(kind, equal):
+                return True
+            if any(_taken(self._at, (kind, place)) for place in self._places_in(kind, equal)):
+                return True
+        return False
+
+    def _places_in(self, kind: Kind, spans: Iterable[ByteRange]) -> Iterator[Place]:
+        """The places in these bytes at which tensors of a kind begin."""
+        if self._sorted is None:
+            self._sorted = {}
+            for each, place in sorted(self._everywhere):
+                self._sorted.setdefault(each, []).append(place)
+        places = self._sorted.get(kind, [])
+        for span in spans:
+            first = bisect_left(places, (span.path, span.offset, 0))
+            yield from places[first : bisect_left(places, (span.path, span.end, 0))]
 
     def _reshaped(self, part: TensorEntry, promise: Promise) -> Iterator[Kind]:
         """What else a tensor may be after a verb that gives new shapes: a name tied to one of them changes with it."""
@@ -207,7 +219,7 @@ class Output:
             if all(any(_overlap(span, source) for source in real) for span in spans):
                 del streams[index]
                 return True
-        return any(self._take_equal(kind, other) for other in self._same.made(spans))
+        return self._take_equal(kind, spans)
 
     def has_other(self, part: TensorEntry) -> bool:
         """Whether a tensor of the same kind has the name of this one, and bytes of another."""
@@ -323,46 +335,6 @@ def _is_covered(place: ByteRange, spans: Sequence[tuple[str, int, int]]) -> bool
         if path == place.path and start <= at < end:
             at = end
     return at >= place.end
-
-
-class _Same:
-    """Bytes of the input whose place others with equal bytes take, to be found by where they are."""
-
-    def __init__(self, same: Sequence[tuple[Data, Data]]) -> None:
-        rows = [(old, new) for old, new in same if isinstance(old, ByteRange) and isinstance(new, ByteRange)]
-        self._rows = sorted(rows, key=lambda row: (row[0].path, row[0].offset))
-        self._starts = [(old.path, old.offset) for old, _ in self._rows]
-        others = [(read_from(old), read_from(new)) for old, new in same if not (_is_plain(old) and _is_plain(new))]
-        self._made = sorted(
-            ((source.path, source.offset, source.end, new) for old, new in others for source in old),
-            key=lambda row: row[:3],
-        )
-
-    def instead(self, place: Place) -> tuple[Place, ...]:
-        """The places that stand for `place`: one, or none."""
-        path, offset, inner = place
-        index = bisect_right(self._starts, (path, offset)) - 1
-        if index < 0:
-            return ()
-        old, new = self._rows[index]
-        if path != old.path or offset >= old.end:
-            return ()
-        return ((new.path, new.offset + offset - old.offset, inner),)
-
-    def made(self, spans: Sequence[ByteRange]) -> Iterator[tuple[ByteRange, ...]]:
-        """What takes the place of these bytes, where either is unpacked, gathered or joined: what it is made of."""
-        for span in spans:
-            index = bisect_right(self._made, (span.path, span.offset), key=lambda row: row[:2]) - 1
-            for path, start, end, new in self._made[max(index, 0) :]:
-                if (path, start) >= (span.path, span.end):
-                    break
-                if path == span.path and end > span.offset:
-                    yield new
-
-
-def _is_plain(data: Data) -> bool:
-    """Whether these bytes lie together in a file, as they are."""
-    return isinstance(data, ByteRange) and not in_pieces(data)
 
 
 def _elements(entry: TensorEntry) -> object:

@@ -11,7 +11,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import zip_layout
-from ckptfix.formats.torch.common import StorageTable, fields
+from ckptfix.formats.torch.common import StorageTable, fields, view_of
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
@@ -214,7 +214,7 @@ class _Lookup(StorageTable):
         self.budget = MAX_BELOW
 
     def __call__(self, persid: PersId) -> Storage:
-        if len(persid.fields) > 5 and persid.fields[5] is not None:
+        if view_of(persid) is not None:
             self.viewed.add(fields(persid)[0])
         return super().__call__(persid)
 
