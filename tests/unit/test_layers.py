@@ -61,7 +61,7 @@ FRONT = {"__init__", "__main__"}
 
 ONLY_IN_CLI = {"click", "tabulate"}
 LAZY = {"torch", "numpy", "safetensors", "ml_dtypes", "distributed", "submitit"}
-MOST_LINES = 400
+MOST_LINES = 900
 
 
 def every_module(check: Callable[[Path], None]) -> Callable[[], None]:
