@@ -96,6 +96,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         failure: the end of a traceback of an error that is not ours; empty if there was none.
+        errors: the classes of the errors that a command reported.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Outcome(NamedTuple):
     stdout: str
     stderr: str
     failure: str
+    errors: tuple[str, ...] = ()
 
 
 def failure_of(error: BaseException) -> str:
@@ -113,9 +115,11 @@ def failure_of(error: BaseException) -> str:
 def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
     """``ckptfix ARGUMENTS`` in this process."""
     raw: list[BaseException] = []
+    errors: list[str] = []
     report = exits.describe
 
     def describe(error: Exception) -> dict[str, Any]:
+        errors.append(type(error).__name__)
         if not isinstance(error, CkptfixError | click.ClickException):
             raw.append(error)
         return report(error)
@@ -130,7 +134,7 @@ def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
     failure = failure_of(raw[0]) if raw else ""
     if not failure and (code not in (0, 1, 2, 3) or "fault in ckptfix" in err.getvalue()):
         failure = f"exit code {code}: {err.getvalue()[-500:]}"
-    return Outcome(name or " ".join(arguments), code, out.getvalue(), err.getvalue(), failure)
+    return Outcome(name or " ".join(arguments), code, out.getvalue(), err.getvalue(), failure, tuple(errors))
 
 
 def run_commands(path: Path, names: Sequence[str] = tuple(COMMANDS)) -> Iterator[Outcome]:

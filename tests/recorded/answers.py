@@ -1,11 +1,18 @@
-"""What a command says about a file and writes for it, in a line that can be compared."""
+"""The answer of a command to a file: facts in a line that can be compared, and the sentences apart from them.
+
+The line holds the exit code, a checksum of what the command wrote, the ids of findings and the classes of errors, and
+a checksum of all numbers that it printed. The sentences, without their numbers, are the same for many files, and are
+kept once each: a better word changes one line.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 from property.folder_mutants import write as write_folder
@@ -14,6 +21,7 @@ from property.verbs import COMMANDS, IN, OTHER, OUT, run_command
 from recorded.files import Content
 
 import ckptfix
+from ckptfix.findings.table import ENTRIES
 from ckptfix.io.unfinished import UNDO
 
 DRAWN = frozenset({"inspect --html", "doctor --html", "diff --html"})
@@ -34,8 +42,11 @@ MANY = {
 ASKED = {name: arguments for name, arguments in COMMANDS.items() if name not in DRAWN} | IN_PLACE | MANY
 NAMES = tuple(ASKED)
 
-FIRST = 56
-"""Characters of the first line that are shown; all lines count."""
+NUMBER = re.compile(r"\b0x[0-9a-f]+|\b[0-9a-f]{16,}\b|\d+")
+"""A number, an offset or a digest."""
+
+ID = re.compile(r"\[([a-z0-9-]+)\]$|\"id\": \"([a-z0-9-]+)\"", re.MULTILINE)
+"""The id of a finding, in text and in JSON."""
 
 OTHER_FILE = "other.pth"
 
@@ -73,10 +84,19 @@ def write(content: Content) -> str:
     return str(write_folder(content, Path("in")))
 
 
-def answer(name: str, source: str, content: Content) -> str:
-    """What is done with ``in.pth`` of this folder: the exit code, sums of what is written and said, the first line."""
+class Answer(NamedTuple):
+    """The answer of one command: its line of facts, its verb, and the sentences of its text output."""
+
+    line: str
+    verb: str
+    sentences: frozenset[str]
+
+
+def answer(name: str, source: str, content: Content) -> Answer:
+    """Run a command on ``in.pth`` in the current folder, and check that its input is as before."""
+    arguments = ASKED[name]
     places = {IN: source, OUT: "out", OTHER: OTHER_FILE}
-    outcome = run_command(tuple(places.get(part, part) for part in ASKED[name]), name)
+    outcome = run_command(tuple(places.get(part, part) for part in arguments), name)
     assert not outcome.failure, outcome.failure
     written = total(read("out"))
     remove("out")
@@ -87,13 +107,17 @@ def answer(name: str, source: str, content: Content) -> str:
     assert read(source) == content, f"{name}: IN is not what it was"
     said = outcome.stderr + outcome.stdout
     said = said.replace(os.path.realpath(os.curdir), "HERE").replace(ckptfix.__version__, "VERSION")
-    whole = crc32(said.encode("utf-8", "surrogatepass"))
-    shown = said.partition("\n")[0][:FIRST].encode("ascii", "backslashreplace").decode()
-    return f"{name}: {outcome.code} {written} {whole:08x} {shown}"
+    numbers = crc32(" ".join(NUMBER.findall(said)).encode())
+    ids = sorted({text or field for text, field in ID.findall(said)} & ENTRIES.keys())
+    line = " ".join([f"{name}: {outcome.code} {written} {numbers:08x}", *sorted(set(outcome.errors)), *ids])
+    # The text form of each command says what its JSON does.
+    sentences = () if "--json" in arguments else NUMBER.sub("0", said).splitlines()
+    shown = frozenset(text.rstrip().encode("ascii", "backslashreplace").decode() for text in sentences)
+    return Answer(line, arguments[0], shown - {""})
 
 
-def answers(content: Content, names: Sequence[str]) -> Iterator[str]:
-    """The answers of commands on a file or folder with this content, which is written to this folder."""
+def answers(content: Content, names: Sequence[str]) -> Iterator[Answer]:
+    """Run commands on a file or folder with this content, which is written to the current folder."""
     Path(OTHER_FILE).write_bytes(SMALL["zip"])
     source = write(content)
     for name in names:

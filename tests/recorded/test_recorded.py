@@ -1,14 +1,15 @@
-"""What commands say and write, for good files and for damaged ones, is what it was when that was last looked at.
+"""Compare the answers of all commands to good and damaged files with those of the last run that somebody read.
 
-The answers stand in ``said/``, a line each: the command, its exit code, a sum of what it wrote, a sum of what it said,
-and the first line of that. That they are right is for the other tests to say; these see what changes unnoticed: a byte
-of an output, an offset in a message, a finding less. Where the change is wanted, ``CKPTFIX_UPDATE_RECORDED=1`` writes
-them anew, and the difference is there to be read.
+``said/`` has a line for each answer: the command, its exit code, a checksum of what it wrote, a checksum of the numbers
+that it printed, and the findings and errors by their ids and classes. ``said/texts/`` has every sentence once, without
+its numbers. That the answers are right is for the other tests to show; these notice what changes: a byte of an output,
+an offset in a message, a missing finding, a word. After a change on purpose write them anew, and read the difference::
+
+    PYTHONPATH=tests python -m recorded
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -17,43 +18,45 @@ from zlib import crc32
 
 import pytest
 from conftest import LONG
-from recorded.answers import IN_PLACE, NAMES, answers
+from recorded.answers import IN_PLACE, NAMES, Answer, answers
 from recorded.files import good_files, mutant
 
 SAID = Path(__file__).parent / "said"
-UPDATE = os.environ.get("CKPTFIX_UPDATE_RECORDED") == "1"
+TEXTS = SAID / "texts"
 FILES = good_files()
 MUTANTS = 72
 """Of each file; each meets doctor and two of the other commands."""
 
 
-def rows(name: str) -> Iterator[str]:
-    """What is said of a good file by all commands, and of its mutants by some."""
+def recorded(name: str) -> Iterator[tuple[str, list[Answer]]]:
+    """Yield the answers of all commands to a good file, then those of some to each of its mutants."""
     data = FILES[name]
-    yield from answers(data, NAMES)
+    yield "", [*answers(data, NAMES)]
     for number in range(MUTANTS):
-        yield f"mutant {number}"
         # By a sum of the two, so that a new command takes the place of few.
         drawn = sorted(set(NAMES) - {"doctor"}, key=lambda command: crc32(f"{command} {number}".encode()))
-        yield from answers(mutant(name, data, number), ("doctor", *drawn[:2]))
+        yield f"mutant {number}", [*answers(mutant(name, data, number), ("doctor", *drawn[:2]))]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_said_and_written(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_those_recorded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    file = SAID / f"{name}.txt"
-    found = [*rows(name)]
-    if UPDATE:
-        SAID.mkdir(exist_ok=True)
-        file.write_text("\n".join([*found, ""]))
-    before = file.read_text().splitlines()
-    where, wrong = "", []
-    for old, new in zip_longest(before, found, fillvalue="(nothing)"):
-        where = new if new.startswith("mutant ") else where
-        if old != new:
-            wrong.append(f"{where}\n  was: {old}\n  now: {new}")
-    assert not wrong, f"{len(wrong)} answers are others:\n" + "\n".join(wrong[:5])
+    texts = {file.stem: frozenset(file.read_text().splitlines()) for file in TEXTS.iterdir()}
+    before = iter((SAID / f"{name}.txt").read_text().splitlines())
+    wrong, unknown = [], set()
+    for heading, found in recorded(name):
+        lines = [heading] if heading else []
+        lines += [answer.line for answer in found]
+        wrong += [
+            f"{heading}\n  was: {old}\n  now: {new}"
+            for old, new in zip_longest((next(before, "(nothing)") for _ in lines), lines)
+            if old != new
+        ]
+        unknown |= {f"{each.verb}: {text}" for each in found for text in each.sentences - texts.get(each.verb, set())}
+    wrong += [f"was: {line}" for line in before]
+    assert not wrong, f"{len(wrong)} answers changed:\n" + "\n".join(wrong[:5])
+    assert not unknown, f"{len(unknown)} sentences are new:\n" + "\n".join(sorted(unknown)[:20])
 
 
 @pytest.mark.campaign
