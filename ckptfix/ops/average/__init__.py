@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from ckptfix import formats
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath, about, file_name
+from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.members import role_of
 from ckptfix.io.read import Progress
@@ -87,6 +88,7 @@ def average(
         hint = "--last N takes those in a folder" if len(paths) == 1 and found_as(paths[0]) == "folder" else None
         raise Refused("average takes two inputs or more", hint=hint)
     shares = _shares(len(paths), weights, ema)
+    plans: list[plan.Averaging] = []
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[AverageResult]:
         others: list[Checkpoint] = []
@@ -94,6 +96,7 @@ def average(
             with about(path):
                 others.append(formats.open_checkpoint(path))
         done = plan.average([*others, checkpoint], shares, at=at)
+        plans.append(done)
         total = sum(shares)
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
@@ -117,7 +120,22 @@ def average(
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
-    return carry_out(paths[-1], dest, make, how)
+    result = carry_out(paths[-1], dest, make, how)
+    odd = [row for number, path in enumerate(paths) for row in _not_finite(path, plans[-1].oddities.of(number))]
+    return replace(result, findings=(*result.findings, *odd)) if odd else result
+
+
+def _not_finite(path: str, rows: Mapping[str, plan.Odd]) -> Iterator[Finding]:
+    """What the mean takes over of an input: NaN, and infinities."""
+    for id, what, counts in (
+        ("nan-values", "NaN value", {name: odd.nan for name, odd in rows.items() if odd.nan}),
+        ("infinite-values", "infinite value", {name: odd.infinite for name, odd in rows.items() if odd.infinite}),
+    ):
+        if counts:
+            total, tensors = plural(sum(counts.values()), what), plural(len(counts), "tensor")
+            names = some([f"{name} ({count:,})" for name, count in counts.items()], 5)
+            message = f"{total} in {tensors}, which the mean has too: {names}"
+            yield found(id, message, where=path)
 
 
 def _shares(count: int, weights: Sequence[float] | None, ema: float | None) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.formats import weights_of
-from ckptfix.formats.safetensors.write import row_major
+from ckptfix.io.elements import row_major
 from ckptfix.io.source import BATCH
 from ckptfix.names import wrappers
 
@@ -106,6 +106,7 @@ class Donor:
         if checkpoint.byteorder != byteorder:
             raise Unsupported("its byte order differs from the damaged file's", path=checkpoint.path)
         self.path = checkpoint.path
+        self._byteorder = byteorder
         entries = weights_of(checkpoint)
         self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in entries}
         self._unwrapped: dict[str, list[TensorEntry]] = {}
@@ -149,7 +150,7 @@ class Donor:
             entry = leaf.entry
             if not entry.offset and entry.is_contiguous and entry.nbytes == storage.nbytes:
                 try:
-                    return row_major(other)
+                    return row_major(other, self._byteorder)
                 except CkptfixError as error:
                     return error.message
         alike = all(
