@@ -278,7 +278,7 @@ def mean_bytes(
     into = numpy.empty(nbytes // unit, f"u{unit}")
     views = [memoryview(piece) for piece in pieces]
     step = BLOCK * width
-    odd: list[Odd] = []
+    odd = [Odd(0, 0)] * len(pieces)
     with numpy.errstate(all="ignore"):
         for start in range(0, nbytes, step):
             parts = [view[start : start + step] for view in views]
@@ -286,7 +286,7 @@ def mean_bytes(
             # What is not finite in one input is not in the mean, nor in the sum of that.
             if not numpy.isfinite(mean.sum()):
                 found = [_odd_of(block) for block in _decoded(parts, row, swaps)]
-                odd = [Odd(*map(sum, zip(*pair, strict=True))) for pair in zip(odd, found, strict=True)] or found
+                odd = [Odd(*map(sum, zip(*pair, strict=True))) for pair in zip(odd, found, strict=True)]
             into[start // unit : (start + step) // unit] = _rounded(mean, row).view(into.dtype)
     if swaps[-1]:
         into.byteswap(inplace=True)

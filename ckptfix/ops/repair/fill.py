@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
+from ckptfix.checkpoint.tensors import LAZY
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.io.elements import row_major
@@ -149,12 +150,15 @@ class Donor:
         for leaf, other in zip(leaves, found, strict=True):
             entry = leaf.entry
             if not entry.offset and entry.is_contiguous and entry.nbytes == storage.nbytes:
+                # The marks of either side turn values into stored bytes as they turn these into values.
+                marks = [mark for mark in LAZY if (mark in entry.lazy) != (mark in other.lazy)]
+                stored = replace(other, detail=", ".join(marks)) if entry.lazy or other.lazy else other
                 try:
-                    return row_major(other, self._byteorder)
+                    return row_major(stored, self._byteorder)
                 except CkptfixError as error:
                     return error.message
         alike = all(
-            (leaf.entry.stride, leaf.entry.offset) == (other.stride, other.offset)
+            (leaf.entry.stride, leaf.entry.offset, leaf.entry.lazy) == (other.stride, other.offset, other.lazy)
             for leaf, other in zip(leaves, found, strict=True)
         )
         theirs = {id(other.storage): other.storage for other in found}
