@@ -14,7 +14,7 @@ from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found
+from ckptfix.findings.table import found as finding
 from ckptfix.formats.folders.members import role_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
@@ -101,7 +101,7 @@ def average(
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
             lines.append(f"of {checkpoint.path}: {some(done.taken)}")
-        findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
+        findings = [finding("batchnorm", where=checkpoint.path)] if done.norms else []
         made = plan_edits(checkpoint, done.edits, dest)
         return Draft(
             result=partial(
@@ -121,21 +121,31 @@ def average(
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
     result = carry_out(paths[-1], dest, make, how)
-    odd = [row for number, path in enumerate(paths) for row in _not_finite(path, plans[-1].oddities.of(number))]
-    return replace(result, findings=(*result.findings, *odd)) if odd else result
+    found = [plans[-1].oddities.of(number) for number in range(len(paths))]
+    findings = [row for path, odd in zip(paths, found, strict=True) for row in _not_finite(path, odd, found)]
+    return replace(result, findings=(*result.findings, *findings)) if findings else result
 
 
-def _not_finite(path: str, rows: Mapping[str, plan.Odd]) -> Iterator[Finding]:
+Oddities = Mapping[str, plan.Odd]
+
+
+def _not_finite(path: str, odd: Oddities, everyone: Sequence[Oddities]) -> Iterator[Finding]:
     """What the mean takes over of an input: NaN, and infinities."""
-    for id, what, counts in (
-        ("nan-values", "NaN value", {name: odd.nan for name, odd in rows.items() if odd.nan}),
-        ("infinite-values", "infinite value", {name: odd.infinite for name, odd in rows.items() if odd.infinite}),
-    ):
-        if counts:
-            total, tensors = plural(sum(counts.values()), what), plural(len(counts), "tensor")
-            names = some([f"{name} ({count:,})" for name, count in counts.items()], 5)
-            message = f"{total} in {tensors}, which the mean has too: {names}"
-            yield found(id, message, where=path)
+    nan = {name: row.nan for name, row in odd.items() if row.nan}
+    infinite = {name: row.infinite for name, row in odd.items() if row.infinite}
+    # A mask has as many in every input; a weight has not.
+    is_mask = all(name in row and row[name].infinite == count for name, count in infinite.items() for row in everyone)
+    if nan:
+        yield finding("nan-values", _counted("NaN value", nan), where=path)
+    if infinite:
+        message = _counted("infinite value", infinite)
+        yield finding("infinite-values", message, where=path, severity=None if is_mask else "warning")
+
+
+def _counted(what: str, counts: Mapping[str, int]) -> str:
+    names = some([f"{name} ({count:,})" for name, count in counts.items()], 5)
+    total, tensors = plural(sum(counts.values()), what), plural(len(counts), "tensor")
+    return f"{total} in {tensors}, which the mean has too: {names}"
 
 
 def _shares(count: int, weights: Sequence[float] | None, ema: float | None) -> list[float]:
