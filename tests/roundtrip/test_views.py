@@ -159,11 +159,14 @@ def test_what_torch_wrote(name: str, source: str, tmp_path: Path) -> None:
 def test_chains_of_conversions_lose_nothing_and_keep_all_values(chain: tuple[Format, ...], tmp_path: Path) -> None:
     for number, (name, state) in enumerate(STATES.items()):
         source = WRITTEN_AS[chain[0]]
+        state = {**state, "second name": state["slice"]}
         path = first = save(tmp_path / f"{number} in", state, source)
         for step, format in enumerate(chain):
             suffix = {"safetensors": ".safetensors", "zip": ".pth", "legacy": ".pth"}.get(format, "")
             dest = tmp_path / f"{number} {step}{suffix}"
-            result = ckptfix.convert(path, dest, to=format)
+            # Views and what they are views of stand in several files.
+            size = 300 if format == "hf" else None
+            result = ckptfix.convert(path, dest, to=format, shard_size=size)
             assert (result.exit_code, result.lost, result.left) == (0, (), ()), (name, chain, result)
             path = dest
         digest = ckptfix.digest(path, check=first)
