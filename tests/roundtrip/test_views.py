@@ -14,11 +14,12 @@ import pytest
 import safetensors.torch
 import torch
 from kinds import tensor
-from torch.distributed.checkpoint import save as save_folder
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 
 import ckptfix
 from ckptfix.io.elements import NEGATED, Resolve
+from ckptfix.ops.numbers import TARGETS
 
 Tensors = dict[str, torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]
@@ -140,11 +141,11 @@ def check(path: Path, format: str, state: Tensors, spare: Path) -> None:
         assert row.moments is not None
         finite = truth[torch.isfinite(truth)].to(torch.complex128 if truth.is_complex() else torch.float64)
         counts = row.moments.elements, row.moments.nan, row.moments.finite
-        assert counts == (truth.numel(), truth.isnan().sum(), finite.numel())
+        assert counts == (truth.numel(), int(truth.isnan().sum()), finite.numel())
         if finite.numel():
             assert row.moments.mean_value == pytest.approx(finite.mean().item(), rel=1e-6, abs=1e-9)
         if finite.numel() and not truth.is_complex():
-            assert (row.moments.low, row.moments.high) == (finite.min(), finite.max())
+            assert (row.moments.low, row.moments.high) == (finite.min().item(), finite.max().item())
 
 
 @pytest.mark.slow
@@ -259,6 +260,20 @@ def test_a_mean_is_of_values(name: str, alike: bool, tmp_path: Path) -> None:
             truth = sum(values(states[file][key]).to(wide) for file in files) / len(files)
             expected = cast(torch.Tensor, truth).to(value.dtype)
             assert torch.allclose(values(value), expected, rtol=1e-7, atol=0, equal_nan=True), (key, files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", TARGETS)
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "odd values"])
+def test_a_cast_is_of_values(name: str, to: str, tmp_path: Path) -> None:
+    state = STATES[name]
+    torch.save(state, tmp_path / "a.pth")
+    result = ckptfix.cast(tmp_path / "a.pth", tmp_path / "b.pth", to)
+    assert result.exit_code == 0
+    for key, value in torch.load(tmp_path / "b.pth").items():
+        wanted = values(state[key]).to(getattr(torch, to))
+        assert torch.equal(wanted.float().isnan(), values(value).float().isnan()), key
+        assert torch.equal(wanted.float().nan_to_num(), values(value).float().nan_to_num()), key
 
 
 @pytest.mark.parametrize("name", STATES)
