@@ -45,9 +45,14 @@ class Dtype:
         return -(-elements // self.per_item) * self.itemsize
 
     @property
+    def is_complex(self) -> bool:
+        """Whether an element is two numbers, also where no package computes with them."""
+        return self.family == "complex" or self.name == "complex32"
+
+    @property
     def unit(self) -> int:
         """Bytes of the number whose byte order matters: a complex element is two of them."""
-        return self.itemsize // 2 if self.family == "complex" or self.name == "complex32" else self.itemsize
+        return self.itemsize // 2 if self.is_complex else self.itemsize
 
 
 TABLE: tuple[Dtype, ...] = (

@@ -34,7 +34,8 @@ class ByteRange:
 class Derived:
     """`length` bytes that `chunks()` yields in small pieces; `sources` are what they are read from.
 
-    `blank` stands for them in a plan that is read back, where they cost a pass over data: a checksum of 0.
+    `blank` stands for them in a plan that is read back, where they cost a pass over data: a checksum of 0. `lazy` are
+    the marks of a tensor (conj, neg) whose values these bytes are.
     """
 
     length: int
@@ -42,6 +43,7 @@ class Derived:
     what: str = ""
     sources: tuple[ByteRange, ...] = ()
     blank: bytes = field(default=b"", compare=False, repr=False)
+    lazy: tuple[str, ...] = ()
 
 
 Data = ByteRange | Derived

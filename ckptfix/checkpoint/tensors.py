@@ -14,6 +14,12 @@ from ckptfix.errors import DamagedFile, Unsupported
 
 Kind = Literal["dense", "quantized", "sparse", "meta", "wrapper", "nested"]
 
+LAZY = ("conj", "neg")
+"""Marks of a tensor whose bytes stand for their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
+
+_MARKS: dict[str, tuple[str, ...]] = {"conj": ("conj",), "neg": ("neg",), "conj, neg": LAZY}
+"""`TensorEntry.detail` -> the marks that it is made of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -92,6 +98,11 @@ class TensorEntry:
         return dtypes.by_name(self.dtype).nbytes(self.numel)
 
     @property
+    def lazy(self) -> tuple[str, ...]:
+        """The marks (`LAZY`) of a tensor whose elements are not the bytes themselves; none of almost every tensor."""
+        return _MARKS.get(self.detail, ()) if self.detail else ()
+
+    @property
     def location(self) -> str:
         if self.storage is not None:
             return self.storage.location
@@ -106,7 +117,8 @@ class TensorEntry:
         """The bytes of the tensor in row-major order.
 
         Raises:
-            Unsupported: they do not lie so in the file (a strided view, a deflated record, a sparse tensor).
+            Unsupported: they do not lie so in the file (a strided view, a deflated record, a sparse tensor, a tensor
+                whose bytes stand for their conjugate or negative).
             DamagedFile: they would lie outside the storage.
         """
         storage = self.storage
@@ -116,6 +128,8 @@ class TensorEntry:
             raise Unsupported("a strided view is not one run of bytes", where=self.name)
         if not isinstance(storage.data, ByteRange):
             raise Unsupported("its record is not stored as plain bytes", where=self.name)
+        if self.lazy:
+            raise Unsupported(f"its bytes stand for other values ({self.detail})", where=self.name)
         if self.numel == 0:
             return storage.data.sub(0, 0)
         try:
@@ -182,7 +196,7 @@ def same_place(entry: TensorEntry) -> object | None:
     """Equal for entries that are one tensor under several names; None for one that has no bytes."""
     if entry.storage is None or not entry.numel:
         return None
-    return entry.storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride
+    return entry.storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride, entry.lazy
 
 
 def same_bytes(entry: TensorEntry, other: TensorEntry) -> bool:

@@ -13,7 +13,6 @@ the text changes.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -132,9 +131,9 @@ def _line(entry: TensorEntry, readers: Readers, byteorder: str) -> str:
     parts = [entry.name, f"{entry.dtype} {shape(entry.shape)}", *_properties(entry)]
     try:
         if entry.storage is not None and entry.storage.data is not None and why_no_numbers(entry) is None:
-            found = moments_of(entry, readers, swap=byteorder != sys.byteorder)
+            found = moments_of(entry, readers, byteorder=byteorder)
             parts += [" ".join(_statistics(found))] if found.elements else []
-        digest = digest_of(entry, readers, swap=byteorder == "big")
+        digest = digest_of(entry, readers, byteorder=byteorder)
         parts.append(f"sha256:{digest[:DIGITS]}")
     except CkptfixError as error:
         parts.append(f"not readable: {error.message}")

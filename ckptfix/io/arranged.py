@@ -220,7 +220,7 @@ class Turned(Made, Spliced):
         if length == self.size:
             yield whole
         else:
-            yield Derived(length, lambda: cut(whole.chunks(), offset, length), whole.what, whole.sources)
+            yield replace(whole, length=length, chunks=lambda: cut(whole.chunks(), offset, length))
 
     def at(self, offset: int) -> tuple[Segment, int]:
         start, block = self._block

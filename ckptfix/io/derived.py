@@ -105,7 +105,8 @@ def byteswapped(data: Data, itemsize: int) -> Derived:
             rest = chunk[whole:]
             yield numbers.tobytes()
 
-    return Derived(data.length, chunks, "byteswapped", read_from(data))
+    lazy = data.lazy if isinstance(data, Derived) else ()
+    return Derived(data.length, chunks, "byteswapped", read_from(data), lazy=lazy)
 
 
 def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Sequence[int], offset: int) -> Derived:

@@ -9,9 +9,10 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckptfix.checkpoint import ByteRange, Data, Derived
+from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import Unsupported
 from ckptfix.io.source import BATCH, Name, Source, open_source
 
@@ -148,7 +149,7 @@ class Part(Name):
         if isinstance(data, ByteRange):
             return ByteRange(self.whole, self.offset + data.offset, data.length)
         sources = tuple(ByteRange(self.whole, self.offset + row.offset, row.length) for row in data.sources)
-        return Derived(data.length, data.chunks, data.what, sources)
+        return replace(data, sources=sources, blank=b"")
 
 
 class _OpenPart(Window):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeGuard
 
@@ -170,7 +170,7 @@ def part_of(segment: Segment, first: int, count: int) -> Segment:
     if isinstance(segment, ByteRange):
         return segment.sub(first, count)
     chunks = segment.chunks
-    return Derived(count, lambda: cut(chunks(), first, count), segment.what, segment.sources)
+    return replace(segment, length=count, chunks=lambda: cut(chunks(), first, count), blank=b"")
 
 
 def is_spliced(data: Data | None) -> TypeGuard[ByteRange]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from threading import Lock
@@ -83,7 +84,7 @@ class SummedStream:
     def __init__(self, data: Derived) -> None:
         self._whole = data
         self._crc32: int | None = None
-        self.data = Derived(data.length, self._chunks, data.what, data.sources)
+        self.data = replace(data, chunks=self._chunks, blank=b"")
 
     def _chunks(self) -> Iterator[bytes]:
         crc = 0

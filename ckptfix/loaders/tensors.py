@@ -16,7 +16,7 @@ from ckptfix.checkpoint.places import in_one_piece
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
-from ckptfix.formats.torch.tensors import LAYOUTS, LAZY
+from ckptfix.formats.torch.tensors import LAYOUTS
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
@@ -116,7 +116,7 @@ class TensorMaker:
         storage = self.storage(entry.storage, dtypes.by_name(entry.dtype).itemsize)
         empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
         tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
-        marks = {mark: True for mark in entry.detail.split(", ") if mark in LAZY}
+        marks = dict.fromkeys(entry.lazy, True)
         if marks:
             torch._utils.set_tensor_metadata(tensor, marks)
         return tensor

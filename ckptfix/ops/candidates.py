@@ -168,7 +168,7 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | Pe
 def view(entry: TensorEntry) -> tuple[object, ...]:
     """What distinguishes a tensor from others of its file, names aside; tensors without data are alike."""
     where = entry.storage.identity if entry.storage is not None else tuple(view(part) for part in entry.parts)
-    return where, entry.dtype, entry.offset, entry.shape, entry.stride
+    return where, entry.dtype, entry.offset, entry.shape, entry.stride, entry.lazy
 
 
 def beside_state_dict(checkpoint: Checkpoint, at: str, taken: Iterable[TensorEntry]) -> list[TensorEntry]:

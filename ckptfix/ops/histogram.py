@@ -116,7 +116,7 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
         if reason is not None:
             return Distribution(reason=reason)
     sides = [
-        None if entry is None else Side(entry, order != sys.byteorder, readers)
+        None if entry is None else Side(entry, order, readers)
         for entry, order in zip(pair, byteorders, strict=True)
     ]
     try:
@@ -128,16 +128,17 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
 class Side:
     """A tensor whose elements are read in steps, as often as is asked for."""
 
-    def __init__(self, entry: TensorEntry, swap: bool, readers: Readers) -> None:
+    def __init__(self, entry: TensorEntry, byteorder: str, readers: Readers) -> None:
         self.entry = entry
         self.dtype = dtypes.by_name(entry.dtype)
         self.whole = self.dtype.family in ("int", "bool")
-        self._swap = swap and self.dtype.itemsize > 1
+        self._byteorder = byteorder
+        self._swap = byteorder != sys.byteorder and self.dtype.itemsize > 1
         self._readers = readers
 
     def blocks(self) -> Iterator[Elements]:
         """All elements. Raises CkptfixError where they cannot be read."""
-        place = content(self.entry)
+        place = content(self.entry, self._byteorder)
         if place.endless:
             raise CkptfixError("a view that repeats its storage too often to be read")
         elements, size = source(place, self._readers), self.dtype.itemsize

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.browse.model.contents import Contents
@@ -15,6 +15,7 @@ from ckptfix.checkpoint import ByteRange, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.checkpoint.tensors import end_of, reach
 from ckptfix.errors import DamagedFile, Unsupported
+from ckptfix.io.elements import resolve
 from ckptfix.io.source import Readers, opened_once
 from ckptfix.ops.diff.sources import content, source
 from ckptfix.ops.numbers import decoded
@@ -122,7 +123,7 @@ def window(
     swap = contents.checkpoint.byteorder != sys.byteorder and dtype.itemsize > 1
     made: dict[int, list[Number]] = {}
     with Readers() as readers:
-        reading = _Reading(entry, dtype, readers)
+        reading = _Reading(entry, dtype, readers, contents.checkpoint.byteorder)
         kept = [row for row in rows if 0 <= row < grid.rows]
         if kept and reading.rows_together(grid, len(kept)):
             first, last = kept[0], kept[-1]
@@ -145,15 +146,16 @@ def window(
 class _Reading:
     """Elements of a tensor by their place in row-major order."""
 
-    def __init__(self, entry: TensorEntry, dtype: Dtype, readers: Readers) -> None:
-        self._entry = entry
+    def __init__(self, entry: TensorEntry, dtype: Dtype, readers: Readers, byteorder: str) -> None:
+        self._values = resolve(entry, byteorder)
+        self._entry = entry = entry if self._values is None else replace(entry, detail="")
         self._size = dtype.itemsize
         self._readers = readers
         storage = entry.storage
         assert storage is not None
         self._storage: Storage = storage
         if entry.is_contiguous or not isinstance(storage.data, ByteRange):
-            self._source = source(content(entry), readers)
+            self._source = source(content(entry, byteorder), readers)
         elif min(entry.offset, *entry.stride) < 0 or end_of(entry) > storage.data.length:
             raise DamagedFile("it reaches outside its storage", where=entry.name)
 
@@ -163,6 +165,10 @@ class _Reading:
     def elements(self, start: int, count: int) -> bytes:
         if count <= 0:
             return b""
+        stored = self._stored(start, count)
+        return stored if self._values is None else self._values(stored)
+
+    def _stored(self, start: int, count: int) -> bytes:
         if self._entry.is_contiguous:
             return self._source.read(start * self._size, count * self._size)
         data = self._storage.data

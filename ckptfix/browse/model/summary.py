@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -69,7 +69,7 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Sum
         return Summary(reason="the file does not hold its data")
     contents.refuse_changed()
     try:
-        whole = content(entry)
+        whole = content(entry, contents.checkpoint.byteorder)
     except CkptfixError as error:
         return Summary(reason=error.message)
     if whole.endless:
@@ -94,7 +94,7 @@ def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[Mo
     """Of each part of a tensor; parts of a range on several threads."""
     if isinstance(whole.data, ByteRange):
         starts = range(0, whole.nbytes, TASK)
-        pieces = (Content(whole.data, whole.start + at, min(TASK, whole.nbytes - at)) for at in starts)
+        pieces = (replace(whole, start=whole.start + at, nbytes=min(TASK, whole.nbytes - at)) for at in starts)
         for rows in Workers().run(lambda piece: list(call(piece)), pieces):
             yield from rows
     else:

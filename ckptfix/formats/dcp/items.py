@@ -9,7 +9,7 @@ Bytes of the elements alone, and a tensor of a safetensors file (see `images`), 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Check, Data, Derived, TensorEntry, dtypes
@@ -19,10 +19,10 @@ from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.window import Window, in_file
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.common import Storages, little_endian
+from ckptfix.formats.torch.common import ByteOrder, Storages, little_endian
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.zip_layout import Archive, Places
-from ckptfix.io.derived import gathered
+from ckptfix.io.elements import row_major
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph
 
@@ -85,7 +85,7 @@ def _understood(
         entry = tensor_entry(graph.root, name, "", Storages(_places(window, archive, graph)))
     except BadTensor as error:
         raise DamagedFile(f"its item holds no tensor: {error.message}") from None
-    if entry.kind != "dense" or entry.detail:
+    if entry.kind != "dense" or (entry.detail and not entry.lazy):
         raise Unsupported(f"its item holds a {entry.detail or entry.kind} tensor")
     if (entry.dtype, entry.shape) != (dtype, shape):
         message = f"its item holds {entry.dtype} {list(entry.shape)}, and the metadata says {dtype} {list(shape)}"
@@ -99,8 +99,8 @@ def _understood(
     check = Check(name, whole, storage.crc32) if storage.crc32 is not None else None
     big = _is_big(window, archive)
     data: Data = whole
-    if not entry.is_contiguous:
-        data = gathered(whole, entry.itemsize, entry.shape, entry.stride, entry.offset)
+    if not entry.is_contiguous or entry.lazy:
+        data = row_major(replace(entry, storage=replace(storage, data=whole)), "big" if big else "little")
     elif entry.data == storage.data and check is not None and not big:
         molds.learn(source, archive, dtype, shape, storage.data)
     else:
@@ -115,8 +115,8 @@ def _inflated(entry: TensorEntry, data: Derived, crc32: int | None, *, big: bool
     if not entry.is_contiguous or entry.offset or entry.nbytes != data.length:
         raise Unsupported("its item is compressed, and holds a view of more than its elements")
     check = Check(entry.name, data, crc32) if crc32 is not None else None
-    unit = dtypes.by_name(entry.dtype).unit
-    return TensorItem(little_endian(data, "big" if big else "little", unit), check)
+    order: ByteOrder = "big" if big else "little"
+    return TensorItem(little_endian(row_major(entry, order), order, dtypes.by_name(entry.dtype).unit), check)
 
 
 def _places(window: Window, archive: Archive, graph: Graph) -> Places:

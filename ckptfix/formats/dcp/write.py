@@ -34,11 +34,11 @@ from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.entries import MAX_PARTS
 from ckptfix.formats.dcp.metadata import Part, Place, Saved
 from ckptfix.formats.folders.assembled import grafted
-from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of, view_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.formats.torch.zip_layout import fresh_records
+from ckptfix.io.elements import row_major, why_unresolved
 from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Global, Graph, PersId
 from ckptfix.pickles.emit import emit
@@ -137,12 +137,17 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             entry = entries.get(id(node)) if is_tensor(node) else None
             if entry is not None and entry.kind == "wrapper":
                 raise Unsupported("a tensor that is one rank's piece, or wrapped", where=entry.name)
-            if entry is not None and entry.kind == "dense" and not entry.detail:
+            if entry is not None and _is_plain(entry):
                 _refuse_impossible(entry)
                 flat.tensors.append((path, entry))
             else:
                 flat.values.append((path, node))
         stack += reversed(below)
+
+
+def _is_plain(entry: TensorEntry) -> bool:
+    """Whether the metadata says all of a tensor: its shape and its elements."""
+    return entry.kind == "dense" and (not entry.detail or (bool(entry.lazy) and why_unresolved(entry) is None))
 
 
 def _refuse_impossible(entry: TensorEntry) -> None:
@@ -188,7 +193,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
     shared: list[int] = []
     for _, entry in flat.tensors:
         assert entry.storage is not None
-        same = entry.storage.identity, entry.offset, entry.dtype, entry.shape, entry.stride
+        same = entry.storage.identity, entry.offset, entry.dtype, entry.shape, entry.stride, entry.lazy
         if same not in unique:
             unique[same] = len(kept)
             kept.append(entry)
@@ -232,8 +237,8 @@ def _tensor_records(entry: TensorEntry, byteorder: str) -> list[NewRecord]:
     storage = entry.storage
     if storage is None or storage.data is None:
         raise Unsupported("its data is not in the file (a tensor on the meta device)", where=entry.name)
-    whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes
-    data = storage.data if whole else row_major(entry)
+    whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes and not entry.lazy
+    data = storage.data if whole else row_major(entry, byteorder)
     crc32 = storage.crc32 if whole and byteorder == "little" else None
     if whole and crc32 is None:
         crc32 = crc32_of(data)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
@@ -17,7 +17,7 @@ from ckptfix.formats.ranks.file import File
 from ckptfix.formats.ranks.shards import Box, Held, is_flat
 from ckptfix.formats.ranks.steps import other_saves
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.io.derived import gathered
+from ckptfix.io.elements import row_major
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.pickles.graph import Node
@@ -254,16 +254,14 @@ def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
 def _tie(whole: Whole) -> object:
     """Equal for two names of one tensor: their parts are the same bytes on every rank."""
     own = [
-        (file.path, local.storage.key, local.offset, box)
-        for box, local, file in whole.chunks
-        if local.storage is not None and local.numel
+        (file.path, place, box) for box, local, file in whole.chunks if (place := same_place(local)) is not None
     ]
     return (whole.entry.shape, *own) if own else None
 
 
 def _tiled(address: str, whole: Whole) -> tuple[ByteRange, ...]:
     itemsize = dtypes.by_name(whole.entry.dtype).itemsize
-    chunks = [Chunk(box[0], box[1], _data(local)) for box, local, _ in whole.chunks]
+    chunks = [Chunk(box[0], box[1], _data(local, file)) for box, local, file in whole.chunks]
     try:
         return tiled(whole.entry.shape, itemsize, chunks)  # type: ignore[return-value]
     except CkptfixError as error:
@@ -271,13 +269,9 @@ def _tiled(address: str, whole: Whole) -> tuple[ByteRange, ...]:
         raise
 
 
-def _data(local: TensorEntry) -> ByteRange:
-    """The bytes of a part in row-major order, also of one that is a strided view."""
-    if local.is_contiguous:
-        return local.data
-    storage = local.storage
-    assert storage is not None
-    if not isinstance(storage.data, ByteRange):
-        return local.data
-    view = gathered(storage.data, local.itemsize, local.shape, local.stride, local.offset)
-    return SplicedFile(storage.data.path, [local.nbytes], lambda _: Piece((view,))).place(0)
+def _data(local: TensorEntry, file: File) -> ByteRange:
+    """The elements of a part in row-major order, also of one that is a view."""
+    data = row_major(local, file.checkpoint.byteorder)
+    if isinstance(data, ByteRange):
+        return data
+    return SplicedFile(file.path, [data.length], lambda _: Piece((data,))).place(0)

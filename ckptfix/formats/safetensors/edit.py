@@ -30,7 +30,8 @@ from ckptfix.errors import DamagedFile, WouldLoseData
 from ckptfix.formats.safetensors.changes import Names
 from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, header_of, members
 from ckptfix.formats.safetensors.ties import follow
-from ckptfix.formats.safetensors.write import framed, metadata_text, plan_write, quoted, row_major, stated_of
+from ckptfix.formats.safetensors.write import framed, metadata_text, plan_write, quoted, stated_of
+from ckptfix.io.elements import row_major
 
 Span = tuple[int, int]
 Patch = tuple[int, int, str]
@@ -72,7 +73,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     body = text[header.start : len(text) - (len(header.text) - header.end)]
     segments: list[Segment] = []
     at = 0
-    new = [(row.begin, row.stop, row_major(puts[row.key])) for row in header.rows if row.key in puts]
+    new = [(row.begin, row.stop, row_major(puts[row.key], "little")) for row in header.rows if row.key in puts]
     changes = [*((start, end, b"") for start, end in cuts), *(change for change in new if change[2].length)]
     for start, end, data in [*sorted(changes, key=lambda change: change[0]), (header.data_size, header.data_size, b"")]:
         stop = min(start, header.data_size)

@@ -28,7 +28,7 @@ from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Ro
 from ckptfix.formats.safetensors.packed import plan_packed
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
 from ckptfix.formats.safetensors.write import in_place, plan_write
-from ckptfix.formats.torch.tensors import LAZY
+from ckptfix.io.elements import why_unresolved
 
 NAME = "safetensors"
 SUFFIXES = (".safetensors",)
@@ -185,10 +185,9 @@ def refuses(entry: TensorEntry) -> str | None:
     """What about a tensor the format cannot hold; None if it can hold it as it is."""
     if entry.kind != "dense":
         return f"{entry.kind} {entry.dtype}"
-    lazy = set(LAZY) & set(entry.detail.split(", "))
-    if not lazy and dtypes.by_name(entry.dtype).safetensors is not None:
-        return None
-    return f"{entry.detail} {entry.dtype}".strip()
+    if dtypes.by_name(entry.dtype).safetensors is None:
+        return f"{entry.detail} {entry.dtype}".strip()
+    return why_unresolved(entry)
 
 
 FORMAT = Format(

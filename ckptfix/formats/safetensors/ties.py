@@ -19,7 +19,7 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.safetensors.write import row_major
+from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import digest
 
@@ -87,11 +87,11 @@ def _find_views(extents: list[_Extent], views: dict[str, dict[str, object]], fin
     # Where a tensor starts, every one that could cover it has been seen; of those that are contiguous, the one
     # that ends last covers it if any does, and is itself no view.
     extents.sort(key=lambda extent: (extent.start, -extent.end, not extent.entry.is_contiguous, extent.index))
-    bases: dict[str, _Extent] = {}
+    bases: dict[object, _Extent] = {}
     last: _Extent | None = None
     for extent in extents:
         entry = extent.entry
-        base = bases.get(entry.dtype)
+        base = bases.get((entry.dtype, entry.lazy))
         if base is not None and base.end >= extent.end:
             views[entry.key] = {
                 "base": base.entry.key,
@@ -104,7 +104,7 @@ def _find_views(extents: list[_Extent], views: dict[str, dict[str, object]], fin
             message = f"overlaps {last.entry.name!r} in memory, and no tensor holds both; they are written apart"
             findings.append(found("shared-memory", message, where=entry.name))
         if entry.is_contiguous and (base is None or extent.end > base.end):
-            bases[entry.dtype] = extent
+            bases[entry.dtype, entry.lazy] = extent
         if last is None or extent.end > last.end:
             last = extent
 
@@ -167,7 +167,7 @@ def _are_counts(value: object) -> TypeGuard[list[int]]:
 
 
 def _digest(entry: TensorEntry) -> bytes:
-    return digest(read_chunks(row_major(entry)))
+    return digest(read_chunks(row_major(entry, "little")))
 
 
 def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:

@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import (
-    ByteRange,
     Checkpoint,
-    Data,
-    Derived,
     OutputFile,
     Plan,
     Segment,
@@ -29,8 +26,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.in_place import head_of, room_for, unchanged
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, METADATA, header_of
 from ckptfix.io.blocks import best_start, shift_for
-from ckptfix.io.derived import gathered
-from ckptfix.io.read import cut, read_chunks
+from ckptfix.io.elements import row_major, why_unresolved
 
 # The variants of ``Dtype`` in safetensors/src/tensor.rs from last to first, as version 0.8 sorts them.
 _LAYOUT_ORDER = (
@@ -89,7 +85,7 @@ def plan_write(
         begin, end = end, end + entry.nbytes
         places[name] = begin, end
         if end > begin:
-            segments.append(row_major(entry))
+            segments.append(row_major(entry, "little"))
     pairs = {**({"format": "pt"} if with_format else {}), **(metadata or {})}
     items = [f"{quoted(METADATA)}:{metadata_text(pairs.items())}"] if pairs else []
     for name, (_, code, shape) in laid_out if ordered else described.items():
@@ -114,6 +110,8 @@ def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
     storage = entry.storage
     if row is None or row.safetensors is None or entry.kind != "dense" or storage is None or storage.data is None:
         return None
+    if why_unresolved(entry) is not None:
+        return None
     if math.prod(size or 1 for size in entry.shape) * row.itemsize >= TOO_MANY:
         return None
     if row.packed == 1:
@@ -127,31 +125,6 @@ def _unreadable(names: Iterable[str]) -> Iterator[Finding]:
         if not _encodes(name):
             message = "its name holds a lone surrogate; the safetensors library will not open the file"
             yield found("surrogate-name", message, where=name)
-
-
-def row_major(entry: TensorEntry) -> Data:
-    """The bytes of a dense tensor as if contiguous.
-
-    Raises:
-        Unsupported: a strided view of bytes that are in no file as such.
-        DamagedFile: it reaches outside its storage.
-    """
-    data = entry.storage.data if entry.storage is not None else None
-    if isinstance(data, Derived):
-        if not entry.is_contiguous:
-            raise Unsupported("a strided view of a compressed or big-endian record", where=entry.name)
-        return _part(data, entry.offset * entry.itemsize, entry.nbytes)
-    if isinstance(data, ByteRange) and not entry.is_contiguous:
-        return gathered(data, entry.itemsize, entry.shape, entry.stride, entry.offset)
-    return entry.data
-
-
-def _part(data: Derived, offset: int, length: int) -> Derived:
-    """`length` bytes that begin `offset` bytes into `data`."""
-    if (offset, length) == (0, data.length):
-        return data
-
-    return Derived(length, lambda: cut(read_chunks(data), offset, length), data.what, data.sources)
 
 
 def framed(text: str, data: Iterable[Segment] = (), dest: str = "") -> list[Segment]:

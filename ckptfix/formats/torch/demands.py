@@ -75,7 +75,7 @@ def _refused(entry: TensorEntry) -> str:
     row = dtypes.find(entry.dtype)
     if entry.requires_grad and row is not None and row.family not in ("float", "complex"):
         return f"a tensor of {entry.dtype} that requires a gradient"
-    if "conj" in entry.detail.split(", ") and row is not None and row.family != "complex":
+    if "conj" in entry.lazy and row is not None and not row.is_complex:
         return f"the conjugate of a tensor of {entry.dtype}"
     values = entry.detail.split(", ")
     if entry.kind == "quantized" and values[0].startswith("per_channel"):

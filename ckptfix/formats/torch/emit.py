@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
-from ckptfix.formats.torch.tensors import LAZY, BadTensor, StorageOf
+from ckptfix.formats.torch.tensors import BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.reemit import reemit
@@ -154,7 +154,7 @@ def dense_call(
         nbytes: of the storage.
         refer: makes the reference to the storage, as so many elements of the storage class.
         layout: offset, shape and stride, in elements.
-        marks: those of `LAZY` that it has.
+        marks: its lazy ones (conj, neg).
     """
     row = dtypes.by_name(dtype)
     typed = row.storage_class is not None
@@ -179,7 +179,7 @@ def tensor_call(entry: TensorEntry, storages: References) -> Call:
         lambda kind, count: storages.reference(kind, storage, count, entry.name),
         (entry.offset, entry.shape, entry.stride),
         requires_grad=entry.requires_grad and not entry.parameter,
-        marks=[mark for mark in LAZY if mark in entry.detail.split(", ")],
+        marks=list(entry.lazy),
     )
     return rebuild.PARAMETER.call(call, entry.requires_grad, _hooks()) if entry.parameter else call
 

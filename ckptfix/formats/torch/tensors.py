@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride, dtypes
-from ckptfix.checkpoint.tensors import reach
+from ckptfix.checkpoint.tensors import LAZY, reach
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.call_classes import PARAMETER, is_tensor_class
@@ -198,12 +198,9 @@ def _plain(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageO
     return entry if row.marks is None else _marked(entry, args[row.marks :])
 
 
-LAZY = ("conj", "neg")
-"""Marks of a tensor whose bytes stand for their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
-
-
 def _marked(entry: TensorEntry, rest: Args) -> TensorEntry:
-    marks = [key for key, value in pairs(rest[0]) or () if value is True and key in LAZY] if rest else []
+    given = [key for key, value in pairs(rest[0]) or () if value is True] if rest else []
+    marks = [mark for mark in LAZY if mark in given]
     return replace(entry, detail=", ".join(marks)) if marks else entry
 
 

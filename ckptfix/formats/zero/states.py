@@ -55,7 +55,7 @@ class File:
             if not is_tensor(node):
                 raise DamagedFile("no tensor, where one should be", where=where)
             entry = tensor_entry(node, where, "", self.storages)
-            if entry.kind != "dense" or not entry.is_contiguous:
+            if entry.kind != "dense" or not entry.is_contiguous or entry.lazy:
                 raise DamagedFile("a tensor whose elements do not lie in a row", where=where)
             return entry
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
 from ckptfix.checkpoint.places import pieces_of
-from ckptfix.formats.torch.tensors import LAZY
 from ckptfix.io.source import Source, open_source, refuse_changed, threads
 from ckptfix.io.threads import WORKERS
 from ckptfix.loaders.tensors import TensorMaker, unmoved
@@ -43,7 +42,7 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
         or maker.restore is not unmoved
         or (maker.checkpoint.byteorder == "big" and row.itemsize > 1)
         or not entry.is_contiguous
-        or any(mark in LAZY for mark in entry.detail.split(", "))
+        or entry.lazy
         or type(parameter) not in (torch.Tensor, torch.nn.Parameter)
         or not _lies_plainly(parameter)
         or parameter.dtype is not maker.dtype(entry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,8 @@ from ckptfix import formats
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath, about, file_name
-from ckptfix.findings.table import found
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found as finding
 from ckptfix.formats.folders.members import role_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
@@ -87,6 +88,7 @@ def average(
         hint = "--last N takes those in a folder" if len(paths) == 1 and found_as(paths[0]) == "folder" else None
         raise Refused("average takes two inputs or more", hint=hint)
     shares = _shares(len(paths), weights, ema)
+    plans: list[plan.Averaging] = []
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[AverageResult]:
         others: list[Checkpoint] = []
@@ -94,11 +96,12 @@ def average(
             with about(path):
                 others.append(formats.open_checkpoint(path))
         done = plan.average([*others, checkpoint], shares, at=at)
+        plans.append(done)
         total = sum(shares)
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
             lines.append(f"of {checkpoint.path}: {some(done.taken)}")
-        findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
+        findings = [finding("batchnorm", where=checkpoint.path)] if done.norms else []
         made = plan_edits(checkpoint, done.edits, dest)
         return Draft(
             result=partial(
@@ -117,7 +120,32 @@ def average(
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
-    return carry_out(paths[-1], dest, make, how)
+    result = carry_out(paths[-1], dest, make, how)
+    found = [plans[-1].oddities.of(number) for number in range(len(paths))]
+    findings = [row for path, odd in zip(paths, found, strict=True) for row in _not_finite(path, odd, found)]
+    return replace(result, findings=(*result.findings, *findings)) if findings else result
+
+
+Oddities = Mapping[str, plan.Odd]
+
+
+def _not_finite(path: str, odd: Oddities, everyone: Sequence[Oddities]) -> Iterator[Finding]:
+    """What the mean takes over of an input: NaN, and infinities."""
+    nan = {name: row.nan for name, row in odd.items() if row.nan}
+    infinite = {name: row.infinite for name, row in odd.items() if row.infinite}
+    # A mask has as many in every input; a weight has not.
+    is_mask = all(name in row and row[name].infinite == count for name, count in infinite.items() for row in everyone)
+    if nan:
+        yield finding("nan-values", _counted("NaN value", nan), where=path)
+    if infinite:
+        message = _counted("infinite value", infinite)
+        yield finding("infinite-values", message, where=path, severity=None if is_mask else "warning")
+
+
+def _counted(what: str, counts: Mapping[str, int]) -> str:
+    names = some([f"{name} ({count:,})" for name, count in counts.items()], 5)
+    total, tensors = plural(sum(counts.values()), what), plural(len(counts), "tensor")
+    return f"{total} in {tensors}, which the mean has too: {names}"
 
 
 def _shares(count: int, weights: Sequence[float] | None, ema: float | None) -> list[float]:

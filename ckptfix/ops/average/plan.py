@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import NamedTuple
 
-from ckptfix.checkpoint import Check, Checkpoint, Data, Edit, Put, Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.checkpoint import (
+    Check,
+    Checkpoint,
+    Data,
+    Edit,
+    Put,
+    Storage,
+    TensorEntry,
+    contiguous_stride,
+    dtypes,
+    same_place,
+)
 from ckptfix.errors import Refused
-from ckptfix.formats.safetensors.write import row_major
+from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.mapped import mapped
 from ckptfix.ops import choose, numbers
 from ckptfix.ops.law.promise import holders, listed
@@ -26,6 +38,35 @@ BLOCK = 1 << 15
 Table = dict[str, TensorEntry]
 
 
+class Odd(NamedTuple):
+    """Elements of a tensor of one input that are no finite numbers: how many are NaN, and how many infinite."""
+
+    nan: int
+    infinite: int
+
+
+@dataclass(slots=True)
+class Oddities:
+    """What is not finite in the inputs, piece by piece: a piece that is computed twice counts once."""
+
+    _pieces: dict[tuple[str, int, int], Odd] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def note(self, name: str, first: int, number: int, odd: Odd) -> None:
+        """Of the piece of the tensor `name` that begins with its element `first`, in the `number`-th input."""
+        with self._lock:
+            self._pieces[name, first, number] = odd
+
+    def of(self, number: int) -> dict[str, Odd]:
+        """Name of a tensor -> what of it is not finite in the `number`-th input."""
+        made: dict[str, Odd] = {}
+        for (name, _, which), odd in sorted(self._pieces.items()):
+            if which == number:
+                so_far = made.get(name, Odd(0, 0))
+                made[name] = Odd(so_far.nan + odd.nan, so_far.infinite + odd.infinite)
+        return made
+
+
 @dataclass(frozen=True, slots=True)
 class Averaging:
     """What an averaging will do.
@@ -36,6 +77,7 @@ class Averaging:
         taken: addresses of tensors that are those of the last checkpoint: integers, and what holds no numbers.
         norms: whether statistics of BatchNorm are among what is averaged.
         checks: of the bytes of all inputs that have a checksum.
+        oddities: filled while the output is written.
     """
 
     edits: tuple[Edit, ...]
@@ -43,6 +85,7 @@ class Averaging:
     taken: tuple[str, ...]
     norms: bool
     checks: tuple[Check, ...]
+    oddities: Oddities
 
 
 def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: str | None = None) -> Averaging:
@@ -61,6 +104,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
     mine = tables[-1]
     puts: Table = {}
     made: dict[object, Storage] = {}
+    oddities = Oddities()
     whole = _whole_storages(tables)
     around = holders(checkpoints[-1].entries)
     for key, entry in mine.items():
@@ -71,11 +115,12 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
             place: object = tuple(_storage(other).identity for other in others)
             inputs = [_data_of(other) for other in others]
         else:
-            place = tuple((_storage(other).identity, other.offset, other.stride) for other in others)
-            inputs = [row_major(other) for other in others]
-            entry = replace(entry, stride=contiguous_stride(entry.shape), offset=0)
+            place = tuple(map(same_place, others))
+            orders = (checkpoint.byteorder for checkpoint in checkpoints)
+            inputs = [row_major(other, order) for other, order in zip(others, orders, strict=True)]
+            entry = replace(resolved(entry, checkpoints[-1].byteorder), stride=contiguous_stride(entry.shape), offset=0)
         if place not in made:
-            made[place] = _mean(entry, inputs, checkpoints, weights)
+            made[place] = _mean(entry, inputs, checkpoints, weights, oddities)
         puts[key] = replace(entry, storage=made[place])
     edits = (Put(ats[-1], puts),) if puts else ()
     used = {_storage(table[key]).identity: _storage(table[key]) for table in tables[:-1] for key in puts}
@@ -89,6 +134,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
             for storage in used.values()
             if storage.data is not None and storage.crc32 is not None
         ),
+        oddities,
     )
 
 
@@ -128,7 +174,7 @@ def _has_mean(entry: TensorEntry) -> bool:
         and row.family in ("float", "complex")
         and entry.storage is not None
         and entry.storage.data is not None
-        and entry.detail not in ("conj", "neg", "conj, neg")
+        and why_unresolved(entry) is None
     )
 
 
@@ -144,12 +190,13 @@ def _data_of(entry: TensorEntry) -> Data:
 
 
 class _View(NamedTuple):
-    """Where a tensor lies in its storage, and how large that is."""
+    """Where a tensor lies in its storage, how it is read there, and how large that is."""
 
     name: str
     dtype: str
     offset: int
     stride: tuple[int, ...]
+    lazy: tuple[str, ...]
     nbytes: int
 
 
@@ -183,18 +230,26 @@ def _whole_storages(tables: Sequence[Table]) -> set[str]:
 
 
 def _view(entry: TensorEntry, name: str) -> _View:
-    return _View(name, entry.dtype, entry.offset, entry.stride, _storage(entry).nbytes)
+    return _View(name, entry.dtype, entry.offset, entry.stride, entry.lazy, _storage(entry).nbytes)
 
 
 def _mean(
-    entry: TensorEntry, inputs: Sequence[Data], checkpoints: Sequence[Checkpoint], weights: Sequence[float]
+    entry: TensorEntry,
+    inputs: Sequence[Data],
+    checkpoints: Sequence[Checkpoint],
+    weights: Sequence[float],
+    oddities: Oddities,
 ) -> Storage:
     row = dtypes.by_name(entry.dtype)
     swaps = [checkpoint.byteorder != sys.byteorder and row.itemsize > 1 for checkpoint in checkpoints]
     total = sum(weights)
 
     def compute(first: int, pieces: Sequence[bytes | memoryview]) -> bytes:
-        return mean_bytes(pieces, row, swaps, weights, total)
+        made, odd = mean_bytes(pieces, row, swaps, weights, total)
+        for number, found in enumerate(odd):
+            if found.nan or found.infinite:
+                oddities.note(entry.name, first, number, found)
+        return made
 
     stream = mapped(
         inputs, [row.itemsize] * len(inputs), row.itemsize, compute, f"mean of {plural(len(inputs), 'file')}"
@@ -209,8 +264,12 @@ def mean_bytes(
     swaps: Sequence[bool],
     weights: Sequence[float],
     total: float,
-) -> bytes:
-    """The weighted mean of the elements in `pieces`, in the byte order of the last; `swaps` says whose is the other."""
+) -> tuple[bytes, Sequence[Odd]]:
+    """The weighted mean of the elements in `pieces`, in the byte order of the last, and what of each is not finite.
+
+    Args:
+        swaps: whose byte order is not this machine's.
+    """
     import numpy
 
     nbytes = len(pieces[-1])
@@ -219,21 +278,35 @@ def mean_bytes(
     into = numpy.empty(nbytes // unit, f"u{unit}")
     views = [memoryview(piece) for piece in pieces]
     step = BLOCK * width
+    odd = [Odd(0, 0)] * len(pieces)
     with numpy.errstate(all="ignore"):
         for start in range(0, nbytes, step):
-            blocks = (
-                numbers.decoded(view[start : start + step], row, swap) for view, swap in zip(views, swaps, strict=True)
-            )
-            made = _mean_of(blocks, row, weights, total)
-            into[start // unit : (start + step) // unit] = made.view(into.dtype)
+            parts = [view[start : start + step] for view in views]
+            mean = _mean_of(_decoded(parts, row, swaps), row, weights, total)
+            # What is not finite in one input is not in the mean, nor in the sum of that.
+            if not numpy.isfinite(mean.sum()):
+                found = [_odd_of(block) for block in _decoded(parts, row, swaps)]
+                odd = [Odd(*map(sum, zip(*pair, strict=True))) for pair in zip(odd, found, strict=True)]
+            into[start // unit : (start + step) // unit] = _rounded(mean, row).view(into.dtype)
     if swaps[-1]:
         into.byteswap(inplace=True)
-    return into.tobytes()
+    return into.tobytes(), odd
+
+
+def _decoded(parts: Sequence[memoryview], row: dtypes.Dtype, swaps: Sequence[bool]) -> Iterator[numbers.Elements]:
+    return (numbers.decoded(part, row, swap) for part, swap in zip(parts, swaps, strict=True))
+
+
+def _odd_of(block: numbers.Elements) -> Odd:
+    import numpy
+
+    return Odd(int(numpy.count_nonzero(numpy.isnan(block))), int(numpy.count_nonzero(numpy.isinf(block))))
 
 
 def _mean_of(
     blocks: Iterable[numbers.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
 ) -> numbers.Elements:
+    """The mean in float64, or in two of them."""
     import numpy
 
     if row.name in ("float64", "complex128"):
@@ -252,7 +325,11 @@ def _mean_of(
     assert sums is not None
     if total != 1:
         sums /= total
-    return numbers.once(sums, row.name) if row.family == "float" else sums.astype(numpy.complex64)
+    return sums
+
+
+def _rounded(mean: numbers.Elements, row: dtypes.Dtype) -> numbers.Elements:
+    return mean.astype(row.name, copy=False) if row.family == "complex" else numbers.once(mean, row.name)
 
 
 def _own_mean(blocks: Sequence[numbers.Elements], weights: Sequence[float], total: float) -> numbers.Elements:

@@ -12,6 +12,7 @@ from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.mapped import mapped
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose, numbers
@@ -156,7 +157,9 @@ def cast(
         if why is None and called[entry.name] > 1:
             why = "another tensor has the same address"
         if why is None and entry.dtype != to:
-            wanted.append(entry)
+            # Of some dtypes torch has no negatives, and nothing could read what is marked as one.
+            lasts = why_unresolved(replace(entry, dtype=to)) is None
+            wanted.append(entry if lasts else resolved(entry, checkpoint.byteorder))
         elif why:
             kept[entry.name] = why
     tallies = Tallies(strict)

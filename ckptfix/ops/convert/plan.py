@@ -11,11 +11,11 @@ from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian, pickled
+from ckptfix.io.elements import resolved, row_major
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
@@ -190,9 +190,11 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
     units = element_sizes(checkpoint)
     out = []
     for entry in entries:
+        unit = units[entry.storage.identity] if entry.storage is not None else 1
+        entry = resolved(entry, "big")
         storage = entry.storage
         assert storage is not None
-        data = little_endian(row_major(entry), "big", units[storage.identity])
+        data = little_endian(row_major(entry, "big"), "big", unit)
         turned = replace(storage, key=entry.key, nbytes=entry.nbytes, data=data, crc32=None)
         out.append(replace(entry, storage=turned, offset=0, stride=contiguous_stride(entry.shape)))
     return out
@@ -230,4 +232,9 @@ def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversi
     behind = tuple(f"__metadata__/{key}" for key in left)
     plan = Plan(plan.files, (*plan.findings, *not_written(behind, (), target)))
     ties = len(entries) - len(checkpoint.entries)
-    return Conversion(plan, target.name, "", len(entries), everything(checkpoint), behind, (), max(ties, 0))
+    promise = everything(checkpoint)
+    stored = {entry.key: entry for entry in promise.kept}
+    # A view that metadata records takes the place of a copy of its elements, which were compared.
+    views = {entry.name: entry for entry in entries if entry != stored.get(entry.key, entry)}
+    promise = replace(promise, puts=views)
+    return Conversion(plan, target.name, "", len(entries), promise, behind, (), max(ties, 0))

@@ -49,10 +49,15 @@ def leaves(entry: TensorEntry) -> list[TensorEntry]:
     return found
 
 
+def class_of(entry: TensorEntry) -> str:
+    """What distinguishes a tensor from others of its kind, but for marks, which change nothing but its bytes."""
+    return "" if entry.lazy else entry.detail
+
+
 def whole_crc(entry: TensorEntry) -> int | None:
     """The CRC-32 that the file states for exactly the bytes of `entry`; None if there is none."""
     storage = entry.storage
-    if storage is None or storage.crc32 is None or not entry.is_contiguous or entry.offset:
+    if storage is None or storage.crc32 is None or not entry.is_contiguous or entry.offset or entry.lazy:
         return None
     return storage.crc32 if entry.nbytes == storage.nbytes else None
 
@@ -90,7 +95,7 @@ def _readable(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
     for entry in entries:
         parts = leaves(entry)
         try:
-            contents = [content(part) for part in parts]
+            contents = [content(part, "little") for part in parts]
         except Unsupported:
             continue
         if any(place.nbytes for place in contents) and not any(place.endless for place in contents):
@@ -99,7 +104,8 @@ def _readable(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
 
 
 def _signature(entry: TensorEntry) -> Hashable:
-    return entry.kind, entry.dtype, entry.shape, entry.detail, tuple((part.dtype, part.shape) for part in leaves(entry))
+    parts = tuple((part.dtype, part.shape) for part in leaves(entry))
+    return entry.kind, entry.dtype, entry.shape, class_of(entry), parts
 
 
 def _crcs(entry: TensorEntry) -> tuple[int | None, ...]:
@@ -130,7 +136,7 @@ def _by_digest(
     done: list[Group] = []
     for limit in (HEAD, None):
         tasks = [
-            (entry, swap and checkpoint.byteorder == "big")
+            (entry, checkpoint.byteorder, swap)
             for group in groups
             for entries, checkpoint in zip(group, (a, b), strict=True)
             for entry in entries
@@ -144,7 +150,7 @@ def _by_digest(
     return done + groups
 
 
-Task = tuple[TensorEntry, bool]
+Task = tuple[TensorEntry, str, bool]
 
 
 def _is_short(group: Group) -> bool:
@@ -158,16 +164,16 @@ def _weight(task: Task) -> int:
 
 
 def _digests(limit: int | None, readers: Readers, batch: list[Task]) -> list[tuple[int, bytes]]:
-    return [(id(entry), _digest(entry, swap, limit, readers)) for entry, swap in batch]
+    return [(id(entry), _digest(entry, order, swap, limit, readers)) for entry, order, swap in batch]
 
 
-def _digest(entry: TensorEntry, swap: bool, limit: int | None, readers: Readers) -> bytes:
-    """The digest of the bytes of `entry`, at most `limit` of each part, in little-endian order if `swap`."""
+def _digest(entry: TensorEntry, byteorder: str, swap: bool, limit: int | None, readers: Readers) -> bytes:
+    """The digest of the elements of `entry`, at most `limit` bytes of each part, in little-endian order if `swap`."""
 
     def chunks() -> Iterator[bytes]:
         for part in leaves(entry):
-            unit = unit_of(part) if swap else 1
-            for chunk in chunks_of(content(part), limit, readers):
+            unit = unit_of(part) if swap and byteorder == "big" else 1
+            for chunk in chunks_of(content(part, byteorder), limit, readers):
                 yield swapped(chunk, unit) if unit > 1 else chunk
 
     return digest(chunks())
@@ -182,8 +188,7 @@ def chunks_of(place: Content, limit: int | None, readers: Readers) -> Iterator[b
 
 def unit_of(entry: TensorEntry) -> int:
     """Bytes whose order a byte order reverses: half an element of a complex dtype."""
-    row = dtypes.by_name(entry.dtype)
-    return row.itemsize // 2 if row.family == "complex" or row.name == "complex32" else row.itemsize
+    return dtypes.by_name(entry.dtype).unit
 
 
 def swapped(chunk: bytes, unit: int) -> bytes:

@@ -9,6 +9,7 @@ from ckptfix.checkpoint import ByteRange, Data, TensorEntry
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
+from ckptfix.io.elements import Resolve, resolve
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Readers
 from ckptfix.io.source import Source as OpenSource
@@ -27,19 +28,24 @@ class Content:
     """The elements of a tensor in row-major order: `nbytes` of `data`, from `start` on.
 
     `endless` is true of a view that repeats its storage so often that reading it through is out of the question.
+    `values` makes the elements of the bytes that are read, where these stand for others.
     """
 
     data: Data
     start: int
     nbytes: int
     endless: bool = False
+    values: Resolve | None = None
 
 
-def content(entry: TensorEntry) -> Content:
+def content(entry: TensorEntry, byteorder: str) -> Content:
     """Where the elements of a dense tensor, or of the dense part of a quantized one, are to be read.
 
+    Args:
+        byteorder: of the file.
+
     Raises:
-        Unsupported: nowhere, or in a form that cannot be streamed.
+        Unsupported: nowhere, or in a form that cannot be streamed; or torch has no such values.
         DamagedFile: they would lie outside of the storage.
     """
     storage = entry.storage
@@ -47,16 +53,17 @@ def content(entry: TensorEntry) -> Content:
         raise Unsupported("the file does not hold its data", where=entry.name)
     if entry.dtype in PACKED:
         return Content(storage.data, 0, storage.nbytes)
+    values = resolve(entry, byteorder)
     if entry.is_contiguous:
         nbytes = entry.nbytes
         start = entry.offset * entry.itemsize if nbytes else 0
         if start < 0 or start + nbytes > storage.data.length:
             raise DamagedFile("it reaches outside its storage", where=entry.name)
-        return Content(storage.data, start, nbytes)
+        return Content(storage.data, start, nbytes, values=values)
     if not isinstance(storage.data, ByteRange):
         raise Unsupported("a strided view of a compressed record", where=entry.name)
     view = gathered(storage.data, entry.itemsize, entry.shape, entry.stride, entry.offset)
-    return Content(view, 0, entry.nbytes, entry.nbytes > max(OVERLAP * storage.nbytes, 1 << 30))
+    return Content(view, 0, entry.nbytes, entry.nbytes > max(OVERLAP * storage.nbytes, 1 << 30), values)
 
 
 class Source(Protocol):
@@ -113,10 +120,24 @@ class StreamSource:
         return self._take(count)
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A source of bytes that stand for other values; what is read is whole elements."""
+
+    stored: Source
+    values: Resolve
+
+    def read(self, start: int, count: int) -> bytes:
+        return self.values(self.stored.read(start, count))
+
+
 def source(content: Content, readers: Readers) -> Source:
+    stored: Source
     if isinstance(content.data, ByteRange):
-        return FileSource(readers[content.data.path], content.data.offset + content.start)
-    return StreamSource(content)
+        stored = FileSource(readers[content.data.path], content.data.offset + content.start)
+    else:
+        stored = StreamSource(content)
+    return stored if content.values is None else Resolved(stored, content.values)
 
 
 def equal_bytes(a: Content, b: Content, readers: Readers) -> bool:
@@ -130,7 +151,7 @@ def equal_bytes(a: Content, b: Content, readers: Readers) -> bool:
 
 def spans(a: TensorEntry, b: TensorEntry) -> tuple[Content, Content] | None:
     """The bytes in which two strided views lie, if they step through their storages alike; None otherwise."""
-    if a.is_contiguous or a.stride != b.stride:
+    if a.is_contiguous or a.stride != b.stride or a.lazy != b.lazy:
         return None
     return _span(a), _span(b)
 

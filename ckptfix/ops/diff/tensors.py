@@ -10,22 +10,19 @@ from operator import attrgetter
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import Unsupported
 from ckptfix.formats.base import Aspect
-from ckptfix.formats.torch import tensors as torch_tensors
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers
 from ckptfix.ops.diff import bytes as diff_bytes
 from ckptfix.ops.diff import sources as diff_sources
 from ckptfix.ops.diff.bytes import Job
-from ckptfix.ops.diff.content import leaves, whole_crc
+from ckptfix.ops.diff.content import class_of, leaves, whole_crc
 from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.result import Compared, Difference, Match, Sharing, TensorChange
 from ckptfix.ops.diff.sums import ValueDiff
 
 COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})
 """What is compared where the formats of both files state it."""
-
-LAZY = frozenset(torch_tensors.LAZY)
 
 
 @dataclass(slots=True)
@@ -140,7 +137,7 @@ class Tensors:
         job = self.jobs.get(key)
         if job is None:
             try:
-                x, y = diff_sources.content(a), diff_sources.content(b)
+                x, y = (diff_sources.content(one, order) for one, order in zip((a, b), self.byteorders, strict=True))
             except Unsupported as error:
                 row.reason = error.message
                 return
@@ -195,22 +192,17 @@ PROPERTIES: dict[str, Callable[[TensorEntry], object]] = {
     "device": attrgetter("location"),
     "requires_grad": attrgetter("requires_grad"),
     "parameter": attrgetter("parameter"),
-    "detail": attrgetter("detail"),
+    "detail": class_of,
 }
 
 
 def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[Aspect]) -> Iterator[Difference]:
     """The properties in which two tensors differ, without those that one of the formats does not state."""
     for what, read in PROPERTIES.items():
-        if read(a) != read(b) and (what not in unstated or (what == "detail" and _is_lazy(a) != _is_lazy(b))):
+        if read(a) != read(b) and what not in unstated:
             yield Difference(what, read(a), read(b))
     if a.stride != b.stride and a.shape == b.shape and "stride" not in unstated and _steps(a) != _steps(b):
         yield Difference("stride", a.stride, b.stride)
-
-
-def _is_lazy(entry: TensorEntry) -> bool:
-    """Whether the bytes stand for their conjugate or negative, which no format may leave unsaid."""
-    return not LAZY.isdisjoint(entry.detail.split(", "))
 
 
 def sizes(a: TensorEntry, b: TensorEntry) -> Iterator[Difference]:
@@ -232,7 +224,7 @@ def _place(entry: TensorEntry) -> Hashable:
     storage = entry.storage
     data = storage.data if storage is not None else None
     place = data if isinstance(data, ByteRange) else id(data)
-    return place, entry.dtype, entry.shape, entry.stride, entry.offset
+    return place, entry.dtype, entry.shape, entry.stride, entry.offset, entry.lazy
 
 
 def sharing(pairs: Iterable[tuple[TensorEntry, TensorEntry]]) -> Iterator[Sharing]:

@@ -92,10 +92,11 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
     for name, row in want.items():
         origin.setdefault(row.digest, name)
     new: list[str] = []
+    gone = set(lost)
     for name, row in have.items():
         if name in same or name in taken:
             continue
-        if row.digest in origin:
+        if row.digest in origin and name not in gone:
             moved.append(Moved(origin[row.digest], name))
         else:
             new.append(name)

@@ -7,7 +7,7 @@ What is hashed, so that others can do the same::
 
 So names, containers, shards, byte order, strides and storages do not change it. A tensor that is not dense has its kind
 and what else distinguishes it behind its shape, then the elements that it has itself, then the digests of its parts;
-one whose bytes stand for their conjugate or negative has these marks there.
+the elements of one whose bytes stand for their conjugate or negative are these values.
 
 Two digests are of a whole set: of its manifest, the lines ``DIGEST  NAME`` in the order of the names' bytes; and of the
 digests alone, a line each, sorted, which new names do not change.
@@ -23,7 +23,6 @@ from typing import Protocol
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
 from ckptfix.errors import MissingExtra, Refused, Unsupported
-from ckptfix.formats.torch.tensors import LAZY
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
@@ -110,7 +109,7 @@ def digests(
     done = 0
     known: dict[object, str] = {}
     with Readers() as readers:
-        call = partial(_hashed, new, readers, checkpoint.byteorder == "big")
+        call = partial(_hashed, new, readers, checkpoint.byteorder)
         for rows, nbytes in Workers().run(call, batches(unique.items(), lambda row: row[1].nbytes + OVERHEAD, TASK)):
             known.update(rows)
             done += nbytes
@@ -137,42 +136,39 @@ def _place(entry: TensorEntry) -> object:
 Task = list[tuple[object, TensorEntry]]
 
 
-def _hashed(new: NewHash, readers: Readers, swap: bool, task: Task) -> tuple[list[tuple[object, str]], int]:
-    rows = [(place, _hash(new, readers, swap, entry).hexdigest()) for place, entry in task]
+def _hashed(new: NewHash, readers: Readers, byteorder: str, task: Task) -> tuple[list[tuple[object, str]], int]:
+    rows = [(place, _hash(new, readers, byteorder, entry).hexdigest()) for place, entry in task]
     return rows, sum(entry.nbytes for _, entry in task)
 
 
 def head(entry: TensorEntry) -> bytes:
     """What is hashed of a tensor before its elements."""
     words = [MARK, entry.dtype, ",".join(map(str, entry.shape))]
-    marks = [mark for mark in entry.detail.split(", ") if mark in LAZY]
     if entry.kind != "dense":
         words += [entry.kind, entry.detail]
-    elif marks:
-        words += marks
     return " ".join(words).encode("utf-8", "surrogatepass") + b"\n"
 
 
-def digest_of(entry: TensorEntry, readers: Readers, *, swap: bool) -> str:
-    """The SHA-256 of one tensor, of a file in big-endian order if `swap`. Raises CkptfixError where it has none."""
-    return _hash(hasher("sha256"), readers, swap, entry).hexdigest()
+def digest_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> str:
+    """The SHA-256 of one tensor of a file in this byte order. Raises CkptfixError where it has none."""
+    return _hash(hasher("sha256"), readers, byteorder, entry).hexdigest()
 
 
-def _hash(new: NewHash, readers: Readers, swap: bool, entry: TensorEntry) -> Hash:
+def _hash(new: NewHash, readers: Readers, byteorder: str, entry: TensorEntry) -> Hash:
     state = new()
     state.update(head(entry))
     if entry.storage is not None and entry.storage.data is not None and entry.numel:
-        place = content(entry)
+        place = content(entry, byteorder)
         if place.endless:
             message = f"a view of {place.nbytes:,} bytes, which repeats {entry.storage.nbytes:,} bytes without end"
             raise Refused(message, where=entry.name)
-        unit = unit_of(entry) if swap else 1
+        unit = unit_of(entry) if byteorder == "big" else 1
         for chunk in chunks_of(place, None, readers):
             state.update(swapped(chunk, unit) if unit > 1 else chunk)
     elif entry.numel and not entry.parts and entry.kind == "dense":
         raise Unsupported("its data is not in the file (a tensor on the meta device)", where=entry.name)
     for part in entry.parts:
-        state.update(_hash(new, readers, swap, part).digest())
+        state.update(_hash(new, readers, byteorder, part).digest())
     return state
 
 

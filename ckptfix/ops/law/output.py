@@ -20,8 +20,14 @@ from ckptfix.ops.law.pieces import Trail, in_pieces, planned_trail, trail
 from ckptfix.ops.law.promise import Promise, listed, referred
 from ckptfix.ops.law.same import Place, Same
 
-Kind = tuple[str, tuple[int, ...]]
-"""dtype and shape."""
+Kind = tuple[str, tuple[int, ...], tuple[str, ...]]
+"""dtype, shape, and the marks (conj, neg) that the bytes of the input need, or a stream of the output has resolved."""
+
+
+def kind_of(part: TensorEntry, made: Data | None = None) -> Kind:
+    """The kind of a tensor whose bytes the stream `made` makes, if one does."""
+    done = made.lazy if isinstance(made, Derived) else ()
+    return part.dtype, part.shape, tuple(sorted({*part.lazy} ^ {*done}))
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
@@ -81,7 +87,7 @@ class Output:
         self._made: dict[Kind, deque[tuple[ByteRange, ...]]] = {}
         self._puts: dict[object, dict[Kind, list[TensorEntry]]] | None = None
         self._literal: Counter[tuple[Kind, str]] = Counter()
-        self._bare: Counter[Kind] = Counter()
+        self._bare: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._places: set[Place] = set()
         self._sources: list[ByteRange] = []
         self._sums: set[tuple[Place, int, int]] = set()
@@ -113,12 +119,12 @@ class Output:
         self._trails: Counter[tuple[Kind, Trail]] | None = None
 
     def _note(self, part: TensorEntry) -> None:
-        kind = part.dtype, part.shape
         if part.storage is None or part.storage.data is None or not part.numel:
-            self._bare[kind] += 1
+            self._bare[part.dtype, part.shape] += 1
             return
         self._note_storage(part.storage)
         found = _origin(part.storage.data, _extent(part)[0])
+        kind = kind_of(part, found if isinstance(found, Derived) else part.storage.data)
         self._named[part.name] = kind, found
         if isinstance(found, tuple):
             self._at[kind, found] += 1
@@ -140,10 +146,10 @@ class Output:
 
     def take(self, part: TensorEntry, promise: Promise) -> bool:
         """Whether the output has this tensor, one more time than was asked for."""
-        kind = part.dtype, part.shape
         storage = part.storage
         if storage is None or storage.data is None or not part.numel:
-            return _taken(self._bare, kind)
+            return _taken(self._bare, (part.dtype, part.shape))
+        kind = kind_of(part, storage.data)
         if isinstance(storage.data, Derived) and not storage.data.sources:
             return _taken(self._literal, (kind, storage.data.what))
         if in_pieces(storage.data):
@@ -191,7 +197,8 @@ class Output:
         if self._puts is None:
             self._puts = {}
             for put in promise.puts.values():
-                self._puts.setdefault(_elements(put), {}).setdefault((put.dtype, put.shape), []).append(put)
+                data = None if put.storage is None else put.storage.data
+                self._puts.setdefault(_elements(put), {}).setdefault(kind_of(put, data), []).append(put)
         kinds = self._puts.get(_elements(part), {})
         return (kind for kind, puts in kinds.items() if any(same_bytes(part, put) for put in puts))
 
@@ -199,12 +206,12 @@ class Output:
         """The same for a tensor that lies in pieces: all of them have to be there, in their order."""
         if self._trails is None:
             self._trails = Counter(
-                ((made.dtype, made.shape), found)
+                (kind_of(made), found)
                 for entry in self.entries
                 for made in leaves(entry)
                 if made.numel and (found := planned_trail(made, *_run(made))) is not None
             )
-        kind = part.dtype, part.shape
+        kind = kind_of(part)
         assert part.storage is not None and isinstance(part.storage.data, ByteRange)
         start, length = _run(part)
         data = part.storage.data.sub(start, length)
@@ -225,7 +232,7 @@ class Output:
         """Whether a tensor of the same kind has the name of this one, and bytes of another."""
         kind, found = self._named.get(part.name, (None, None))
         storage = part.storage
-        if storage is None or storage.data is None or not part.numel or kind != (part.dtype, part.shape):
+        if storage is None or storage.data is None or not part.numel or kind != kind_of(part, storage.data):
             return False
         if in_pieces(storage.data):
             # Taken by all of its pieces, in order.
@@ -245,7 +252,7 @@ class Output:
             return (part.dtype, part.shape) in self._bare
         if in_pieces(part.storage.data):
             return self._take_pieces(part)
-        return self._everywhere[(part.dtype, part.shape), _place(part.storage, _extent(part)[0])] > 0
+        return self._everywhere[kind_of(part, part.storage.data), _place(part.storage, _extent(part)[0])] > 0
 
     def holds(self, storage: Storage) -> bool:
         """Whether the bytes of a storage are in the output."""
@@ -279,7 +286,10 @@ class Output:
 
 
 def _taken(
-    counts: Counter[tuple[Kind, Place]] | Counter[tuple[Kind, str]] | Counter[tuple[Kind, Trail]] | Counter[Kind],
+    counts: Counter[tuple[Kind, Place]]
+    | Counter[tuple[Kind, str]]
+    | Counter[tuple[Kind, Trail]]
+    | Counter[tuple[str, tuple[int, ...]]],
     key: tuple[object, object],
 ) -> bool:
     left = counts[key]  # type: ignore[index]

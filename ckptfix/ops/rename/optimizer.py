@@ -16,8 +16,8 @@ from ckptfix.checkpoint import Checkpoint, Storage, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import Refused
-from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks
 from ckptfix.names import spellings
 from ckptfix.names.rulefile import several
@@ -247,7 +247,7 @@ class _Optimizer:
 
     def _copies(self, group: Group, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
         """One number that is kept for each parameter, a tensor of its own for each new one."""
-        values = {b"".join(read_chunks(row_major(entry))) for entry in entries}
+        values = {b"".join(read_chunks(row_major(entry, self._checkpoint.byteorder))) for entry in entries}
         if len(values) > 1:
             raise self._refused(f"{field} is not the same for all of {several(group.old())}", group)
         first = entries[0]

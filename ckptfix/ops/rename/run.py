@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint import Checkpoint, Plan, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, file_name
 from ckptfix.findings.row import Finding
@@ -139,8 +139,8 @@ def _untied(made: Made) -> list[Finding]:
     for site in made.sites:
         places: dict[object, list[str]] = {}
         for key, entry in site.entries.items():
-            if entry.storage is not None and entry.numel:
-                places.setdefault((entry.storage.identity, entry.offset, entry.shape, entry.stride), []).append(key)
+            if (place := same_place(entry)) is not None:
+                places.setdefault(place, []).append(key)
         after: dict[str, object] = {}
         for key, (_, new) in site.after():
             after.setdefault(key, None if new is None else new.storage)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, Data, Derived, Storage, TensorEntry
+from ckptfix.checkpoint.tensors import LAZY
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.formats import weights_of
-from ckptfix.formats.safetensors.write import row_major
+from ckptfix.io.elements import row_major
 from ckptfix.io.source import BATCH
 from ckptfix.names import wrappers
 
@@ -106,6 +107,7 @@ class Donor:
         if checkpoint.byteorder != byteorder:
             raise Unsupported("its byte order differs from the damaged file's", path=checkpoint.path)
         self.path = checkpoint.path
+        self._byteorder = byteorder
         entries = weights_of(checkpoint)
         self.entries: Mapping[str, TensorEntry] = {entry.name: entry for entry in entries}
         self._unwrapped: dict[str, list[TensorEntry]] = {}
@@ -148,12 +150,15 @@ class Donor:
         for leaf, other in zip(leaves, found, strict=True):
             entry = leaf.entry
             if not entry.offset and entry.is_contiguous and entry.nbytes == storage.nbytes:
+                # The marks of either side turn values into stored bytes as they turn these into values.
+                marks = [mark for mark in LAZY if (mark in entry.lazy) != (mark in other.lazy)]
+                stored = replace(other, detail=", ".join(marks)) if entry.lazy or other.lazy else other
                 try:
-                    return row_major(other)
+                    return row_major(stored, self._byteorder)
                 except CkptfixError as error:
                     return error.message
         alike = all(
-            (leaf.entry.stride, leaf.entry.offset) == (other.stride, other.offset)
+            (leaf.entry.stride, leaf.entry.offset, leaf.entry.lazy) == (other.stride, other.offset, other.lazy)
             for leaf, other in zip(leaves, found, strict=True)
         )
         theirs = {id(other.storage): other.storage for other in found}

@@ -13,9 +13,9 @@ from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.folders.assembled import Assembly
-from ckptfix.formats.safetensors.write import row_major
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.io import checking
+from ckptfix.io.elements import row_major
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
@@ -98,7 +98,7 @@ class _Filling:
         """(bytes, what they are, whether all of them come from the other file); None for a tensor that is left out."""
         other = self._donor.entry(entry.name) if self._donor is not None else None
         if other is not None and other.kind == "dense" and (other.shape, other.dtype) == (entry.shape, entry.dtype):
-            return row_major(other), taken_from(self._donor), True
+            return row_major(other, "little"), taken_from(self._donor), True
         if self._fill is None:
             return None, "", False
         self._allowance.take(entry.nbytes, entry.name)

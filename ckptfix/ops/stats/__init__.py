@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from ckptfix.errors import NoSuchTensor, StrPath, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.formats import open_checkpoint
+from ckptfix.io.elements import why_unresolved
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers, opened_once
 from ckptfix.io.threads import TASK, Workers
@@ -224,9 +225,7 @@ def why_no_numbers(entry: TensorEntry) -> str | None:
     row = dtypes.find(entry.dtype)
     if row is None or not computable(row):
         return f"{entry.dtype} has no arithmetic"
-    if entry.detail in ("conj", "neg", "conj, neg"):
-        return f"its bytes stand for their {entry.detail}"
-    return None
+    return why_unresolved(entry)
 
 
 def _place(entry: TensorEntry) -> object:
@@ -246,7 +245,7 @@ def _computed(
     done = 0
     with Readers() as readers:
         call = partial(_of_task, readers, checkpoint.byteorder != sys.byteorder)
-        for rows, nbytes in Workers().run(call, _tasks(unique)):
+        for rows, nbytes in Workers().run(call, _tasks(unique, checkpoint.byteorder)):
             for place, made in rows:
                 found.setdefault(place, Moments()).add(made)
             done += nbytes
@@ -255,13 +254,13 @@ def _computed(
     return found
 
 
-def _tasks(unique: dict[object, TensorEntry]) -> Iterator[list[Piece]]:
+def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[Piece]]:
     """Parts of long tensors, several short ones together."""
     task: list[Piece] = []
     held = 0
     for place, entry in unique.items():
         try:
-            whole = content(entry)
+            whole = content(entry, byteorder)
         except Unsupported:
             continue
         if whole.endless:
@@ -269,7 +268,7 @@ def _tasks(unique: dict[object, TensorEntry]) -> Iterator[list[Piece]]:
         step = TASK if isinstance(whole.data, ByteRange) else max(whole.nbytes, 1)
         for start in range(0, max(whole.nbytes, 1), step):
             nbytes = min(step, whole.nbytes - start)
-            task.append((place, entry.dtype, Content(whole.data, whole.start + start, nbytes)))
+            task.append((place, entry.dtype, replace(whole, start=whole.start + start, nbytes=nbytes)))
             held += nbytes + 4096
             if held >= TASK:
                 yield task
@@ -278,16 +277,16 @@ def _tasks(unique: dict[object, TensorEntry]) -> Iterator[list[Piece]]:
         yield task
 
 
-def moments_of(entry: TensorEntry, readers: Readers, *, swap: bool) -> Moments:
-    """Of one tensor that has numbers, of a file in the other byte order than this machine's if `swap`.
+def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> Moments:
+    """Of one tensor that has numbers, of a file in this byte order.
 
     Raises:
         CkptfixError: the file does not hold it, or it repeats its storage without end.
     """
-    whole = content(entry)
+    whole = content(entry, byteorder)
     if whole.endless:
         raise Unsupported("a view that repeats its storage too often to be read", where=entry.name)
-    return _of_chunks(whole, entry.dtype, swap, readers)
+    return _of_chunks(whole, entry.dtype, byteorder != sys.byteorder, readers)
 
 
 def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> Moments:

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes, same_place
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
 from ckptfix.formats.shards.index import INDEX
@@ -94,8 +94,7 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
     entries = state_dict_of(checkpoint, row) if row.module is not None else weights_of(checkpoint, row.at, views=False)
     slots = []
     for entry in entries:
-        storage = entry.storage.identity if entry.storage is not None and entry.numel else None
-        slots.append((entry.key, entry.shape, entry.dtype, storage and (storage, entry.offset, entry.stride)))
+        slots.append((entry.key, entry.shape, entry.dtype, same_place(entry)))
     return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
 
 

@@ -219,3 +219,42 @@ def test_views_of_one_storage_are_compared_once(tmp_path: Path, monkeypatch: pyt
     assert made == 3 * count
     state = torch.load(tmp_path / "out.pth", weights_only=True)
     assert all(torch.equal(state[f"v{number}"], whole[2 * number : 2 * number + 2]) for number in range(count))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES[:4], "float8_e5m2", "complex64"])
+def test_what_is_not_finite_is_named_with_its_file(dtype: str, tmp_path: Path) -> None:
+    """Every count is torch's, in tensors of several pieces, of views and of two names."""
+    torch.manual_seed(0)
+    paths = [tmp_path / f"{number}.pth" for number in range(3)]
+    states = []
+    for number, path in enumerate(paths):
+        long = torch.randn(400_000)
+        long[torch.randint(0, len(long), (number * 7,))] = math.nan
+        long[torch.randint(0, len(long), (number,))] = math.inf
+        mask = torch.full((4, 4), -math.inf).triu(1)
+        made = {name: value.to(getattr(torch, dtype)) for name, value in (("long", long), ("mask", mask))}
+        states.append({**made, "rows": made["mask"][1:3].t(), "fine": torch.ones(3), "steps": torch.tensor(3)})
+        torch.save(states[-1], path)
+    result = ckptfix.average(paths, tmp_path / "mean.pth")
+    found = [row for row in result.findings if row.id in ("nan-values", "infinite-values")]
+    nan = [int(state["long"].to(torch.complex64).isnan().sum()) for state in states]
+    infinite = [int(state["long"].to(torch.complex64).isinf().sum()) for state in states]
+    for number, path in enumerate(paths):
+        own = {row.id: row for row in found if row.where == str(path)}
+        assert ("nan-values" in own) == (nan[number] > 0)
+        if nan[number]:
+            assert f"long ({nan[number]:,})" in own["nan-values"].message
+            assert own["nan-values"].severity == "warning"
+        assert "mask (6)" in own["infinite-values"].message
+        assert (f"long ({infinite[number]})" in own["infinite-values"].message) == (infinite[number] > 0)
+        assert own["infinite-values"].severity == ("warning" if infinite[number] else "info")
+    assert result.exit_code == 0
+
+
+def test_finite_weights_are_averaged_without_a_word(tmp_path: Path) -> None:
+    """Sums that leave the range of the dtype, or of float64, are no fault of an input."""
+    for number in range(2):
+        state = {"a": torch.full((3,), 3e38), "b": torch.full((3,), 1.7e308, dtype=torch.float64)}
+        torch.save(state, tmp_path / f"{number}.pth")
+    result = ckptfix.average([tmp_path / "0.pth", tmp_path / "1.pth"], tmp_path / "mean.pth")
+    assert not result.findings

@@ -101,17 +101,19 @@ def test_what_safetensors_cannot_hold_is_refused_or_dropped_by_name(tmp_path: Pa
         "a.w": torch.ones(2),
         "a.sparse": torch.eye(3).to_sparse(),
         "a.complex": torch.ones(2, dtype=torch.complex128),
-        "a.conj": torch.ones(2, dtype=torch.complex64).conj(),
+        "a.conj": torch.full((2,), 1 + 2j, dtype=torch.complex64).conj(),
+        "a.conj wide": torch.ones(2, dtype=torch.complex128).conj(),
         "a.meta": torch.ones(2, device="meta"),
     }
     source = save(tmp_path / "a.pth", odd)
-    with pytest.raises(WouldLoseData, match="4 of 5 tensors") as caught:
+    with pytest.raises(WouldLoseData, match="4 of 6 tensors") as caught:
         ckptfix.convert(source, tmp_path / "b.safetensors")
     assert "--drop-unsupported" in (caught.value.hint or "")
     result = ckptfix.convert(source, tmp_path / "b.safetensors", drop_unsupported=True)
     assert result.exit_code == 3
-    assert result.lost == ("a.sparse", "a.complex", "a.conj", "a.meta")
-    assert list(safetensors.torch.load_file(tmp_path / "b.safetensors")) == ["a.w"]
+    assert result.lost == ("a.sparse", "a.complex", "a.conj wide", "a.meta")
+    found = safetensors.torch.load_file(tmp_path / "b.safetensors")
+    assert {name: value.tolist() for name, value in found.items()} == {"a.w": [1, 1], "a.conj": [1 - 2j, 1 - 2j]}
 
 
 def test_big_endian_data_is_turned(tmp_path: Path) -> None:

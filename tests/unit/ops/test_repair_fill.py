@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import struct
+import zipfile
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -69,3 +72,27 @@ def test_a_legacy_file(tmp_path: Path) -> None:
     source.write_bytes(legacy(pickle, [("0", 2, DATA), ("7", 2**33, b"")]))
     ckptfix.repair(source, tmp_path / "out.pth", fill="zeros")
     assert torch.load(tmp_path / "out.pth", weights_only=True)["lost"].tolist() == [0, 0, 0]
+
+
+MARKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "": lambda value: value,
+    "neg": torch._neg_view,
+    "conj": torch.conj,
+    "conj neg": lambda value: torch._neg_view(value.conj()),
+}
+
+
+@pytest.mark.parametrize(("lost", "donor"), list(product(MARKS, repeat=2)))
+def test_values_come_from_another_file_whatever_the_bytes_are(lost: str, donor: str, tmp_path: Path) -> None:
+    """A conjugated or negated tensor gets the bytes that stand for the other one's values."""
+    value = torch.randn(3, 4, dtype=torch.complex64)
+    torch.save({"x": torch.ones(2), "w": MARKS[lost](torch.zeros_like(value))}, tmp_path / "whole.pth")
+    torch.save({"x": torch.ones(2), "w": MARKS[donor](value)}, tmp_path / "donor.pth")
+    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "in.pth", "w") as cut:
+        for info in whole.infolist():
+            if not info.filename.endswith("/data/1"):
+                cut.writestr(info.filename, whole.read(info))
+    ckptfix.repair(tmp_path / "in.pth", tmp_path / "out.pth", fill_from=tmp_path / "donor.pth")
+    made = torch.load(tmp_path / "out.pth", weights_only=True)["w"]
+    assert torch.equal(made.resolve_conj().resolve_neg(), MARKS[donor](value).resolve_conj().resolve_neg())
+    assert (made.is_conj(), made.is_neg()) == ("conj" in lost, "neg" in lost)

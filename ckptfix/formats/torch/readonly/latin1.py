@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.errors import BadPickle, DamagedFile
@@ -57,7 +58,7 @@ class EncodedPart(Part):
 
     def in_whole(self, data: Data) -> Data:
         if not isinstance(data, ByteRange):
-            return Derived(data.length, data.chunks, data.what, (self.raw,))
+            return replace(data, sources=(self.raw,), blank=b"")
         first, count = data.offset, data.length
         return Derived(count, lambda: cut(_decoded(self.raw), first, count), "bytes of a text", (self.raw,))
 

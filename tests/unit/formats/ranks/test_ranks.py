@@ -318,3 +318,32 @@ def test_more_ranks_than_any_job_has_are_refused_before_they_are_counted(
         sharded(folder / (f"model_world_size_200000_rank_{rank}.pt" if where == "name" else f"rank{rank}.pt"), rank)
     with pytest.raises(DamagedFile, match="more than any job has"):
         open_checkpoint(folder)
+
+
+def test_parts_that_are_views_of_one_storage_keep_their_own_values(tmp_path: Path) -> None:
+    """A tie is of parts that are read in the same way: transposed or negated ones begin where the others do."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    locals_of = [torch.randn(3, 3, dtype=torch.complex64) for _ in range(2)]
+    views: dict[str, Any] = {
+        "w": lambda local: local, "turned": lambda local: local.t(), "negative": torch._neg_view,
+        "conjugate": torch.conj, "both": lambda local: local.mH, "again": lambda local: local.mH,
+    }  # fmt: skip
+    for rank, local in enumerate(locals_of):
+        with group(rank, 2):
+            mesh: Any = init_device_mesh("cpu", (2,))
+            state = {
+                name: DTensor.from_local(view(local), mesh, [Shard(0)], shape=torch.Size([6, 3]), stride=(3, 1))
+                for name, view in views.items()
+            }
+            torch.save(state, tmp_path / f"rank{rank}.pt")
+    paths = [tmp_path / f"rank{rank}.pt" for rank in range(2)]
+    done = ckptfix.convert(paths, tmp_path / "out.pth")
+    assert (done.exit_code, done.account.lost) == (0, ())
+    found = torch.load(tmp_path / "out.pth", weights_only=True)
+    wanted = {name: torch.cat([view(local).resolve_conj().resolve_neg() for local in locals_of])
+              for name, view in views.items()}  # fmt: skip
+    assert_alike(found, wanted)
+    assert found["both"].data_ptr() == found["again"].data_ptr()
+    assert len({value.data_ptr() for value in found.values()}) == 5

@@ -1,0 +1,149 @@
+"""The elements of a tensor: what its bytes stand for, of whichever view the file has.
+
+A tensor is its values. What moves is a range of its file; strides, and the bits that torch sets where it negates or
+conjugates a tensor without touching its memory (``tensor.conj()``, ``z.conj().imag``), only say how the range is read.
+Whoever compares, hashes, adds up or writes elements asks here, and `same_place` of two tensors says, without reading,
+that they are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ckptfix.checkpoint import ByteRange, Data, Derived, Storage, TensorEntry, contiguous_stride, dtypes
+from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.errors import Unsupported
+from ckptfix.io.derived import gathered
+from ckptfix.io.read import cut, read_chunks, read_from
+
+NEGATED = frozenset({"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"})
+"""The real dtypes that torch negates; ``resolve_neg`` of any other fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """What makes values of the bytes of a tensor with lazy marks, of whole elements at a time.
+
+    Attributes:
+        dtype: of the elements.
+        lazy: the marks.
+        byteorder: of the file.
+    """
+
+    dtype: Dtype
+    lazy: tuple[str, ...]
+    byteorder: str
+
+    def __call__(self, chunk: bytes | memoryview) -> bytes:
+        """The values whose bytes `chunk` has, in the same byte order."""
+        import numpy
+
+        order = ">" if self.byteorder == "big" else "<"
+        unit = self.dtype.unit
+        if self.dtype.family == "int":
+            numbers = numpy.frombuffer(chunk, f"{order}i{unit}").copy()
+            numpy.negative(numbers, out=numbers)
+            return numbers.tobytes()
+        # The sign of a floating-point number is a bit of its own, of NaN and of zero too.
+        signs = numpy.frombuffer(chunk, f"{order}u{unit}").copy()
+        flip = signs.dtype.type(1 << (8 * unit - 1))
+        negative, conjugate = "neg" in self.lazy, "conj" in self.lazy
+        if not self.dtype.is_complex:
+            signs ^= flip
+            return signs.tobytes()
+        if negative:
+            signs[0::2] ^= flip
+        if negative != conjugate:
+            signs[1::2] ^= flip
+        return signs.tobytes()
+
+
+def why_unresolved(entry: TensorEntry) -> str | None:
+    """Why the marks of a tensor stand for no values that torch could compute; None where they do, or there are none."""
+    if not entry.lazy:
+        return None
+    row = dtypes.find(entry.dtype)
+    if row is None or not row.is_complex:
+        if row is None or "conj" in entry.lazy:
+            return f"torch has no conjugate of {entry.dtype}"
+        if entry.dtype not in NEGATED:
+            return f"torch has no negative of {entry.dtype}"
+    return None
+
+
+def resolve(entry: TensorEntry, byteorder: str) -> Resolve | None:
+    """What makes values of the bytes of a tensor of a file in this byte order; None where the bytes are the values.
+
+    Raises:
+        Unsupported: torch has no such values.
+    """
+    if not entry.lazy:
+        return None
+    if (why := why_unresolved(entry)) is not None:
+        raise Unsupported(why, where=entry.name)
+    return Resolve(dtypes.by_name(entry.dtype), entry.lazy, byteorder)
+
+
+def row_major(entry: TensorEntry, byteorder: str) -> Data:
+    """The elements of a dense tensor in row-major order, in the byte order of its file.
+
+    Raises:
+        Unsupported: a strided view of bytes that are in no file as such; values that torch does not have.
+        DamagedFile: it reaches outside its storage.
+    """
+    if entry.lazy:
+        values = resolve(entry, byteorder)
+        assert values is not None
+        return _resolved(_stored(replace(entry, detail="")), values)
+    return _stored(entry)
+
+
+def _stored(entry: TensorEntry) -> Data:
+    data = entry.storage.data if entry.storage is not None else None
+    if isinstance(data, Derived):
+        if not entry.is_contiguous:
+            raise Unsupported("a strided view of a compressed or big-endian record", where=entry.name)
+        return _part(data, entry.offset * entry.itemsize, entry.nbytes)
+    if isinstance(data, ByteRange) and not entry.is_contiguous:
+        return gathered(data, entry.itemsize, entry.shape, entry.stride, entry.offset)
+    return entry.data
+
+
+def _part(data: Derived, offset: int, length: int) -> Derived:
+    """`length` bytes that begin `offset` bytes into `data`."""
+    if (offset, length) == (0, data.length):
+        return data
+    return replace(data, length=length, chunks=lambda: cut(read_chunks(data), offset, length), blank=b"")
+
+
+def _resolved(data: Data, values: Resolve) -> Derived:
+    size = values.dtype.itemsize
+
+    def chunks() -> Iterator[bytes]:
+        rest = b""
+        for chunk in read_chunks(data):
+            chunk = rest + chunk
+            whole = len(chunk) - len(chunk) % size
+            rest = chunk[whole:]
+            yield values(memoryview(chunk)[:whole])
+
+    return Derived(data.length, chunks, f"resolved {', '.join(values.lazy)}", read_from(data), lazy=values.lazy)
+
+
+def resolved(entry: TensorEntry, byteorder: str) -> TensorEntry:
+    """A dense tensor whose bytes are its values: `entry` itself, or without its marks over a stream of its own.
+
+    Two names of one tensor are names of one tensor afterwards.
+
+    Raises:
+        Unsupported: as `row_major`.
+    """
+    storage = entry.storage
+    if not entry.lazy or storage is None or storage.data is None:
+        return entry
+    if not entry.numel:
+        return replace(entry, detail="")
+    key = f"{storage.key} {entry.dtype} {entry.offset} {entry.shape} {entry.stride} {entry.detail}"
+    own = Storage(key, entry.dtype, entry.nbytes, storage.location, row_major(entry, byteorder))
+    return replace(entry, storage=own, offset=0, stride=contiguous_stride(entry.shape), detail="")
