@@ -268,11 +268,12 @@ def list_root() -> Any:
     return [OrderedDict([("module.a", tensor(2))]), {"module.b": tensor(3, seed=1)}, 5]
 
 
-DTYPES = (
+DTYPES = tuple(name for name in (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
     "complex128", "complex64", "complex32", "uint16", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn",
     "float8_e5m2fnuz", "float8_e4m3fnuz", "float8_e8m0fnu",
-)  # fmt: skip
+) if hasattr(torch, name))  # fmt: skip
+"""Those that the installed torch has."""
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch_versions import NOT_SENT
 
 WORLD = 2
 
@@ -82,7 +83,7 @@ def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str,
                     )
                 else:
                     placements = [Replicate() if word == "*" else Shard(int(word)) for word in how]
-                    done[id(whole)] = distribute_tensor(whole, on, placements, src_data_rank=None)
+                    done[id(whole)] = distribute_tensor(whole, on, placements, **NOT_SENT)
             state[name] = done[id(whole)]
         torch.save({**state, **plain}, path)
 

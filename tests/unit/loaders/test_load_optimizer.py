@@ -13,6 +13,7 @@ import pytest
 import torch
 from kinds import tensor
 from torch import nn
+from torch_versions import ADAMW_IS_ADAM
 
 import ckptfix
 from ckptfix.errors import NoSuchTensor, Refused, WouldLoseData
@@ -430,6 +431,8 @@ CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rprop": (torch.optim.Rprop, {}),
     "asgd": (torch.optim.ASGD, {}),
 }
+UNTOLD = set() if ADAMW_IS_ADAM else {"adam", "adamw"}
+"""Classes that nothing in a file tells apart."""
 
 
 @pytest.mark.slow
@@ -444,6 +447,8 @@ def test_no_class_takes_the_state_of_another(tmp_path: Path, given: str) -> None
         again = kind(trained.parameters(), **options)
         if name == given:
             assert len(ckptfix.load_optimizer(again, path, model=trained).restored) == 8
+            continue
+        if {name, given} <= UNTOLD:
             continue
         before = copy.deepcopy(again.state_dict())
         with pytest.raises(Refused, match="saved by another optimizer"):
@@ -475,7 +480,8 @@ def test_how_to_compute_is_not_taken_from_the_file(tmp_path: Path) -> None:
 
 def test_options_that_an_older_torch_did_not_write_stay(tmp_path: Path) -> None:
     value = trained_file()
-    new = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+    later = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+    new = [option for option in later if option in value["optimizer"]["param_groups"][0]]
     for option in new:
         del value["optimizer"]["param_groups"][0][option]
     for own in value["optimizer"]["state"].values():

@@ -60,7 +60,7 @@ def flip(path: Path, record: str, offset: int = 0) -> None:
 
 def records(path: Path, used: str) -> list[str]:
     with zipfile.ZipFile(path) as archive:
-        names = [name for name in archive.namelist() if "/data/" in name]
+        names = sorted((name for name in archive.namelist() if "/data/" in name), key=lambda name: int(Path(name).name))
     return names[:4] if used == "model" else names[4:]
 
 
