@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_versions import checksums, is_saved, named_parameters, need_dtensor
 
 __all__ = ["CONTAINERS", "KINDS", "Kind", "Net", "cases", "location_tags", "tensor"]
 
@@ -54,19 +55,14 @@ class Kind:
 
     def save(self, path: Path, container: str = "zip", obj: Any = None) -> Path:
         """Save the object (or `obj`) to `path` with torch."""
-        with location_tags(self.tag), warnings.catch_warnings():
+        with location_tags(self.tag), warnings.catch_warnings(), checksums(self.crc32):
             warnings.simplefilter("ignore")
-            before = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(self.crc32)
-            try:
-                torch.save(
-                    self.make() if obj is None else obj,
-                    path,
-                    pickle_protocol=self.protocol,
-                    _use_new_zipfile_serialization=container == "zip",
-                )
-            finally:
-                torch.serialization.set_crc32_options(before)
+            torch.save(
+                self.make() if obj is None else obj,
+                path,
+                pickle_protocol=self.protocol,
+                _use_new_zipfile_serialization=container == "zip",
+            )
         return path
 
 
@@ -135,7 +131,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.
 
 
 def _adam(model: nn.Module, *, named: bool) -> torch.optim.Optimizer:
-    parameters: Any = model.named_parameters() if named else model.parameters()
+    parameters: Any = named_parameters(model) if named else model.parameters()
     return _trained(model, torch.optim.Adam(parameters, lr=0.125))
 
 
@@ -272,8 +268,8 @@ DTYPES = tuple(name for name in (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
     "complex128", "complex64", "complex32", "uint16", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn",
     "float8_e5m2fnuz", "float8_e4m3fnuz", "float8_e8m0fnu",
-) if hasattr(torch, name))  # fmt: skip
-"""Those that the installed torch has."""
+) if is_saved(name))  # fmt: skip
+"""Those that the installed torch saves."""
 
 
 @functools.cache
@@ -360,6 +356,7 @@ def _mesh() -> Any:
 
 @kind(containers=("zip",))
 def dtensor() -> Any:
+    need_dtensor()
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = _mesh()

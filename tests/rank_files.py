@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch_versions import NOT_SENT
+from torch_versions import NOT_SENT, need_dtensor
 
 WORLD = 2
 
@@ -39,6 +39,7 @@ def dtensors(path: Path, rank: int = 0, buffers: dict[str, torch.Tensor] | None 
         buffers: plain tensors beside them.
     """
     from torch.distributed.device_mesh import init_device_mesh
+    need_dtensor()
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     local = {"fc.weight": torch.arange(6.0).view(2, 3) + rank, "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
@@ -63,6 +64,7 @@ Placed = tuple[torch.Tensor, tuple[str, ...]]
 def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str, Placed], **plain: Any) -> None:
     """A state dict of DTensors on a mesh, each cut by torch itself, as `rank` has it; `plain` values beside them."""
     from torch.distributed.device_mesh import init_device_mesh
+    need_dtensor()
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
