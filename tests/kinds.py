@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_versions import checksums, is_saved, named_parameters, need_dtensor
+from torch_versions import checksums, is_saved, named_parameters, need_dtensor, sets_are_safe
 
 __all__ = ["CONTAINERS", "KINDS", "Kind", "Net", "cases", "location_tags", "tensor"]
 
@@ -377,7 +377,7 @@ def rng_state() -> Any:
     }
 
 
-@kind()
+@kind(safe=sets_are_safe())
 def torch_values() -> Any:
     return {
         "module.w": tensor(2), "device": torch.device("cpu"), "dtype": torch.bfloat16,

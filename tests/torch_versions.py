@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from io import BytesIO
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -38,12 +39,17 @@ def is_saved(dtype: str) -> bool:
     return True
 
 
-def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters of a model with their names, for an optimizer that keeps them."""
+def need_named_parameters() -> None:
+    """Skip the test where no optimizer keeps the names of its parameters."""
     try:
         optim.SGD(nn.Linear(1, 1).named_parameters())
     except TypeError:
         pytest.skip("optimizers take named parameters since torch 2.6")
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of a model with their names, for an optimizer that keeps them."""
+    need_named_parameters()
     return model.named_parameters()
 
 
@@ -51,6 +57,17 @@ def need_dtensor() -> None:
     """Skip the test where DTensor is not public."""
     if _distribute is None:
         pytest.skip("torch.distributed.tensor is public since torch 2.5")
+
+
+def sets_are_safe() -> bool:
+    """Whether ``torch.load(weights_only=True)`` takes sets, as it does since torch 2.5."""
+    data = BytesIO()
+    torch.save({1, 2}, data)
+    data.seek(0)
+    try:
+        return bool(torch.load(data, weights_only=True))
+    except UnpicklingError:
+        return False
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 import torch
 from kinds import tensor
 from torch import nn
-from torch_versions import ADAMW_IS_ADAM, named_parameters
+from torch_versions import ADAMW_IS_ADAM, named_parameters, need_named_parameters
 
 import ckptfix
 from ckptfix.errors import NoSuchTensor, Refused, WouldLoseData
@@ -140,6 +140,8 @@ def test_state_keyed_by_name(tmp_path: Path, wrap_saved: bool, wrap_model: bool)
 
 
 def test_groups_follow_their_parameters(tmp_path: Path) -> None:
+    need_named_parameters()
+
     def make(model: Net, swap: bool) -> torch.optim.Optimizer:
         groups: list[Any] = [
             {"params": list(model.a.named_parameters("a")), "lr": 0.5},
@@ -361,6 +363,7 @@ def test_names_must_agree(tmp_path: Path) -> None:
 
 
 def test_groups_must_agree(tmp_path: Path) -> None:
+    need_named_parameters()
     model = Net()
     layers = list(model.named_children())[:2]
     groups: list[Any] = [{"params": list(layer.named_parameters(name))} for name, layer in layers]
