@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_versions import checksums, is_saved, named_parameters, need_dtensor, sets_are_safe
+from torch_versions import checksums, is_safe, is_saved, named_parameters, need_dtensor
 
 __all__ = ["CONTAINERS", "KINDS", "Kind", "Net", "cases", "location_tags", "tensor"]
 
@@ -326,11 +326,15 @@ def sparse() -> Any:
         ])  # fmt: skip
 
 
-@kind(containers=("zip",))
-def jagged() -> Any:
+def _nested() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {"module.strided": torch.nested.nested_tensor([tensor(2, 3), tensor(1, 3, seed=1)])}
+        return torch.nested.nested_tensor([tensor(2, 3), tensor(1, 3, seed=1)])
+
+
+@kind(containers=("zip",), safe=is_safe(_nested()))
+def jagged() -> Any:
+    return {"module.strided": _nested()}
 
 
 @kind()
@@ -377,7 +381,7 @@ def rng_state() -> Any:
     }
 
 
-@kind(safe=sets_are_safe())
+@kind(safe=is_safe({1, 2}))
 def torch_values() -> Any:
     return {
         "module.w": tensor(2), "device": torch.device("cpu"), "dtype": torch.bfloat16,
