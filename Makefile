@@ -8,9 +8,12 @@ COUNT ?= 100000
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The torch that make compat tries, in an environment of its own.
+TORCH ?= 2.6.0
+COMPAT := .compat/$(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all lint dist bench match-quality match-models fixtures fuzz campaigns fleet code-mutants clean
+.PHONY: help demo quick test test-all lint dist bench match-quality match-models fixtures fuzz campaigns fleet code-mutants compat clean
 
 # Tests start many interpreters: without compiled modules each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -67,8 +70,13 @@ fleet: $(READY) ## Do 2,000 checkpoints as fleets that are killed, stopped and r
 code-mutants: $(READY) ## Change the package's code in 200 ways, and list what no test notices; hours
 	PYTHONPATH=tests $(BIN)/python -m campaigns.code_kills $(ARGS)
 
+compat: ## Run loaders, contracts and round trips on another torch: make compat TORCH=2.6.0; downloads several GB
+	test -x $(COMPAT)/bin/python || $(PYTHON) -m venv $(COMPAT)
+	$(COMPAT)/bin/python -m pip install --quiet --disable-pip-version-check torch==$(TORCH) -e '.[dev]'
+	$(COMPAT)/bin/python -m pytest -n 2 --dist loadgroup -rs -m "not campaign" tests/unit/loaders tests/contract tests/roundtrip $(ARGS)
+
 clean: ## Remove the environment and everything that was made
-	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .demo .bench .hypothesis .mypy_cache .pytest_cache .ruff_cache .compat build dist
 	find ckptfix tests fixtures -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml tests/constraints.txt

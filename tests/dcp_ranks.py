@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch_versions import ALONE
 
 
 class Net(nn.Module):
@@ -110,7 +111,7 @@ def odd(folder: Path) -> None:
             "values": {"bytes": b"raw", "big": 1 << 70, "set": {1, 2}, "plain": [1, 2.5, None]},
         },
         checkpoint_id=folder,
-        no_dist=True,
+        **ALONE,
     )
 
 
@@ -118,7 +119,7 @@ def flat(folder: Path) -> None:
     """Without flattening: a nested dict is one value, with tensors in it. An item a file."""
     writer = FileSystemWriter(folder, single_file_per_rank=False)
     state = {"top.weight": torch.randn(3, 2), "inner": {"module.weight": torch.randn(2, 2), "step": 4}}
-    save_folder(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), no_dist=True)
+    save_folder(state, storage_writer=writer, planner=DefaultSavePlanner(flatten_state_dict=False), **ALONE)
 
 
 def own(folder: Path) -> None:

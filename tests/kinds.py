@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch_versions import checksums, is_safe, is_saved, named_parameters, need_dtensor
 
 __all__ = ["CONTAINERS", "KINDS", "Kind", "Net", "cases", "location_tags", "tensor"]
 
@@ -54,19 +55,14 @@ class Kind:
 
     def save(self, path: Path, container: str = "zip", obj: Any = None) -> Path:
         """Save the object (or `obj`) to `path` with torch."""
-        with location_tags(self.tag), warnings.catch_warnings():
+        with location_tags(self.tag), warnings.catch_warnings(), checksums(self.crc32):
             warnings.simplefilter("ignore")
-            before = torch.serialization.get_crc32_options()
-            torch.serialization.set_crc32_options(self.crc32)
-            try:
-                torch.save(
-                    self.make() if obj is None else obj,
-                    path,
-                    pickle_protocol=self.protocol,
-                    _use_new_zipfile_serialization=container == "zip",
-                )
-            finally:
-                torch.serialization.set_crc32_options(before)
+            torch.save(
+                self.make() if obj is None else obj,
+                path,
+                pickle_protocol=self.protocol,
+                _use_new_zipfile_serialization=container == "zip",
+            )
         return path
 
 
@@ -135,7 +131,7 @@ def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.
 
 
 def _adam(model: nn.Module, *, named: bool) -> torch.optim.Optimizer:
-    parameters: Any = model.named_parameters() if named else model.parameters()
+    parameters: Any = named_parameters(model) if named else model.parameters()
     return _trained(model, torch.optim.Adam(parameters, lr=0.125))
 
 
@@ -268,11 +264,12 @@ def list_root() -> Any:
     return [OrderedDict([("module.a", tensor(2))]), {"module.b": tensor(3, seed=1)}, 5]
 
 
-DTYPES = (
+DTYPES = tuple(name for name in (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
     "complex128", "complex64", "complex32", "uint16", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn",
     "float8_e5m2fnuz", "float8_e4m3fnuz", "float8_e8m0fnu",
-)  # fmt: skip
+) if is_saved(name))  # fmt: skip
+"""Those that the installed torch saves."""
 
 
 @functools.cache
@@ -329,11 +326,15 @@ def sparse() -> Any:
         ])  # fmt: skip
 
 
-@kind(containers=("zip",))
-def jagged() -> Any:
+def _nested() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {"module.strided": torch.nested.nested_tensor([tensor(2, 3), tensor(1, 3, seed=1)])}
+        return torch.nested.nested_tensor([tensor(2, 3), tensor(1, 3, seed=1)])
+
+
+@kind(containers=("zip",), safe=is_safe(_nested()))
+def jagged() -> Any:
+    return {"module.strided": _nested()}
 
 
 @kind()
@@ -359,6 +360,7 @@ def _mesh() -> Any:
 
 @kind(containers=("zip",))
 def dtensor() -> Any:
+    need_dtensor()
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = _mesh()
@@ -379,7 +381,7 @@ def rng_state() -> Any:
     }
 
 
-@kind()
+@kind(safe=is_safe({1, 2}))
 def torch_values() -> Any:
     return {
         "module.w": tensor(2), "device": torch.device("cpu"), "dtype": torch.bfloat16,

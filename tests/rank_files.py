@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch_versions import NOT_SENT, need_dtensor
 
 WORLD = 2
 
@@ -38,6 +39,7 @@ def dtensors(path: Path, rank: int = 0, buffers: dict[str, torch.Tensor] | None 
         buffers: plain tensors beside them.
     """
     from torch.distributed.device_mesh import init_device_mesh
+    need_dtensor()
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     local = {"fc.weight": torch.arange(6.0).view(2, 3) + rank, "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
@@ -62,7 +64,8 @@ Placed = tuple[torch.Tensor, tuple[str, ...]]
 def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str, Placed], **plain: Any) -> None:
     """A state dict of DTensors on a mesh, each cut by torch itself, as `rank` has it; `plain` values beside them."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    need_dtensor()
+    from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
     with group(rank, math.prod(mesh)):
@@ -82,9 +85,25 @@ def distributed(path: Path, rank: int, mesh: tuple[int, ...], tensors: dict[str,
                     )
                 else:
                     placements = [Replicate() if word == "*" else Shard(int(word)) for word in how]
-                    done[id(whole)] = distribute_tensor(whole, on, placements, src_data_rank=None)
+                    done[id(whole)] = _part(whole, on, placements)
             state[name] = done[id(whole)]
         torch.save({**state, **plain}, path)
+
+
+def _part(whole: torch.Tensor, mesh: Any, placements: list[Any]) -> torch.Tensor:
+    """This rank's part of a tensor that each rank has, without communication."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if NOT_SENT:
+        return distribute_tensor(whole, mesh, placements, **NOT_SENT)
+    local = whole
+    for axis, placement in enumerate(placements):
+        if placement.is_shard():
+            pieces, _ = placement._split_tensor(local, mesh.size(axis), with_padding=False, contiguous=True)
+            local = pieces[mesh.get_local_rank(axis)]
+    return DTensor.from_local(
+        local.clone(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
 
 
 def sharded(path: Path, rank: int = 0, *, elsewhere: bool = False) -> dict[str, torch.Tensor]:

@@ -34,6 +34,7 @@ NAMES: dict[str, str] = {
     "module": "DeepSpeed engine.py _save_checkpoint",
     "params": "BasicSR models/base_model.py save_network",
     "weights": "trainers that save weights alone",
+    "serialized_state_dict.pt": "torch.export.save before torch 2.8",
 }
 """Key of the model's state dict -> who writes it so. Each stands at the top, or under others of these and `AROUND`."""
 
@@ -68,6 +69,8 @@ ASIDE: dict[str, str] = {
     "lr_schedulers": "Lightning: schedulers",
     "scaler": "a gradient scaler",
     "rng_state": "states of random generators",
+    "serialized_constants.pt": "torch.export.save before torch 2.8: tensors that are in no state dict",
+    "serialized_example_inputs.pt": "torch.export.save before torch 2.8: arguments of the program",
 }
 """Key of what trainers keep beside a model, and which may look like one -> what it is."""
 

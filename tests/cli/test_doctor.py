@@ -148,8 +148,9 @@ def test_a_file_of_a_distributed_checkpoint_leads_to_its_folder(cli: Cli, tmp_pa
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch_versions import ALONE
 
     writer = FileSystemWriter(tmp_path / "sharded")
-    save({"weight": torch.ones(3)}, storage_writer=writer, no_dist=True)
+    save({"weight": torch.ones(3)}, storage_writer=writer, **ALONE)
     said = cli("doctor", tmp_path / "sharded" / ".metadata").output
     assert f"ckptfix convert {tmp_path / 'sharded'} OUT" in said

@@ -242,7 +242,8 @@ def test_the_depth_of_the_tree(cli: Cli, ddp: Path) -> None:
 def test_whether_weights_only_accepts_it_is_no_question_of_a_folder(cli: Cli, tmp_path: Path) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch_versions import ALONE
 
-    save({"weight": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path / "dcp"), no_dist=True)
+    save({"weight": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path / "dcp"), **ALONE)
     shown = cli("inspect", tmp_path / "dcp").stdout
     assert "format       a distributed checkpoint (DCP)" in shown and "\nweights_only" not in shown

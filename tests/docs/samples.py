@@ -117,11 +117,12 @@ def dcp_folder() -> dict[str, bytes]:
 
     import torch
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch_versions import ALONE
 
     state = {"model": {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}, "epoch": 3}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _files(lambda folder: save(state, checkpoint_id=folder / "ranks", no_dist=True))
+        return _files(lambda folder: save(state, checkpoint_id=folder / "ranks", **ALONE))
 
 
 def two_ranks() -> dict[str, bytes]:

@@ -33,10 +33,11 @@ def _shards(folder: Path, kind: str) -> None:
 
 def _distributed(folder: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch_versions import ALONE
 
     torch.manual_seed(0)
     state = {"model": {"module.w": torch.randn(2, 3), "module.b": torch.randn(3)}, "epoch": 3, "names": ["a"]}
-    save(state, checkpoint_id=folder, no_dist=True)
+    save(state, checkpoint_id=folder, **ALONE)
 
 
 ZERO: dict[str, Callable[[Path], object]] = {

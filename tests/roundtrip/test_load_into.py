@@ -82,7 +82,9 @@ def test_whichever_side_is_wrapped(written: str, loaded: str, container: str, tm
 def test_fully_sharded_parameters(assign: bool, tmp_path: Path) -> None:
     """FSDP2 on one rank: the file has whole tensors, the model distributed ones."""
     from kinds import _mesh
-    from torch.distributed.fsdp import fully_shard
+    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("fully_shard is public since torch 2.6")
 
     mesh = _mesh()
     torch.save(Net().state_dict(), tmp_path / "a.pth")

@@ -11,6 +11,7 @@ import torch
 from compare import assert_same
 from kinds import CONTAINERS, CUDA, KINDS, Net, tensor
 from torch import nn
+from torch_versions import named_parameters
 
 import ckptfix
 from ckptfix import errors
@@ -91,7 +92,7 @@ def test_a_value_equal_to_a_key_is_untouched(container: str, protocol: int, tmp_
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_keys_shared_with_param_names(container: str, protocol: int, tmp_path: Path) -> None:
     model = nn.DataParallel(Net())
-    optimizer = torch.optim.Adam(model.named_parameters())
+    optimizer = torch.optim.Adam(named_parameters(model))
     source = saved(tmp_path / "in", container, {"m": model.state_dict(), "o": optimizer.state_dict()}, protocol)
     ckptfix.strip_module(source, tmp_path / "out")
     got = loaded(tmp_path / "out", safe=protocol < 4)

@@ -494,9 +494,10 @@ def shared(folder: Path) -> Path:
 @case(37, "dcp-folder", "FileNotFoundError: the directory holds .distcp files only", loads=load_any)
 def distributed(folder: Path) -> Path:
     from torch.distributed.checkpoint.state_dict_saver import save
+    from torch_versions import ALONE
 
     with warnings.catch_warnings(action="ignore"):
-        save({"weight": torch.ones(3)}, checkpoint_id=folder / "dcp", no_dist=True)
+        save({"weight": torch.ones(3)}, checkpoint_id=folder / "dcp", **ALONE)
     return folder / "dcp"
 
 

@@ -11,6 +11,7 @@
 
 A tensor's meta has ``dtype`` (a number), ``sizes``, ``strides`` and ``storage_offset`` as ``{"as_int": n}``, and
 ``device``. Source: torch/export/pt2_archive/constants.py and torch/_export/serde/schema.py (torch 2.13).
+An archive of torch before 2.8 holds checkpoints instead, and is read as one (`formats.torch.readonly.archive`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from typing import Any
 
 from ckptfix.checkpoint import Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.tensors import reach
-from ckptfix.commands import quoted
-from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused, Unsupported
+from ckptfix.errors import BadIndex, CkptfixError, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.programs.torchscript import Program, open_program
@@ -73,11 +73,9 @@ def read(path: str, at: str | None = None) -> Weights | None:
         NoSuchTensor: no model has this name.
         Refused: there are several.
         BadIndex: a description that torch does not write.
-        Unsupported: an archive of torch before 2.8, whose state dict is a checkpoint inside it.
     """
     program = open_program(path, "archive_format")
     if program is None:
-        _refuse_old(path)
         return None
     kind = "constants" if at == CONSTANTS else "weights"
     names = []
@@ -97,14 +95,6 @@ def read(path: str, at: str | None = None) -> Weights | None:
     made = _weights(program, names[0], kind)
     check_whole(made, lambda _: program.size)
     return made
-
-
-def _refuse_old(path: str) -> None:
-    with open_source(path) as reader:
-        head = reader.read(0, min(reader.size, 200))
-    if head.startswith(b"PK\x03\x04") and b"serialized_" in head[30:]:
-        hint = f"unzip -p {quoted(path)} serialized_state_dict.pt > state.pth, and go on with that"
-        raise Unsupported("an exported program of torch before 2.8", path=path, hint=hint)
 
 
 def _weights(program: Program, name: str, kind: str) -> Weights:

@@ -6,6 +6,7 @@ below it, after the hooks of those above. It is rehearsed first, on copies of su
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -318,7 +319,12 @@ def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     mesh = getattr(like, "device_mesh", None)
     if mesh is None:
         return value
-    from torch.distributed.tensor import distribute_tensor
+    try:
+        from torch.distributed.tensor import distribute_tensor
+    except ImportError:  # before torch 2.5
+        from torch.distributed._tensor import distribute_tensor
 
-    # Every rank reads the file itself: nothing is sent.
-    return distribute_tensor(value.to(mesh.device_type), mesh, getattr(like, "placements", None), src_data_rank=None)
+    # Every rank has read the file itself, so that nothing is sent. Before torch 2.7 the first rank sends what it read.
+    nothing_sent = "src_data_rank" in inspect.signature(distribute_tensor).parameters
+    options = {"src_data_rank": None} if nothing_sent else {}
+    return distribute_tensor(value.to(mesh.device_type), mesh, getattr(like, "placements", None), **options)

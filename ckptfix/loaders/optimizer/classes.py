@@ -28,6 +28,7 @@ OWN = frozenset((
 
 STATE: Mapping[str, tuple[str, ...]] = {
     "Adam": ("exp_avg", "exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq"),  # a kind of Adam since torch 2.7
     "NAdam": ("exp_avg", "exp_avg_sq", "mu_product"),
     "RAdam": ("exp_avg", "exp_avg_sq"),
     "SparseAdam": ("exp_avg", "exp_avg_sq"),

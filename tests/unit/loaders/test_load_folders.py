@@ -15,6 +15,7 @@ import torch
 from compare import assert_alike, assert_same
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 from zero_files import Run
 
 import ckptfix
@@ -57,7 +58,7 @@ def bins(folder: Path, run: Run) -> None:
 
 
 def dcp(folder: Path, run: Run) -> None:
-    save({"model": run.weights, "optim": _moments(run)}, checkpoint_id=folder, no_dist=True)
+    save({"model": run.weights, "optim": _moments(run)}, checkpoint_id=folder, **ALONE)
 
 
 def zero(folder: Path, run: Run) -> None:
@@ -185,7 +186,7 @@ def test_numbers_that_a_distributed_checkpoint_made_text_are_numbers(folder: boo
     saved = optimizer.state_dict()
     names = dict(reversed(model.state_dict().items()))
     if folder:
-        save({"model": names, "optim": saved}, checkpoint_id=tmp_path / "in", no_dist=True)
+        save({"model": names, "optim": saved}, checkpoint_id=tmp_path / "in", **ALONE)
     else:
         text = {str(number): own for number, own in saved["state"].items()}
         torch.save({"model": names, "optim": {**saved, "state": text}}, tmp_path / "in")

@@ -653,6 +653,8 @@ def test_a_module_may_take_another_shape_when_it_is_loaded(tmp_path: Path, how: 
             if how == "bound hook":
                 this._register_load_state_dict_pre_hook(self.grow)
             elif how == "hook":
+                if not hasattr(this, "register_load_state_dict_pre_hook"):
+                    pytest.skip("the hook is public since torch 2.5")
                 this.register_load_state_dict_pre_hook(Grows.grow)
 
         def grow(self, state: Any, prefix: str, *rest: Any) -> None:

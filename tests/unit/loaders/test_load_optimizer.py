@@ -13,6 +13,7 @@ import pytest
 import torch
 from kinds import tensor
 from torch import nn
+from torch_versions import ADAMW_IS_ADAM, named_parameters, need_named_parameters
 
 import ckptfix
 from ckptfix.errors import NoSuchTensor, Refused, WouldLoseData
@@ -56,6 +57,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, steps:
     return losses
 
 
+def adafactor(parameters: Any) -> torch.optim.Optimizer:
+    if not hasattr(torch.optim, "Adafactor"):
+        pytest.skip("Adafactor came with torch 2.5")
+    return torch.optim.Adafactor(parameters, lr=0.01)
+
+
 OPTIMIZERS: dict[str, Any] = {
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
@@ -63,7 +70,7 @@ OPTIMIZERS: dict[str, Any] = {
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5, centered=True),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
     "rprop": lambda parameters: torch.optim.Rprop(parameters, lr=0.01),
-    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
+    "adafactor": adafactor,
 }
 
 
@@ -82,7 +89,7 @@ def test_training_goes_on_bit_for_bit(
 ) -> None:
     """Saved from DataParallel; resumed without it, by a model that may define its layers in another order."""
     wrapped = nn.DataParallel(Net())
-    optimizer = make(wrapped.named_parameters() if named else wrapped.parameters())
+    optimizer = make(named_parameters(wrapped) if named else wrapped.parameters())
     train(wrapped, optimizer, 0, 3)
     path = checkpoint(tmp_path / "a.pth", wrapped, optimizer, _use_new_zipfile_serialization=zipped)
     wanted = train(wrapped, optimizer, 3, 3)
@@ -119,7 +126,7 @@ def by_name(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 @pytest.mark.parametrize("wrap_model", [False, True])
 def test_state_keyed_by_name(tmp_path: Path, wrap_saved: bool, wrap_model: bool) -> None:
     trained: Any = nn.DataParallel(Net()) if wrap_saved else Net()
-    optimizer = torch.optim.Adam(trained.named_parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(named_parameters(trained), lr=0.01)
     train(trained, optimizer, 0, 2)
     torch.save({"optim": by_name(optimizer)}, tmp_path / "a.pth")
     model: Any = torch.compile(nn.DataParallel(Net(ORDERS[1]))) if wrap_model else Net(ORDERS[1])
@@ -133,6 +140,8 @@ def test_state_keyed_by_name(tmp_path: Path, wrap_saved: bool, wrap_model: bool)
 
 
 def test_groups_follow_their_parameters(tmp_path: Path) -> None:
+    need_named_parameters()
+
     def make(model: Net, swap: bool) -> torch.optim.Optimizer:
         groups: list[Any] = [
             {"params": list(model.a.named_parameters("a")), "lr": 0.5},
@@ -343,7 +352,7 @@ def saved(tmp_path: Path, value: Any) -> Path:
 
 def test_names_must_agree(tmp_path: Path) -> None:
     model = Net()
-    optimizer = torch.optim.Adam(model.named_parameters())
+    optimizer = torch.optim.Adam(named_parameters(model))
     train(model, optimizer, 0, 1)
     value = {"optimizer": optimizer.state_dict()}
     names = value["optimizer"]["param_groups"][0]["param_names"]
@@ -354,6 +363,7 @@ def test_names_must_agree(tmp_path: Path) -> None:
 
 
 def test_groups_must_agree(tmp_path: Path) -> None:
+    need_named_parameters()
     model = Net()
     layers = list(model.named_children())[:2]
     groups: list[Any] = [{"params": list(layer.named_parameters(name))} for name, layer in layers]
@@ -430,6 +440,8 @@ CLASSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rprop": (torch.optim.Rprop, {}),
     "asgd": (torch.optim.ASGD, {}),
 }
+UNTOLD = set() if ADAMW_IS_ADAM else {"adam", "adamw"}
+"""Classes that nothing in a file tells apart."""
 
 
 @pytest.mark.slow
@@ -444,6 +456,8 @@ def test_no_class_takes_the_state_of_another(tmp_path: Path, given: str) -> None
         again = kind(trained.parameters(), **options)
         if name == given:
             assert len(ckptfix.load_optimizer(again, path, model=trained).restored) == 8
+            continue
+        if {name, given} <= UNTOLD:
             continue
         before = copy.deepcopy(again.state_dict())
         with pytest.raises(Refused, match="saved by another optimizer"):
@@ -475,7 +489,8 @@ def test_how_to_compute_is_not_taken_from_the_file(tmp_path: Path) -> None:
 
 def test_options_that_an_older_torch_did_not_write_stay(tmp_path: Path) -> None:
     value = trained_file()
-    new = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+    later = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+    new = [option for option in later if option in value["optimizer"]["param_groups"][0]]
     for option in new:
         del value["optimizer"]["param_groups"][0][option]
     for own in value["optimizer"]["state"].values():
@@ -544,7 +559,7 @@ def test_sparse_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["model", "names"])
 def test_doubled_wrappers_around_the_names(tmp_path: Path, given: str) -> None:
     trained = nn.DataParallel(nn.DataParallel(Net()))
-    optimizer = torch.optim.Adam(trained.named_parameters())
+    optimizer = torch.optim.Adam(named_parameters(trained))
     train(trained, optimizer, 0, 1)
     path = checkpoint(tmp_path / "a.pth", trained, optimizer)
     model = nn.DataParallel(Net(ORDERS[1]))
@@ -552,7 +567,7 @@ def test_doubled_wrappers_around_the_names(tmp_path: Path, given: str) -> None:
         again = torch.optim.Adam(model.parameters())
         report = ckptfix.load_optimizer(again, path, model=model)
     else:
-        again = torch.optim.Adam(model.named_parameters())
+        again = torch.optim.Adam(named_parameters(model))
         report = ckptfix.load_optimizer(again, path)
     assert (report.by, report.rule, len(report.restored)) == ("param_names", "wrapper module.", 8)
     for name, parameter in model.module.named_parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ def test_load_state_dict(program: Path) -> None:
 
 @pytest.mark.slow
 def test_the_others_say_what_it_is(program: Path) -> None:
+    if zipfile.is_zipfile(program) and "serialized_state_dict.pt" in zipfile.ZipFile(program).namelist():
+        pytest.skip("before torch 2.8, torch.export.save wrote an archive of checkpoints, which is read")
     with pytest.raises(UnknownFormat, match="program"):
         ckptfix.load_checkpoint(program)
     with pytest.raises(UnknownFormat):

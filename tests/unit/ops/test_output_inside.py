@@ -11,6 +11,7 @@ import sharded
 import torch
 import zero_files
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.errors import DamagedFile
@@ -20,7 +21,7 @@ STATE = sharded.state(3, "module.")
 
 
 def saved_by_dcp(folder: Path) -> Path:
-    save(dict(STATE), checkpoint_id=folder, no_dist=True)
+    save(dict(STATE), checkpoint_id=folder, **ALONE)
     return folder
 
 

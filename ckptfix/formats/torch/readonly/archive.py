@@ -4,12 +4,14 @@
 
     Stable-Baselines3   a zip: data (JSON), policy.pth, policy.optimizer.pth, pytorch_variables.pth, ...
     NeMo (.nemo)        a tar: model_config.yaml, model_weights.ckpt, ...
+    .pt2 of torch < 2.8 a zip: serialized_exported_program.json, serialized_state_dict.pt, serialized_constants.pt, ...
 
 Such a file is read as one object, a dict of the objects in it by the names of their members: the state dict of the
 policy is at ``policy.pth``. The bytes of a tensor are a range of the archive. A member that is deflated has none:
 such an archive is refused.
 
-Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/connectors/save_restore_connector.py.
+Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/connectors/save_restore_connector.py,
+torch/export/__init__.py (``save``, torch 2.1 to 2.7).
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ from ckptfix.zips.read import read_directory
 
 NAME = "archive"
 
-ZIPPED = frozenset(("data", "policy.pth"))
-TARRED = frozenset(("model_config.yaml", "model_weights.ckpt"))
-"""Members that such an archive has."""
+ZIPPED = (
+    frozenset(("data", "policy.pth")),
+    frozenset(("serialized_exported_program.json", "serialized_state_dict.pt")),
+)
+TARRED = (frozenset(("model_config.yaml", "model_weights.ckpt")),)
+"""The members that an archive of each library has."""
 
 CHECKPOINTS = (".pth", ".pt")
 """How the members of a zip end that are checkpoints."""
@@ -60,7 +65,7 @@ def score(path: str, head: bytes, size: int) -> int:
             names = set(_zipped(reader, places=False) if zipped else _tarred(reader))
     except CkptfixError:
         return 0
-    return 60 if names >= (ZIPPED if zipped else TARRED) else 0
+    return 60 if any(names >= needed for needed in (ZIPPED if zipped else TARRED)) else 0
 
 
 def _tarred(reader: Source) -> Members:

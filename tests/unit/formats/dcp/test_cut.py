@@ -16,6 +16,7 @@ from dcp_pickles import PATHS, as_saved, named, random_keys
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Drop, OutputFile, Plan
@@ -130,7 +131,7 @@ def folder_of(path: Path) -> Path:
     """A folder of ten tensors and a value in one file, in which one item is of no key."""
     tensors = {f"a.{number}": torch.full((4,), float(number)) for number in range(10)}
     state = {**tensors, "step": 3, "lost": torch.ones(2)}
-    save({"model": state}, checkpoint_id=path, no_dist=True)
+    save({"model": state}, checkpoint_id=path, **ALONE)
     said: Metadata = pickle.loads((path / ".metadata").read_bytes())
     del said.state_dict_metadata["model.lost"]
     assert said.planner_data is not None

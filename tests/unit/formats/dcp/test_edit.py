@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.state_dict_loader import load as load_folder
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.checkpoint import Checkpoint, Drop, Edit, Plan, Put, Rename, Storage, TensorEntry
@@ -79,7 +80,7 @@ def test_nothing_to_do_is_a_copy(saved: Path, tmp_path: Path) -> None:
 def test_torch_loads_it_into_a_model(saved: Path, tmp_path: Path) -> None:
     ckptfix.rename(saved / "mesh", tmp_path / "out", mapping={"plain.weight": "other.weight"})
     state = {"other.weight": torch.zeros(5, 3), "blocks.weight": torch.zeros(7, 6)}
-    load_folder(state, checkpoint_id=tmp_path / "out", no_dist=True)
+    load_folder(state, checkpoint_id=tmp_path / "out", **ALONE)
     whole = torch.load(saved / "mesh.pt")
     assert_same({"other.weight": whole["plain.weight"], "blocks.weight": whole["blocks.weight"]}, state)
 

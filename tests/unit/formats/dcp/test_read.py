@@ -15,6 +15,7 @@ from dcp_ranks import SAVES, Net
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_folder
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported, WouldLoseData
@@ -181,7 +182,7 @@ def test_model_and_optimizer_are_resumed(saved: Path, tmp_path: Path, edit: str)
 def test_sanitize_makes_one_plain_file_of_a_folder(tmp_path: Path) -> None:
     """What a value of a class is, and every tensor as it was; torch alone would run the pickle of the value."""
     state = {"model": {"w": torch.randn(3, 2)}, "args": Namespace(lr=0.1), "epoch": 3}
-    save_folder(state, checkpoint_id=tmp_path / "in", no_dist=True)
+    save_folder(state, checkpoint_id=tmp_path / "in", **ALONE)
     done = ckptfix.sanitize(tmp_path / "in", tmp_path / "out.pth")
     assert done.exit_code == 0 and not done.dropped
     assert_same({**state, "args": {"lr": 0.1}}, torch.load(tmp_path / "out.pth", weights_only=True))

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTra
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as load_folder
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WouldLoseData
@@ -205,7 +206,7 @@ class _Deflating:
 
 def test_items_that_were_transformed_are_named(tmp_path: Path) -> None:
     writer = FileSystemWriter(tmp_path / "in", _extensions=[Deflated()])
-    save({"weight": torch.ones(300), "epoch": 3}, storage_writer=writer, no_dist=True)
+    save({"weight": torch.ones(300), "epoch": 3}, storage_writer=writer, **ALONE)
     with pytest.raises(Unsupported, match=r"transformed by tests\.deflated/1"):
         ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     for verb in (ckptfix.inspect, ckptfix.load_checkpoint):
@@ -219,12 +220,12 @@ def test_items_that_were_transformed_are_named(tmp_path: Path) -> None:
 
 def test_what_the_hint_says_undoes_a_transformation(tmp_path: Path) -> None:
     wanted = {"weight": torch.arange(300.0), "epoch": 3}
-    save(wanted, storage_writer=FileSystemWriter(tmp_path / "in", _extensions=[Deflated()]), no_dist=True)
+    save(wanted, storage_writer=FileSystemWriter(tmp_path / "in", _extensions=[Deflated()]), **ALONE)
     registry = ExtensionRegistry()
     registry.register(Deflated)
     found: dict[str, Any] = {"weight": torch.zeros(300), "epoch": 0}
-    load_folder(found, storage_reader=FileSystemReader(tmp_path / "in", _extension_registry=registry), no_dist=True)
-    save(found, checkpoint_id=tmp_path / "again", no_dist=True)
+    load_folder(found, storage_reader=FileSystemReader(tmp_path / "in", _extension_registry=registry), **ALONE)
+    save(found, checkpoint_id=tmp_path / "again", **ALONE)
     assert_same(wanted, dict(ckptfix.load_checkpoint(tmp_path / "again")))
 
 
@@ -233,7 +234,7 @@ def test_items_that_were_compressed_are_inflated(tmp_path: Path, order: str) -> 
     """An archive tool wrote them again: the same records, deflated; and as a big-endian machine saves them."""
     state: dict[str, Any] = {"weight": torch.randn(40, 30), "turns": torch.randn(5, dtype=torch.complex64), "epoch": 3}
     folder = tmp_path / "in"
-    save(state, checkpoint_id=folder, no_dist=True)
+    save(state, checkpoint_id=folder, **ALONE)
     said = pickle.loads((folder / ".metadata").read_bytes())
     (data,) = (path for path in folder.iterdir() if path.suffix == ".distcp")
     whole, made = data.read_bytes(), b""
