@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, address
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings.folders import LOST
 from ckptfix.io.source import truncated_hint
@@ -242,11 +243,16 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
         NoSuchTensor: there is none at `at`.
         Refused: a whole module is there.
     """
-    sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
+    fixed = {state.at for state in checkpoint.state_dicts if state.payload}
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at not in fixed]
     if at is not None:
         row = at_address(checkpoint, at)
         if row.module is not None:
             raise whole_module(checkpoint, row.at)
+        if row.at in fixed:
+            hint = f"`{command('extract', checkpoint.path, 'OUT', at=row.at)}` takes its tensors"
+            message = "only the class of the object around it knows what its keys mean, so they are not edited"
+            raise Refused(message, path=checkpoint.path, where=row.at, hint=hint)
         return [site for site in sites if site.at == row.at]
     inside = module_of(checkpoint)
     sites = [site for site in sites if site.at not in inside]

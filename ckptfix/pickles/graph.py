@@ -336,6 +336,16 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
         yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
 
 
+def payload_of(node: Node) -> frozenset[int]:
+    """The ``id`` of each child of `node` that its class makes or fills it of: its arguments, and a state in any form
+    but a dict of attributes (slots, what ``__setstate__`` reads).
+    """
+    if type(node) is not Call:
+        return frozenset()
+    rest = (node.func, node.args, node.kwargs, None if type(node.state) is Dict else node.state)
+    return frozenset(id(part) for part in rest if part is not None)
+
+
 def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
     """The values of a mapping by their keys, and keys that are objects themselves."""
     for key, value in mapping:

@@ -211,7 +211,7 @@ def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
     for edit in edits:
         if isinstance(edit, Rename) and (edit.at, edit.kind) not in known:
             # What the names are is known from around the value alone.
-            found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at))))
+            found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at, found.holders))))
     moves = [edit for edit in edits if not isinstance(edit, SetLocation) or set(edit.moves) & set(checkpoint.devices)]
     (file,) = torch_zip.plan_edit(checkpoint, moves, window).files
     return [_real(segment, window) for segment in file.segments]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles.graph import Node, label, pairs
 
 
 def is_container(node: Node) -> bool:
@@ -84,3 +85,81 @@ def _listed(nodes: Sequence[Node], left: list[int], depth: int) -> Iterator[str]
         if index:
             yield ", "
         yield from _in_words(node, left, depth + 1)
+
+
+MAX_DEPTH = 16
+"""Containers in containers that `structured` keeps as such; what is deeper becomes a text."""
+
+_KEYS = (str, int, float, bytes, type(None))
+
+
+def structured(node: Node) -> Any:
+    """A value with its structure: mappings and sequences of plain values, of any depth. All else is as in `plain`."""
+    return _structured(node, 0, {})
+
+
+def _structured(node: Node, depth: int, made: dict[int, Any]) -> Any:
+    """As `structured`; `made` has what nodes became that may be shared, so that sharing does not unfold."""
+    kind = type(node)
+    if kind not in CONTAINERS or depth > MAX_DEPTH:
+        return plain(node)
+    if id(node) in made:
+        return made[id(node)]
+    made[id(node)] = "..."  # what a cycle comes to
+    rows = pairs(node)
+
+    def inner(part: Node) -> Any:
+        return _structured(part, depth + 1, made)
+
+    value: Any
+    if rows is not None:
+        value = {key_of(key): inner(part) for key, part in rows}
+    elif isinstance(node, (tuple, list)):
+        value = kind(map(inner, node))  # type: ignore[call-arg]
+    elif type(node) is Set and all(isinstance(part, _KEYS) for part in node.elements):
+        value = (frozenset if node.kind == "frozenset" else set)(map(key_of, node.elements))
+    else:
+        value = plain(node)
+    made[id(node)] = value
+    return value
+
+
+def key_of(node: Node) -> Any:
+    """A key of a mapping as a plain value; of an object, what its address says."""
+    if type(node) is tuple and all(isinstance(part, _KEYS) for part in node):
+        return tuple(map(key_of, node))
+    return plain(node) if isinstance(node, _KEYS) else label(node)
+
+
+def node_of(value: Any) -> Node:
+    """What a pickle builds of a value that `structured` gives, or of another one that is made of the same types."""
+    return _node_of(value, {})
+
+
+def _node_of(value: Any, made: dict[int, Node]) -> Node:
+    if not isinstance(value, Mapping | tuple | list | set | frozenset):
+        return value if value is None or isinstance(value, bool | int | float | bytes | str) else repr(value)
+    if id(value) not in made:
+        node: Node
+        if isinstance(value, Mapping):
+            node = Dict()
+            node.items = [(_node_of(key, made), _node_of(part, made)) for key, part in value.items()]
+        elif isinstance(value, set | frozenset):
+            kind = "frozenset" if isinstance(value, frozenset) else "set"
+            node = Set(kind, [_node_of(part, made) for part in value])  # type: ignore[arg-type]
+        else:
+            parts = [_node_of(part, made) for part in value]
+            node = tuple(parts) if isinstance(value, tuple) else parts
+        made[id(value)] = node
+    return made[id(value)]
+
+
+def versions_of(metadata: Node) -> dict[str, dict[str, Any]] | None:
+    """The ``_metadata`` of a state dict: module path -> what the module states; None where there is none."""
+    if metadata is None:
+        return None
+    made: dict[int, Any] = {}
+    return {
+        label(path): {label(key): _structured(value, 0, made) for key, value in pairs(own) or ()}
+        for path, own in pairs(metadata) or ()
+    }

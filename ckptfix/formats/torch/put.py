@@ -174,7 +174,7 @@ def with_tensors(found: TorchObject, puts: Iterable[Put], storages: PutStorages)
         Unsupported: a tensor that cannot be put, or as `reemit`.
     """
     storages.note(found.graph)
-    node_at = Places(found.graph.root)
+    node_at = Places(found.graph.root, found.holders)
     replaced: dict[int, Node] = {}
     for put in puts:
         holder = node_at(put.at)

@@ -247,7 +247,7 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
         Unsupported: as `reemit`.
     """
     items: dict[int, set[int]] = {}
-    node_at = Places(found.graph.root)
+    node_at = Places(found.graph.root, found.holders)
     for drop in drops:
         mapping = node_at(drop.at)
         holder, rows = _rows(mapping, drop.at)
