@@ -126,7 +126,9 @@ def _planned(
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     plan = target.recode(checkpoint, dest)
-    return Conversion(plan, target.name, None, len(checkpoint.entries), everything(checkpoint))
+    lost = tuple(row.where for row in plan.findings if row.id == "lost")
+    tensors = len(checkpoint.entries) - len(lost)
+    return Conversion(plan, target.name, None, tensors, everything(checkpoint, lost), lost, lost)
 
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
