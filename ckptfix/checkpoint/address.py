@@ -23,7 +23,7 @@ class Address(str):
     def __eq__(self, other: object) -> bool:
         if type(other) is Address:
             return self.keys == other.keys
-        return other != "" and str.__eq__(self, other)  # type: ignore[arg-type]
+        return other != "" and str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other

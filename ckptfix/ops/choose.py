@@ -18,6 +18,8 @@ from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, address
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings.folders import LOST
+from ckptfix.formats.torch.arrays import named_arrays
+from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
@@ -97,11 +99,19 @@ def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
         return at_address(checkpoint, at)
     rows = meant(checkpoint)
     if not rows:
-        hint = "`ckptfix inspect` shows what it holds"
-        raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=hint)
+        raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=_instead(checkpoint))
     if len(rows) > 1:
         raise undecided(checkpoint, rows)
     return rows[0]
+
+
+def _instead(checkpoint: Checkpoint) -> str:
+    """What helps with a file that holds no state dict."""
+    parts = pickled(checkpoint)
+    if parts is not None and any(named_arrays(parts.graph.root)):
+        made = command("sanitize", checkpoint.path, "OUT")
+        return f"its weights are NumPy arrays: `{made}` makes tensors of them; take the state dict from that"
+    return "`ckptfix inspect` shows what it holds"
 
 
 def mapping(checkpoint: Checkpoint, at: str | None = None) -> Candidate:

@@ -361,7 +361,7 @@ def labels(keys: Sequence[Node]) -> list[str]:
     A key that is text has the part that it is.
     """
     if all(isinstance(key, str) for key in keys):
-        return list(map(str, keys))  # type: ignore[arg-type]
+        return list(map(str, keys))
     used = {str(key) for key in keys if isinstance(key, str)}
     given: dict[object, str] = {}
     made = []

@@ -196,9 +196,10 @@ def wrong(line: tuple[str, ...], done: Outcome, source: Path, out: Path, before:
     named = [*done.said.get("left_behind", ()), *done.said.get("lost", ()), *account.get("lost", ())]
     named += [row.get("where") or "" for row in done.said.get("findings", ())]
     entries = ckptfix.open_checkpoint(source).entries
-    names = {float(_first(entry)): entry.name for entry in entries}
+    names = {_first(entry): entry.name for entry in entries}
+    aliases = {entry.name for entry in entries if names[_first(entry)] != entry.name}
     missing = {names[value] for value in before - after}
-    here = {names[value] for value in before & after}
+    here = {names[value] for value in before & after} - aliases
     unnamed = [name for name in missing if not any(_below(name, one) for one in named)]
     if unnamed:
         return f"gone and not named: {unnamed}; named are {named[:6]}"
@@ -256,7 +257,7 @@ def _slotted() -> Slotted:
     return made
 
 
-def _tagged() -> torch.nn.Parameter:
+def _tagged() -> Any:
     made: Any = torch.nn.Parameter(_t(3))
     made.tag = _t(4)
     return made

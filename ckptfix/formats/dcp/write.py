@@ -9,6 +9,7 @@ Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -153,7 +154,11 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
                 flat.attributed = True
             if any(holds_objects(key) for key, _ in rows):
                 raise Unsupported("a key that is an object: distributed checkpoints have names", where=_shown(path))
-            below = [((*path, label(key)), value) for key, value in rows]
+            names = [label(key) for key, _ in rows]
+            if len(set(names)) < len(names):
+                name = _shown((*path, Counter(names).most_common(1)[0][0]))
+                raise KeyConflict(f"two keys would be called {name}", pairs=((name, (name, name)),))
+            below = [((*path, name), value) for name, (_, value) in zip(names, rows, strict=True)]
         elif isinstance(node, list) and not _is_value(node):
             below = [((*path, number), value) for number, value in enumerate(node)]
         elif path:

@@ -24,6 +24,10 @@ def is_tensor_class(node: Node) -> bool:
     )
 
 
+UNINITIALIZED = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
+"""Classes of what a lazy module has in the place of its tensors before it has seen an input."""
+
+
 def class_of(call: Call) -> Global | None:
     """The class or function of a call, also where a legacy file put its source beside it."""
     func = _named(call.func)

@@ -115,7 +115,8 @@ def _structured(node: Node, depth: int, made: dict[int, Any]) -> Any:
     if rows is not None:
         value = {key_of(key): inner(part) for key, part in rows}
     elif isinstance(node, (tuple, list)):
-        value = kind(map(inner, node))  # type: ignore[call-arg]
+        parts = [inner(part) for part in node]
+        value = tuple(parts) if isinstance(node, tuple) else parts
     elif type(node) is Set and all(isinstance(part, _KEYS) for part in node.elements):
         value = (frozenset if node.kind == "frozenset" else set)(map(key_of, node.elements))
     else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
-from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, of_keys, keys_of
+from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
