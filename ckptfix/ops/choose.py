@@ -18,7 +18,7 @@ from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, address
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings.folders import LOST
-from ckptfix.formats.torch.arrays import named_arrays
+from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -19,7 +18,7 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.call_classes import is_tensor_class
-from ckptfix.formats.torch.plain import described, is_container, plain, versions_of
+from ckptfix.formats.torch.plain import described, encoded_bytes, is_container, plain, versions_of
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
@@ -190,7 +189,7 @@ def walk(graph: Graph) -> TorchObject:
                 inner = of._replace(payload=True)
                 stack += [(address, name, value, inner) for name, value in reversed(attributes_of)]
             continue
-        if (literal := _encoded(node)) is not None:
+        if (literal := encoded_bytes(node)) is not None:
             found.values.append((address, literal))
             continue
         if not is_container(node) or (isinstance(node, (tuple, list)) and not any(map(is_container, node))):
@@ -248,16 +247,6 @@ def _is_bare(node: Node) -> bool:
     if not is_tensor(node) or node.items or node.elements:
         return False
     return _is_alone(node) or tensor_state(node) is None
-
-
-def _encoded(node: Node) -> bytes | None:
-    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
-    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
-        text, encoding = node.args
-        if type(text) is Text and encoding == "latin1":
-            with suppress(UnicodeEncodeError):
-                return text.encode("latin-1")
-    return None
 
 
 def _is_storage(node: Node) -> TypeGuard[PersId]:

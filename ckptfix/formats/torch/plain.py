@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
@@ -117,12 +118,39 @@ def _structured(node: Node, depth: int, made: dict[int, Any]) -> Any:
     elif isinstance(node, (tuple, list)):
         parts = [inner(part) for part in node]
         value = tuple(parts) if isinstance(node, tuple) else parts
-    elif type(node) is Set and all(isinstance(part, _KEYS) for part in node.elements):
-        value = (frozenset if node.kind == "frozenset" else set)(map(key_of, node.elements))
+    elif (literal := encoded_bytes(node)) is not None:
+        value = literal
+    elif (elements := _elements(node)) is not None:
+        value = elements
     else:
         value = plain(node)
     made[id(node)] = value
     return value
+
+
+def encoded_bytes(node: Node) -> bytes | None:
+    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
+    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is Text and encoding == "latin1":
+            with suppress(UnicodeEncodeError):
+                return text.encode("latin-1")
+    return None
+
+
+_SETS = {"set": set, "frozenset": frozenset}
+
+
+def _elements(node: Node) -> Any:
+    """The set of plain values that a node is, as an opcode or, before protocol 4, as a call makes it; or None."""
+    kind, parts = "", None
+    if type(node) is Set:
+        kind, parts = node.kind, node.elements
+    elif type(node) is Call and type(node.func) is Global and node.func.module in ("__builtin__", "builtins"):
+        kind, parts = node.func.name, node.arguments[0] if len(node.arguments) == 1 else None
+    if kind not in _SETS or type(parts) is not list or not all(isinstance(part, _KEYS) for part in parts):
+        return None
+    return _SETS[kind](map(key_of, parts))
 
 
 def key_of(node: Node) -> Any:
@@ -146,8 +174,8 @@ def _node_of(value: Any, made: dict[int, Node]) -> Node:
             node = Dict()
             node.items = [(_node_of(key, made), _node_of(part, made)) for key, part in value.items()]
         elif isinstance(value, set | frozenset):
-            kind = "frozenset" if isinstance(value, frozenset) else "set"
-            node = Set(kind, [_node_of(part, made) for part in value])  # type: ignore[arg-type]
+            kind = Global("__builtin__", "frozenset" if isinstance(value, frozenset) else "set", 0)
+            node = Call(kind, ([_node_of(part, made) for part in value],), "REDUCE", 0)
         else:
             parts = [_node_of(part, made) for part in value]
             node = tuple(parts) if isinstance(value, tuple) else parts

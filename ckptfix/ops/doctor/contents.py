@@ -17,7 +17,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
-from ckptfix.formats.torch.arrays import named_arrays
+from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import spellings, wrappers

@@ -33,7 +33,7 @@ from ckptfix.formats import format_of, located, open_checkpoint
 from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.arrays import named_arrays
+from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import checks_of, crc32_of, is_spliced
