@@ -76,13 +76,13 @@ def states_of_generators_alone(path: Path) -> tuple[dict[str, Any], int]:
 
 @file
 def a_frozen_program(path: Path) -> tuple[dict[str, Any], int]:
-    torch.jit.save(torch.jit.freeze(torch.jit.script(net())), path)  # type: ignore[no-untyped-call]
+    torch.jit.save(torch.jit.freeze(torch.jit.script(net())), path)
     return weights(), 0
 
 
 @file
 def a_program_without_tensors(path: Path) -> tuple[dict[str, Any], int]:
-    torch.jit.save(torch.jit.script(Doubled()), path)  # type: ignore[no-untyped-call]
+    torch.jit.save(torch.jit.script(Doubled()), path)
     return {}, 0
 
 

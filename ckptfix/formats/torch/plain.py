@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, label, pairs
@@ -143,7 +143,7 @@ _SETS = {"set": set, "frozenset": frozenset}
 
 def _elements(node: Node) -> Any:
     """The set of plain values that a node is, as an opcode or, before protocol 4, as a call makes it; or None."""
-    kind, parts = "", None
+    kind, parts = "", cast("Node", None)
     if type(node) is Set:
         kind, parts = node.kind, node.elements
     elif type(node) is Call and type(node.func) is Global and node.func.module in ("__builtin__", "builtins"):
@@ -166,8 +166,10 @@ def node_of(value: Any) -> Node:
 
 
 def _node_of(value: Any, made: dict[int, Node]) -> Node:
+    if isinstance(value, bytes):
+        return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
     if not isinstance(value, Mapping | tuple | list | set | frozenset):
-        return value if value is None or isinstance(value, bool | int | float | bytes | str) else repr(value)
+        return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
     if id(value) not in made:
         node: Node
         if isinstance(value, Mapping):
