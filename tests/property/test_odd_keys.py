@@ -7,6 +7,7 @@ torch.load makes of both files, whatever anything is called.
 from __future__ import annotations
 
 import random
+import struct
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import Record, Tensor, assemble, build_zip, state_dict_ops, torch_records
 from conftest import LONG
 from real.law import Outcome, carry_out
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -289,3 +291,20 @@ def _attributed() -> Any:
 def test_each_of_them_alone(name: str, zipped: bool, tmp_path: Path) -> None:
     found = wrongs(CASES[name](), tmp_path, zipped)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("keys", [("a", "A"), ("Ab", "aB", "ab"), ("x", "X", "2"), ("0", "b", "B", "3")])
+def test_records_that_differ_in_case_are_kept_apart(keys: tuple[str, ...], tmp_path: Path) -> None:
+    tensors = {f"w{key}{number}": Tensor(key, (2,), 2) for number, key in enumerate(keys)}
+    rows = torch_records(assemble(("PROTO", 2), *state_dict_ops(tensors), "STOP"), [])
+    data = [Record(f"archive/data/{key}", struct.pack("<2f", number, number)) for number, key in enumerate(keys)]
+    source, out = tmp_path / "in.pth", tmp_path / "out.pth"
+    source.write_bytes(build_zip([*rows, *data]))
+    done = carry_out(("repair",), source, out)
+    assert done.code == 0 and not done.crash, done.said
+    assert "case-variant" in str(done.said)
+    found = torch.load(out, weights_only=True)
+    assert {name: value.tolist() for name, value in found.items()} == {
+        name: [float(number)] * 2 for number, name in enumerate(tensors)
+    }
+    assert not any(finding.severity == "error" for finding in ckptfix.doctor(out).findings)
