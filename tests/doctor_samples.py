@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import builders
+import numpy
 import rank_files
 import torch
 import zero_files
@@ -170,6 +171,12 @@ def torch_tar(folder: Path) -> Path:
 
 whole = builders.torch_zip(pickle_of({"w": replace(WEIGHT, storage_class="LongStorage")}), [DATA * 2])
 put("dtype-mismatch", whole, like={"w": [2]})
+
+
+@sample("numpy-weights")
+def arrays_by_name(folder: Path) -> Path:
+    torch.save({"model": {"fc.weight": numpy.ones((2, 3), "float32")}}, folder / "model.pth")
+    return folder / "model.pth"
 
 
 @sample("no-checkpoint")

@@ -7,9 +7,67 @@ from collections.abc import Collection
 from ckptfix.words import TOP
 
 
+class Address(str):
+    """An address that knows the keys on its way, of which one may be empty or hold slashes itself.
+
+    Two of them are equal if they have the same keys: ``a/b`` is another place than ``b`` in ``a``. A plain string, as a
+    user types it, equals every address that is written so; ``""`` is the top level alone.
+
+    Attributes:
+        keys: from the top level on; joined by slashes they are the text.
+    """
+
+    __slots__ = ("keys",)
+    keys: tuple[str, ...]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Address:
+            return self.keys == other.keys
+        return other != "" and str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def of_keys(keys: tuple[str, ...]) -> str:
+    """The address of what these keys lead to."""
+    if not keys:
+        return ""
+    made = Address("/".join(keys))
+    made.keys = keys
+    return made
+
+
+def keys_of(address: str) -> tuple[str, ...]:
+    """The keys on the way to `address`; of a plain string, what its slashes part."""
+    if type(address) is Address:
+        return address.keys
+    return tuple(address.split("/")) if address else ()
+
+
 def join(at: str, key: str) -> str:
     """The address of `key` in the mapping at `at`."""
-    return f"{at}/{key}" if at else key
+    made = Address(f"{at}/{key}" if at else key)
+    made.keys = (*keys_of(at), key)
+    return made
+
+
+def numbered(address: str, number: int) -> str:
+    """Another address for what is at `address` too: of 1 and '1', of a key with a slash and a mapping in another."""
+    *above, last = keys_of(address) or ("",)
+    return of_keys((*above, f"{last}#{number}"))
+
+
+def holder_of(address: str) -> str:
+    """The address of the mapping that what is at `address` is in."""
+    return of_keys(keys_of(address)[:-1])
+
+
+def top_of(address: str) -> str:
+    """The first key on the way to `address`; ``""`` for the top level."""
+    return keys_of(address)[0] if address else ""
 
 
 def given(text: str) -> str:
@@ -19,6 +77,8 @@ def given(text: str) -> str:
 
 def is_inside(address: str, at: str) -> bool:
     """Whether `address` is the mapping or module at `at`, or something in it."""
+    if type(address) is Address and type(at) is Address:
+        return address.keys[: len(at.keys)] == at.keys
     return not at or address == at or address.startswith(f"{at}/")
 
 
@@ -28,6 +88,8 @@ def is_inside_any(name: str, addresses: Collection[str]) -> bool:
         return False
     if "" in addresses or name in addresses:
         return True
+    if type(name) is Address:
+        return any(of_keys(name.keys[:end]) in addresses for end in range(1, len(name.keys)))
     return any(name[:end] in addresses for end, char in enumerate(name) if char == "/")
 
 

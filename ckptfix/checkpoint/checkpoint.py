@@ -43,6 +43,8 @@ class StateDict:
         optimizer: it is a part of an optimizer's state.
         weights: it looks like what ``Module.state_dict()`` gives, rather than RNG state or statistics that
             happen to be tensors. Only such mappings get a prefix added or become a safetensors file.
+        payload: it is in what a class gets to make or fill an object of: its arguments, its slots, a state for its
+            ``__setstate__``. Only the class knows what the keys mean, so no edit changes them.
     """
 
     at: str
@@ -50,6 +52,7 @@ class StateDict:
     extra: int
     optimizer: bool = False
     weights: bool = True
+    payload: bool = False
 
 
 class Inside:

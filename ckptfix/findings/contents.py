@@ -145,6 +145,13 @@ CONTENTS: tuple[Entry, ...] = (
         "nothing here can be fixed: convert the folder of all ranks, or save with gathering on",
     ),
     Entry(
+        "numpy-weights", "info", "its weights are NumPy arrays, not tensors",
+        "Programs that do not use torch, such as Caffe2, keep weights as arrays by name, and torch.save pickles them "
+        "as they are. torch.load(weights_only=True) refuses NumPy's functions, and no state dict is found in the file. "
+        "`ckptfix sanitize` makes a tensor of each array.",
+        (E.NOT_ALLOWED,), _SANITIZE,
+    ),
+    Entry(
         "no-tensors", "info", "it holds no tensor",
         "A scheduler's state or a program's settings, which have none; or the save wrote an empty mapping: a wrong "
         "variable, or an adapter gathered on no rank (443 bytes).",

@@ -125,7 +125,7 @@ def _beside(
     if not any(name.rpartition(".")[2] in leaves for name in names):
         return versions, {}
     try:
-        values = mapping_of(node_at(parts.graph.root, at))
+        values = mapping_of(node_at(parts.graph.root, at, parts.found.holders))
     except NoSuchTensor:  # an address with a number that distinguishes it from another: no key is called so
         return versions, {}
     tensors = {entry.key for entry in checkpoint.entries_at(at)}

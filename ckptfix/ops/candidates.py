@@ -90,7 +90,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     parts = pickled(checkpoint)
     if parts is not None:
         try:
-            node = node_at(parts.graph.root, at)
+            node = node_at(parts.graph.root, at, parts.found.holders)
         except NoSuchTensor:
             node = None
         if torch_module.parts_of(node) is not None:

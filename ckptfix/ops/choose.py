@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, address
+from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings.folders import LOST
+from ckptfix.formats.torch.call_classes import named_arrays
+from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import truncated_hint
 from ckptfix.ops import averages
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
@@ -99,11 +102,19 @@ def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
         return at_address(checkpoint, at)
     rows = meant(checkpoint)
     if not rows:
-        hint = "`ckptfix inspect` shows what it holds"
-        raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=hint)
+        raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=_instead(checkpoint))
     if len(rows) > 1:
         raise undecided(checkpoint, rows)
     return rows[0]
+
+
+def _instead(checkpoint: Checkpoint) -> str:
+    """What helps with a file that holds no state dict."""
+    parts = pickled(checkpoint)
+    if parts is not None and any(named_arrays(parts.graph.root)):
+        made = command("sanitize", checkpoint.path, "OUT")
+        return f"its weights are NumPy arrays: `{made}` makes tensors of them; take the state dict from that"
+    return "`ckptfix inspect` shows what it holds"
 
 
 def mapping(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
@@ -245,11 +256,16 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
         NoSuchTensor: there is none at `at`.
         Refused: a whole module is there.
     """
-    sites = [site for site in checkpoint.sites if site.kind == "state_dict"]
+    fixed = {state.at for state in checkpoint.state_dicts if state.payload}
+    sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at not in fixed]
     if at is not None:
         row = at_address(checkpoint, at)
         if row.module is not None:
             raise whole_module(checkpoint, row.at)
+        if row.at in fixed:
+            hint = f"`{command('extract', checkpoint.path, 'OUT', at=row.at)}` takes its tensors"
+            message = "only the class of the object around it knows what its keys mean, so they are not edited"
+            raise Refused(message, path=checkpoint.path, where=row.at, hint=hint)
         return [site for site in sites if site.at == row.at]
     inside = module_of(checkpoint)
     sites = [site for site in sites if site.at not in inside]

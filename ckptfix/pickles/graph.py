@@ -7,7 +7,7 @@ stack and a set of ids, never by recursion.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, final
 
 Node: TypeAlias = (
@@ -336,12 +336,50 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
         yield from children(node.state) if type(node.state) is Dict else (("()state", node.state),)
 
 
+def payload_of(node: Node) -> frozenset[int]:
+    """The ``id`` of each child of `node` that its class makes or fills it of: its arguments, and a state in any form
+    but a dict of attributes (slots, what ``__setstate__`` reads).
+    """
+    if type(node) is not Call:
+        return frozenset()
+    rest = (node.func, node.args, node.kwargs, None if type(node.state) is Dict else node.state)
+    return frozenset(id(part) for part in rest if part is not None)
+
+
 def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
     """The values of a mapping by their keys, and keys that are objects themselves."""
-    for key, value in mapping:
+    rows = list(mapping)
+    for (key, value), name in zip(rows, labels([key for key, _ in rows]), strict=True):
         if holds_objects(key):
             yield "()key", key
-        yield label(key), value
+        yield name, value
+
+
+def labels(keys: Sequence[Node]) -> list[str]:
+    """The address part of each key of one mapping: that of another key is another one, as for 1 beside "1".
+
+    A key that is text has the part that it is.
+    """
+    if all(isinstance(key, str) for key in keys):
+        return list(map(str, keys))
+    used = {str(key) for key in keys if isinstance(key, str)}
+    given: dict[object, str] = {}
+    made = []
+    for key in keys:
+        if isinstance(key, str):
+            made.append(str(key))
+            continue
+        same = _identity(key)
+        if same not in given:
+            name, number = label(key), 1
+            own = name
+            while own in used:
+                number += 1
+                own = f"{name}#{number}"
+            used.add(own)
+            given[same] = own
+        made.append(given[same])
+    return made
 
 
 def is_mapping(node: Node) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import itemgetter
 
 from ckptfix.errors import NoSuchTensor
 from ckptfix.pickles.graph import Node, children
 
 
-def node_at(root: Node, address: str) -> Node:
-    """The node at `address`. Raises as `Places`."""
-    return Places(root)(address)
+def node_at(root: Node, address: str, known: Mapping[str, Node] | None = None) -> Node:
+    """The node at `address`. Arguments and errors as those of `Places`."""
+    return Places(root, known)(address)
 
 
 class Places:
@@ -18,10 +19,15 @@ class Places:
     hold slashes too.
 
     The labels in a node are read once, however many addresses begin with it.
+
+    Args:
+        known: the nodes that a walk found, by the addresses that it gave them. It may have numbered an address that
+            two of them would have, and no key is called so.
     """
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, known: Mapping[str, Node] | None = None) -> None:
         self._root = root
+        self._known = known or {}
         self._labels: dict[int, dict[str, list[tuple[int, Node]]]] = {}
 
     def __call__(self, address: str) -> Node:
@@ -30,6 +36,8 @@ class Places:
         Raises:
             NoSuchTensor: there is none.
         """
+        if address in self._known:
+            return self._known[address]
         # Cycles and shared nodes repeat addresses, never (node, rest of the address).
         stack = [(self._root, address)]
         seen: set[tuple[int, str]] = set()

@@ -23,7 +23,7 @@ from ckptfix.checkpoint import (
     SetLocation,
     segment_length,
 )
-from ckptfix.checkpoint.address import is_inside, is_inside_any
+from ckptfix.checkpoint.address import is_inside, is_inside_any, join, keys_of, of_keys
 from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, Unsupported
 from ckptfix.formats.dcp import metadata as dcp_metadata
@@ -123,7 +123,7 @@ class _Below:
             address = ""
             for depth, key in enumerate(path):
                 self._rows.setdefault(address, {}).setdefault(str(key), []).append((row, depth))
-                address = f"{address}/{key}" if address else str(key)
+                address = join(address, str(key))
             if row.saved.dtype is None:
                 self._values[address] = row
 
@@ -137,7 +137,7 @@ class _Below:
     def around(self, at: str) -> Iterable[tuple[Row, str]]:
         """The value that the address `at` is in, if it is in one, and its address there."""
         found = [address for address in self._values if is_inside(at, address)]
-        return [(self._values[address], at[len(address) :].lstrip("/")) for address in found]
+        return [(self._values[address], of_keys(keys_of(at)[len(keys_of(address)) :])) for address in found]
 
 
 def _renamed(below: _Below, edit: Rename) -> None:
@@ -148,7 +148,7 @@ def _renamed(below: _Below, edit: Rename) -> None:
         found = below.places(edit.at, old)
         if not found and not inside:
             message = "a name that a distributed checkpoint does not hold as a key, and that no edit reaches"
-            raise Unsupported(message, where=f"{edit.at}/{old}" if edit.at else old)
+            raise Unsupported(message, where=join(edit.at, old))
         for row, depth in found:
             row.path = (*row.path[:depth], new, *row.path[depth + 1 :])
 
@@ -211,7 +211,7 @@ def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
     for edit in edits:
         if isinstance(edit, Rename) and (edit.at, edit.kind) not in known:
             # What the names are is known from around the value alone.
-            found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at))))
+            found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at, found.holders))))
     moves = [edit for edit in edits if not isinstance(edit, SetLocation) or set(edit.moves) & set(checkpoint.devices)]
     (file,) = torch_zip.plan_edit(checkpoint, moves, window).files
     return [_real(segment, window) for segment in file.segments]

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.checkpoint.address import of_keys
 from ckptfix.errors import DamagedFile, Unsupported, about
 from ckptfix.formats.dcp.entries import MAX_PARTS, MAX_SIZE, Boxes, Item, Sizes
 from ckptfix.formats.dcp.skim import Skimmed, skim
@@ -84,7 +85,7 @@ class Saved:
 
     @property
     def address(self) -> str:
-        return "/".join(map(str, self.path))
+        return of_keys(tuple(map(str, self.path)))
 
     @property
     def nbytes(self) -> int:

@@ -9,8 +9,9 @@ Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckptfix.checkpoint import (
@@ -24,6 +25,7 @@ from ckptfix.checkpoint import (
     dtypes,
     segment_length,
 )
+from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.tensors import contiguous_stride
 from ckptfix.errors import DamagedFile, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
@@ -34,6 +36,7 @@ from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.entries import MAX_PARTS
 from ckptfix.formats.dcp.metadata import Part, Place, Saved
 from ckptfix.formats.folders.assembled import grafted
+from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of, view_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
@@ -43,7 +46,7 @@ from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Global, Graph, PersId
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import Node, holds_objects, label, pairs
-from ckptfix.pickles.reemit import reemit
+from ckptfix.pickles.reemit import every_node, reemit
 from ckptfix.urls import as_path
 from ckptfix.zips.write import NewRecord, fresh_archives
 
@@ -62,12 +65,19 @@ def file_name(number: int) -> str:
 
 @dataclass(slots=True)
 class _Flat:
-    """The keys of a flattened object, in order."""
+    """The keys of a flattened object, in order.
+
+    Attributes:
+        written: ``id`` of the nodes of `tensors`.
+        attributed: one of them, or a dict around them, has attributes, which have no place in a folder.
+    """
 
     tensors: list[tuple[dcp_metadata.Path, TensorEntry]] = field(default_factory=list)
     values: list[tuple[dcp_metadata.Path, Node]] = field(default_factory=list)
     order: list[dcp_metadata.Path] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
+    attributed: bool = False
 
 
 def plan_write(
@@ -113,7 +123,21 @@ def recode(checkpoint: Checkpoint, dest: str, *, size: int = DATA_SIZE) -> Plan:
     if pairs(root) is None:
         raise Unsupported("a distributed checkpoint holds a dict, and this is none", path=checkpoint.path)
     _flatten(root, entries, flat)
-    return _planned(flat, checkpoint, dest, size)
+    lost = _unreached(parts, flat)
+    plan = _planned(flat, checkpoint, dest, size)
+    return replace(plan, findings=(*plan.findings, *(_lost(where) for where in lost)))
+
+
+def _unreached(parts: Parts, flat: _Flat) -> list[str]:
+    """Addresses of tensors of the object that neither an item nor a value of the folder holds."""
+    if not flat.attributed:
+        return []
+    held = {id(node) for _, value in flat.values for node in every_node(value)} | flat.written
+    return [join(at, key) for at, key, node in parts.found.tensors if id(node) not in held]
+
+
+def _lost(where: str) -> Finding:
+    return found("lost", "a distributed checkpoint holds no attributes of a tensor or of a dict", where=where)
 
 
 def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> None:
@@ -127,9 +151,14 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
         if rows:
             if type(node) is Call and node.state is not None:
                 flat.findings.append(found("left-behind", "attributes of a dict", where=_shown((*path, "_metadata"))))
+                flat.attributed = True
             if any(holds_objects(key) for key, _ in rows):
                 raise Unsupported("a key that is an object: distributed checkpoints have names", where=_shown(path))
-            below = [((*path, label(key)), value) for key, value in rows]
+            names = [label(key) for key, _ in rows]
+            if len(set(names)) < len(names):
+                name = _shown((*path, Counter(names).most_common(1)[0][0]))
+                raise KeyConflict(f"two keys would be called {name}", pairs=((name, (name, name)),))
+            below = [((*path, name), value) for name, (_, value) in zip(names, rows, strict=True)]
         elif isinstance(node, list) and not _is_value(node):
             below = [((*path, number), value) for number, value in enumerate(node)]
         elif path:
@@ -140,6 +169,8 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             if entry is not None and _is_plain(entry):
                 _refuse_impossible(entry)
                 flat.tensors.append((path, entry))
+                flat.written.add(id(node))
+                flat.attributed = flat.attributed or tensor_state(node) is not None
             else:
                 flat.values.append((path, node))
         stack += reversed(below)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from ckptfix.checkpoint.address import join, keys_of
 from ckptfix.formats.torch import weights_only
-from ckptfix.pickles import Call, Global, PersId
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles import Call, Dict, Global, PersId
+from ckptfix.pickles.graph import Node, children, pairs
 
 RECONSTRUCT = "copyreg._reconstructor"
 NEW = ("copyreg.__newobj__", "copyreg.__newobj_ex__")
@@ -22,6 +24,10 @@ def is_tensor_class(node: Node) -> bool:
     return node.full in (PARAMETER, BUFFER) or (
         node.module in ("torch", "torch.cuda", "torch._tensor") and node.name.endswith("Tensor")
     )
+
+
+UNINITIALIZED = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
+"""Classes of what a lazy module has in the place of its tensors before it has seen an input."""
 
 
 def class_of(call: Call) -> Global | None:
@@ -54,3 +60,50 @@ def class_name(call: Call) -> str | None:
     """``module.Name`` of a call's class or function; None where it is computed."""
     found = class_of(call)
     return None if found is None else weights_only.canonical(found)
+
+
+_MAKERS = frozenset(("multiarray._reconstruct", "numeric._frombuffer"))
+"""What makes an array of its bytes: functions of ``numpy.core``, which NumPy 2 calls ``numpy._core``."""
+
+_HOLDERS = (tuple, list, Dict, Call)
+
+_MOST, _DEEPEST = 1 << 20, 16
+"""Nodes that are looked at for arrays, and how deep they may be in each other."""
+
+
+def named_arrays(root: Node) -> Iterator[tuple[str, int]]:
+    """(address, how many) of each mapping that holds NumPy arrays of floating-point numbers by name.
+
+    Programs that do not use torch keep the weights of a model so: ``{"model": {name: array}}``.
+    """
+    stack: list[tuple[str, Node]] = [("", root)]
+    seen: set[int] = set()
+    while stack and len(seen) < _MOST:
+        at, node = stack.pop()
+        if type(node) not in _HOLDERS or id(node) in seen or _is_array(node):
+            continue
+        seen.add(id(node))
+        named = [value for key, value in pairs(node) or () if isinstance(key, str)]
+        count = sum(_is_array(value) and _has_numbers(value) for value in named)
+        if count:
+            yield at, count
+        if len(keys_of(at)) < _DEEPEST:
+            stack += [(join(at, name), child) for name, child in reversed(list(children(node)))]
+
+
+def _is_array(node: Node) -> bool:
+    if type(node) is not Call or type(node.func) is not Global:
+        return False
+    front, _, name = weights_only.canonical(node.func).partition("core.")
+    return front in ("numpy.", "numpy._") and name in _MAKERS
+
+
+def _has_numbers(node: Node) -> bool:
+    """Whether the dtype of an array is one of real or complex numbers, or one of another package, as bfloat16."""
+    assert type(node) is Call
+    state = node.state if type(node.state) is tuple else ()
+    for part in (*node.arguments, *state):
+        if type(part) is Call and type(part.func) is Global and weights_only.canonical(part.func) == "numpy.dtype":
+            code = part.arguments[0] if part.arguments else None
+            return type(code) is Global or (isinstance(code, str) and code.lstrip("<>=|")[:1] in ("f", "c"))
+    return False

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
+from ckptfix.formats.torch.plain import node_of
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
@@ -190,22 +191,12 @@ def _hooks() -> Call:
 
 
 def _metadata(versions: Versions) -> Dict:
-    """The state of an OrderedDict whose attribute ``_metadata`` is this; values that are not plain are left out."""
+    """The state of an OrderedDict whose attribute ``_metadata`` is this."""
     rows = Call(_ORDERED_DICT, (), "REDUCE", 0)
-    rows.items = [(path, _plain_dict(own)) for path, own in versions.items()]
+    rows.items = [(path, node_of(own)) for path, own in versions.items()]
     state = Dict()
     state.items = [("_metadata", rows)]
     return state
-
-
-def _plain_dict(own: Mapping[str, Any]) -> Dict:
-    out = Dict()
-    for key, value in own.items():
-        if isinstance(value, Mapping):
-            out.items.append((key, _plain_dict(value)))
-        elif value is None or isinstance(value, bool | int | float | str):
-            out.items.append((key, value))
-    return out
 
 
 def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], where: str, depth: int = 0) -> Any:

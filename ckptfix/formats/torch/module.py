@@ -21,6 +21,7 @@ from ckptfix.checkpoint.address import join
 from ckptfix.errors import BadPickle, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.torch.call_classes import UNINITIALIZED
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
@@ -237,6 +238,10 @@ def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Nod
             if value is None or (holder == "_buffers" and str(key) in passing):
                 continue
             tensor = tensor_of(value)
+            if tensor is None and type(value) is Call and class_of(value) in UNINITIALIZED:
+                message = "was never initialised: the lazy module has seen no input, so it has no values"
+                walk.findings.append(found("not-taken", message, where=name, offset=_offset(value)))
+                continue
             if tensor is None:
                 what = class_of(value) if type(value) is Call else type(value).__name__
                 kind = "parameter" if holder == "_parameters" else "buffer"

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from ckptfix.checkpoint import NameSite, SiteKind, StateDict, Storage, TensorEntry
-from ckptfix.checkpoint.address import join
+from ckptfix.checkpoint.address import join, keys_of, numbered
 from ckptfix.errors import BadPickle
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.call_classes import is_tensor_class
-from ckptfix.formats.torch.plain import described, is_container, plain
+from ckptfix.formats.torch.plain import described, encoded_bytes, is_container, plain, versions_of
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
 from ckptfix.pickles.folded import Alone
-from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions, label, pairs
+from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions, label, pairs, payload_of
 from ckptfix.pickles.rows import Rows, rows_of
 
 StorageLike = Callable[[str, Storage], Storage]
@@ -113,12 +112,14 @@ class TorchObject:
     def hold(self, address: str, node: Node) -> str:
         """Note that the parts of `node` are listed below `address`, or below one of its own if others are there.
 
-        'a/b' and 'b' in 'a', or 1 and '1': every mapping needs its own address.
+        'a/b' and 'b' in 'a', or an empty key: every mapping needs an address that no other one is written as.
         """
-        if address in self.holders:
-            address = f"{address}#{len(self.holders)}"
-        self.holders[address] = node
-        return address
+        own, number = address, len(self.holders)
+        while str(own) in self.holders:
+            own = numbered(address, number)
+            number += 1
+        self.holders[str(own)] = node
+        return own
 
     def entries(self, storage_of: StorageOf, alike: StorageLike) -> tuple[list[TensorEntry], list[Finding]]:
         """The entries of all tensors, and a finding for each call that describes none."""
@@ -153,16 +154,12 @@ class TorchObject:
     def unread(self, at: str) -> list[str]:
         """Addresses in the mapping at `at` of calls that make a tensor of what is none: of a list, of sizes."""
         calls = (name for name, node in self.values if type(node) is Call and is_tensor_class(node.func))
-        prefix = f"{at}/" if at else ""
-        return [name for name in calls if name.startswith(prefix) and "/" not in name[len(prefix) :]]
+        own = keys_of(at)
+        return [name for name in calls if keys_of(name)[:-1] == own]
 
-    def module_metadata(self, at: str) -> dict[str, dict[str, Node]] | None:
+    def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
         """The ``_metadata`` of the state dict at `at`: module path -> what the module states about its version."""
-        node = self.metadata.get(at)
-        if node is None:
-            return None
-        rows = [(label(path), pairs(own) or ()) for path, own in pairs(node) or ()]
-        return {path: {label(key): plain(value) for key, value in own} for path, own in rows}
+        return versions_of(self.metadata.get(at))
 
 
 MAX_ADDRESS = 1024
@@ -177,10 +174,10 @@ def walk(graph: Graph) -> TorchObject:
     """
     found = TorchObject(graph)
     visited: set[int] = set()
-    stack: list[tuple[str, str, Node, bool]] = [("", "", graph.root, False)]
+    stack: list[tuple[str, str, Node, _Of]] = [("", "", graph.root, _Of())]
     while stack:
-        at, key, node, optimizer = stack.pop()
-        address = join(at, key)
+        at, key, node, of = stack.pop()
+        address = join(at, key) if node is not graph.root or key else ""
         if is_tensor(node) or _is_storage(node):
             if type(node) is Call and (node.items or node.elements):
                 # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
@@ -189,9 +186,10 @@ def walk(graph: Graph) -> TorchObject:
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
                 address = found.hold(address, node)
-                stack += [(address, name, value, optimizer) for name, value in reversed(attributes_of)]
+                inner = of._replace(payload=True)
+                stack += [(address, name, value, inner) for name, value in reversed(attributes_of)]
             continue
-        if (literal := _encoded(node)) is not None:
+        if (literal := encoded_bytes(node)) is not None:
             found.values.append((address, literal))
             continue
         if not is_container(node) or (isinstance(node, (tuple, list)) and not any(map(is_container, node))):
@@ -207,21 +205,32 @@ def walk(graph: Graph) -> TorchObject:
             message = "nested too deeply, or under too long a key: what is below is not listed"
             found.findings.append(table.found("too-deep", message, where=address[:80] + "..."))
             continue
-        if _note_rows(found, address, node, optimizer):
+        if _note_rows(found, address, node, of):
             continue
         mapping = pairs(node)
         if mapping is None and type(node) is Call:
             found.values.append((address, node))
         if mapping is not None:
-            optimizer = optimizer or _is_optimizer(mapping)
-            _note_mapping(found, address, node, mapping, optimizer)
+            of = of._replace(optimizer=of.optimizer or _is_optimizer(mapping))
+            _note_mapping(found, address, node, mapping, of)
         named = apart([row for row in children(node) if row[0] != "_metadata" or not is_versions(row[1])])
         if not named and type(node) is not Call:
             found.values.append((address, node))
         first = next((index for index, (_, child) in enumerate(named) if not _is_alone(child)), len(named))
         found.tensors.add([(address, name, child) for name, child in named[:first]])  # type: ignore[misc]
-        stack += [(address, name, child, optimizer) for name, child in reversed(named[first:])]
+        own = payload_of(node)
+        stack += [
+            (address, name, child, of._replace(payload=True) if id(child) in own else of)
+            for name, child in reversed(named[first:])
+        ]
     return found
+
+
+class _Of(NamedTuple):
+    """What a node is a part of: an optimizer's state; what a class makes or fills an object of."""
+
+    optimizer: bool = False
+    payload: bool = False
 
 
 def _is_alone(node: Node) -> bool:
@@ -240,16 +249,6 @@ def _is_bare(node: Node) -> bool:
     return _is_alone(node) or tensor_state(node) is None
 
 
-def _encoded(node: Node) -> bytes | None:
-    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
-    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
-        text, encoding = node.args
-        if type(text) is Text and encoding == "latin1":
-            with suppress(UnicodeEncodeError):
-                return text.encode("latin-1")
-    return None
-
-
 def _is_storage(node: Node) -> TypeGuard[PersId]:
     return type(node) is PersId and len(node.fields) >= 5 and node.fields[0] == "storage"
 
@@ -260,7 +259,7 @@ def _is_optimizer(mapping: list[tuple[Node, Node]]) -> bool:
 
 
 def _note_mapping(
-    found: TorchObject, at: str, node: Node, mapping: list[tuple[Node, Node]], optimizer: bool
+    found: TorchObject, at: str, node: Node, mapping: list[tuple[Node, Node]], of: _Of
 ) -> None:
     """Record what `mapping` says about names: a state dict, its metadata, an optimizer's references."""
     named = [key for key, value in mapping if is_tensor(value)]
@@ -271,17 +270,21 @@ def _note_mapping(
         if odd := _odd_keys(named, mapping):
             found.odd_keys[at] = odd
         metadata = _metadata_of(node)
-        weights = not optimizer and (metadata is not None or (not nested and _looks_like_weights(named, mapping, at)))
-        found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
+        weights = metadata is not None or (not nested and _looks_like_weights(named, mapping, at))
+        found.state_dicts.append(_state_dict(at, tensors, len(mapping) - tensors, of, weights))
         found.sites.append(Site(at, "state_dict", _key_uses(node)))
         if metadata is not None:
             found.metadata[at] = metadata
             found.sites.append(Site(at, "metadata", _key_uses(metadata)))
-    if optimizer and _is_optimizer(mapping):
+    if of.optimizer and not of.payload and _is_optimizer(mapping):
         _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
 
 
-def _note_rows(found: TorchObject, at: str, node: Node, optimizer: bool) -> bool:
+def _state_dict(at: str, tensors: int, extra: int, of: _Of, weights: bool) -> StateDict:
+    return StateDict(at, tensors, extra, of.optimizer, weights and not (of.optimizer or of.payload), of.payload)
+
+
+def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
     """The same for a state dict whose tensors are not nodes yet, as most are; False, and nothing is noted, for others.
 
     Each is a tensor by itself, so there is nothing below them.
@@ -295,8 +298,8 @@ def _note_rows(found: TorchObject, at: str, node: Node, optimizer: bool) -> bool
     if len(set(names)) < len(names) or {"state", "param_groups"} <= set(names):
         return False
     metadata = _metadata_of(node)
-    weights = not optimizer and (metadata is not None or _looks_like_weights(names, rows, at))
-    found.state_dicts.append(StateDict(at, len(names), 0, optimizer, weights))
+    weights = metadata is not None or _looks_like_weights(names, rows, at)
+    found.state_dicts.append(_state_dict(at, len(names), 0, of, weights))
     found.sites.append(Site(at, "state_dict", rows))
     if metadata is not None:
         found.metadata[at] = metadata

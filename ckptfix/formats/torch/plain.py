@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
 
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
-from ckptfix.pickles.graph import Node
+from ckptfix.pickles.graph import Node, label, pairs
 
 
 def is_container(node: Node) -> bool:
@@ -84,3 +86,111 @@ def _listed(nodes: Sequence[Node], left: list[int], depth: int) -> Iterator[str]
         if index:
             yield ", "
         yield from _in_words(node, left, depth + 1)
+
+
+MAX_DEPTH = 16
+"""Containers in containers that `structured` keeps as such; what is deeper becomes a text."""
+
+_KEYS = (str, int, float, bytes, type(None))
+
+
+def structured(node: Node) -> Any:
+    """A value with its structure: mappings and sequences of plain values, of any depth. All else is as in `plain`."""
+    return _structured(node, 0, {})
+
+
+def _structured(node: Node, depth: int, made: dict[int, Any]) -> Any:
+    """As `structured`; `made` has what nodes became that may be shared, so that sharing does not unfold."""
+    kind = type(node)
+    if kind not in CONTAINERS or depth > MAX_DEPTH:
+        return plain(node)
+    if id(node) in made:
+        return made[id(node)]
+    made[id(node)] = "..."  # what a cycle comes to
+    rows = pairs(node)
+
+    def inner(part: Node) -> Any:
+        return _structured(part, depth + 1, made)
+
+    value: Any
+    if rows is not None:
+        value = {key_of(key): inner(part) for key, part in rows}
+    elif isinstance(node, (tuple, list)):
+        parts = [inner(part) for part in node]
+        value = tuple(parts) if isinstance(node, tuple) else parts
+    elif (literal := encoded_bytes(node)) is not None:
+        value = literal
+    elif (elements := _elements(node)) is not None:
+        value = elements
+    else:
+        value = plain(node)
+    made[id(node)] = value
+    return value
+
+
+def encoded_bytes(node: Node) -> bytes | None:
+    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
+    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is Text and encoding == "latin1":
+            with suppress(UnicodeEncodeError):
+                return text.encode("latin-1")
+    return None
+
+
+_SETS = {"set": set, "frozenset": frozenset}
+
+
+def _elements(node: Node) -> Any:
+    """The set of plain values that a node is, as an opcode or, before protocol 4, as a call makes it; or None."""
+    kind, parts = "", cast("Node", None)
+    if type(node) is Set:
+        kind, parts = node.kind, node.elements
+    elif type(node) is Call and type(node.func) is Global and node.func.module in ("__builtin__", "builtins"):
+        kind, parts = node.func.name, node.arguments[0] if len(node.arguments) == 1 else None
+    if kind not in _SETS or type(parts) is not list or not all(isinstance(part, _KEYS) for part in parts):
+        return None
+    return _SETS[kind](map(key_of, parts))
+
+
+def key_of(node: Node) -> Any:
+    """A key of a mapping as a plain value; of an object, what its address says."""
+    if type(node) is tuple and all(isinstance(part, _KEYS) for part in node):
+        return tuple(map(key_of, node))
+    return plain(node) if isinstance(node, _KEYS) else label(node)
+
+
+def node_of(value: Any) -> Node:
+    """What a pickle builds of a value that `structured` gives, or of another one that is made of the same types."""
+    return _node_of(value, {})
+
+
+def _node_of(value: Any, made: dict[int, Node]) -> Node:
+    if isinstance(value, bytes):
+        return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
+    if not isinstance(value, Mapping | tuple | list | set | frozenset):
+        return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+    if id(value) not in made:
+        node: Node
+        if isinstance(value, Mapping):
+            node = Dict()
+            node.items = [(_node_of(key, made), _node_of(part, made)) for key, part in value.items()]
+        elif isinstance(value, set | frozenset):
+            kind = Global("__builtin__", "frozenset" if isinstance(value, frozenset) else "set", 0)
+            node = Call(kind, ([_node_of(part, made) for part in value],), "REDUCE", 0)
+        else:
+            parts = [_node_of(part, made) for part in value]
+            node = tuple(parts) if isinstance(value, tuple) else parts
+        made[id(value)] = node
+    return made[id(value)]
+
+
+def versions_of(metadata: Node) -> dict[str, dict[str, Any]] | None:
+    """The ``_metadata`` of a state dict: module path -> what the module states; None where there is none."""
+    if metadata is None:
+        return None
+    made: dict[int, Any] = {}
+    return {
+        label(path): {label(key): _structured(value, 0, made) for key, value in pairs(own) or ()}
+        for path, own in pairs(metadata) or ()
+    }

@@ -31,7 +31,7 @@ from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_entry, tensor_entry
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import Node, label
+from ckptfix.pickles.graph import Node, labels
 from ckptfix.pickles.patch import Item, int_opcode, items_pushed
 from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import Rewritten, reemit
@@ -174,7 +174,7 @@ def with_tensors(found: TorchObject, puts: Iterable[Put], storages: PutStorages)
         Unsupported: a tensor that cannot be put, or as `reemit`.
     """
     storages.note(found.graph)
-    node_at = Places(found.graph.root)
+    node_at = Places(found.graph.root, found.holders)
     replaced: dict[int, Node] = {}
     for put in puts:
         holder = node_at(put.at)
@@ -196,9 +196,12 @@ def _with(holder: Node, put: Put, storages: PutStorages) -> Node:
         made = tuple(parts) if isinstance(holder, tuple) else parts
     elif (type(holder) is Dict or type(holder) is Call) and holder.items:
         made = copy(holder)
-        made.items = [(key, calls_of.get(label(key), value)) for key, value in holder.items]
-        for key, _ in holder.items:
-            calls_of.pop(label(key), None)
+        names = labels([key for key, _ in holder.items])
+        made.items = [
+            (key, calls_of.get(name, value)) for name, (key, value) in zip(names, holder.items, strict=True)
+        ]
+        for name in names:
+            calls_of.pop(name, None)
     if calls_of:
         name = min(calls_of)
         message = "it stands in no mapping or list, where another tensor could be put"

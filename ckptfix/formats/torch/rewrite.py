@@ -38,7 +38,7 @@ from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, placed, with_
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Graph, PersId, parse, splice
 from ckptfix.pickles.emit import Key
-from ckptfix.pickles.graph import label, pairs
+from ckptfix.pickles.graph import labels, pairs
 from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import Rewritten, reemit
 
@@ -247,16 +247,16 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
         Unsupported: as `reemit`.
     """
     items: dict[int, set[int]] = {}
-    node_at = Places(found.graph.root)
+    node_at = Places(found.graph.root, found.holders)
     for drop in drops:
         mapping = node_at(drop.at)
         holder, rows = _rows(mapping, drop.at)
-        labels = [label(key) for key, _ in rows]
-        missing = set(drop.names).difference(labels)
+        names = labels([key for key, _ in rows])
+        missing = set(drop.names).difference(names)
         if missing:
             raise NoSuchTensor("no such key", where=join(drop.at, min(missing)))
         wanted = set(drop.names)
-        items.setdefault(id(holder), set()).update(i for i, name in enumerate(labels) if name in wanted)
+        items.setdefault(id(holder), set()).update(i for i, name in enumerate(names) if name in wanted)
     return reemit(found.graph, items=items, gone=gone)
 
 

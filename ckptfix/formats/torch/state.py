@@ -34,10 +34,14 @@ def apart(rows: list[tuple[str, Node]]) -> list[tuple[str, Node]]:
     if len({name for name, _ in rows}) == len(rows):
         return rows
     seen: dict[str, int] = {}
+    names = {name for name, _ in rows}
     out = []
     for name, child in rows:
-        seen[name] = seen.get(name, 0) + 1
-        out.append((name if seen[name] == 1 else f"{name}#{seen[name]}", child))
+        own, number = name, seen.get(name, 0) + 1
+        while number > 1 and (own := f"{name}#{number}") in names:
+            number += 1
+        seen[name] = number
+        out.append((own, child))
     return out
 
 

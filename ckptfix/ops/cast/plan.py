@@ -192,7 +192,8 @@ def _why_not(entry: TensorEntry, *, named: bool, asked: bool, stays: bool) -> st
     if stays:
         return "as asked"
     if entry.kind != "dense" or row is None or row.family not in ("float", "int", "bool"):
-        return f"a {entry.kind} tensor of {entry.dtype}" if named or (row and row.family == "complex") else ""
+        said = named or (row is not None and row.family in ("float", "complex"))
+        return f"a {entry.kind} tensor of {entry.dtype}" if said else ""
     if entry.storage is None or entry.storage.data is None:
         return "the file does not hold its data"
     if asked:

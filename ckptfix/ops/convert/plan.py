@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
-from ckptfix.checkpoint.address import is_inside_any
+from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of
 from ckptfix.formats.base import Format, Taken
@@ -126,7 +126,9 @@ def _planned(
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     plan = target.recode(checkpoint, dest)
-    return Conversion(plan, target.name, None, len(checkpoint.entries), everything(checkpoint))
+    lost = tuple(row.where for row in plan.findings if row.id == "lost")
+    tensors = len(checkpoint.entries) - len(lost)
+    return Conversion(plan, target.name, None, tensors, everything(checkpoint, lost), lost, lost)
 
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
@@ -202,23 +204,22 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 
 def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
-    inside = f"{chosen.at}/" if chosen.at else ""
     taken = {entry.name for entry in checkpoint.entries_at(chosen.at)}
     left: dict[str, None] = {}
     for entry in checkpoint.entries:
         if entry.at in taken:
             left[entry.name] = None
         elif entry.at != chosen.at:
-            left[_top(entry.name, inside)] = None
+            left[_top(entry.name, chosen.at)] = None
     for address, _ in checkpoint.values():
-        if address.rpartition("/")[0] not in taken:
-            left[_top(address, inside)] = None
+        if holder_of(address) not in taken:
+            left[_top(address, chosen.at)] = None
     return [address for address in left if address]
 
 
-def _top(address: str, inside: str) -> str:
-    """The address, cut to its first part when it lies outside the chosen mapping."""
-    return address if inside and address.startswith(inside) else address.partition("/")[0]
+def _top(address: str, at: str) -> str:
+    """The address, cut to its first key when it lies outside the chosen mapping."""
+    return address if at and is_inside(address, at) else of_keys(keys_of(address)[:1])
 
 
 def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversion:

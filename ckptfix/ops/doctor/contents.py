@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes, same_place
-from ckptfix.checkpoint.address import is_inside
+from ckptfix.checkpoint.address import is_inside, shown
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import verbatim, word
 from ckptfix.findings.load_errors import LoadError
@@ -17,6 +17,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
+from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import spellings, wrappers
@@ -181,9 +182,19 @@ def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
     return found
 
 
+def _without_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
+    parts = pickled(checkpoint)
+    arrays = list(named_arrays(parts.graph.root)) if parts is not None else []
+    if not arrays:
+        yield found("no-tensors")
+    for at, count in arrays[:8]:
+        message = f"{plural(count, 'NumPy array')} by name at {shown(at)}, and no tensor"
+        yield found("numpy-weights", message, where=at)
+
+
 def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not checkpoint.entries:
-        yield found("no-tensors")
+        yield from _without_tensors(checkpoint)
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]

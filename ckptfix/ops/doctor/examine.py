@@ -33,6 +33,7 @@ from ckptfix.formats import format_of, located, open_checkpoint
 from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import checks_of, crc32_of, is_spliced
@@ -40,6 +41,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops import pieces
+from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import meant
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
@@ -246,17 +248,29 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
         module = None
     # Where several state dicts could be meant, extract would ask which; sanitize keeps all of them.
     beside = at is None and module is not None and len(meant(checkpoint)) > 1
+    arrays = any(named_arrays(graph.root)) if not checkpoint.entries else False
     for finding in doctor_pickle.scan(graph, where, base):
-        if finding.id == "foreign-global" and not checkpoint.entries and module is None:
+        if finding.id == "foreign-global" and not checkpoint.entries and module is None and not arrays:
             # A scheduler's state, or a program's settings: no weights fail to load.
             finding = replace(finding, severity="warning")
         # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
         taken = module is not None and not beside and finding.id in ("foreign-global", "dangerous-global")
-        yield replace(finding, fix="ckptfix extract {source} {weights}") if taken else finding
+        yield replace(finding, fix=_extracted(checkpoint)) if taken else finding
     if module is not None:
         message = f"a whole pickled model (class {module[0]}), not a state dict: loading it needs its code"
-        fix = "ckptfix sanitize {source} {plain}" if beside else None
+        fix = "ckptfix sanitize {source} {plain}" if beside else _extracted(checkpoint)
         yield found("whole-module", message, where=where, offset=base + module[1], fix=fix)
+
+
+def _extracted(checkpoint: Checkpoint) -> str:
+    """What takes the weights out of a whole module, if there are any."""
+    try:
+        empty = not any(state_dict_of(checkpoint, row) for row in meant(checkpoint))
+    except CkptfixError:
+        empty = False
+    if empty:
+        return "no tensor is in it to be taken out: only its class, with the package that it is from, makes it again"
+    return "ckptfix extract {source} {weights}"
 
 
 _STREAM = "torch.storage._load_from_bytes"

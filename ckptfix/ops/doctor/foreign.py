@@ -19,12 +19,14 @@ from ckptfix.errors import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
+from ckptfix.formats.programs.torchscript import CONSTANTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
+from ckptfix.ops.extract.plan import read_program
 from ckptfix.ops.inside import Inside
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
@@ -133,11 +135,27 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     if id == "bare-data-pkl" and is_local(path):
         parent = as_path(path).resolve().parent
         return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
+    if id in PROGRAMS:
+        return _of_program(path)
     if id == "dcp-folder" and found_as(path) != "folder":
         return _with_its_folder(path)
     if id == "dcp-folder" and " .metadata " in error.message:
         return "put back the .metadata of that save, or make it readable"
     return None
+
+
+def _of_program(path: str) -> str | None:
+    """What helps with a program, where its parameters and buffers are not what `extract` can take."""
+    try:
+        weights = read_program(path)
+        if weights is None or weights.entries:
+            return None
+        constants = read_program(path, CONSTANTS) if CONSTANTS in weights.left else None
+    except CkptfixError:
+        return None
+    if constants is not None and constants.entries:
+        return "ckptfix extract {source} {weights} --at " + CONSTANTS
+    return "it has no parameters, no buffers and no constants that are tensors: there is nothing to take out of it"
 
 
 def _of_folder(kinds: Sequence[Finding]) -> bool:

@@ -8,15 +8,16 @@ from dataclasses import replace
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.call_classes import class_of
+from ckptfix.formats.torch.call_classes import UNINITIALIZED, class_of
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import Memory
 from ckptfix.ops import inside
 from ckptfix.ops.inside import Hidden
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.graph import attributes, pairs
+from ckptfix.pickles.graph import pairs
 from ckptfix.words import some
 
 _ABOUT = (
@@ -27,6 +28,7 @@ _ABOUT = (
     ("pytorch_lightning", "an object of Lightning"),
     ("lightning", "an object of Lightning"),
     ("omegaconf", "a configuration of OmegaConf"),
+    *((name, "what a lazy module has before it is initialised") for name in UNINITIALIZED),
     ("__main__", "a class of the script that saved it"),
 )
 """Beginnings of names, and what such a thing is."""
@@ -182,10 +184,8 @@ def modules(graph: Graph) -> tuple[str, int] | None:
     """(class, offset) of the pickled module that is the object or one of its values; None if there is none."""
     candidates = [graph.root, *(value for _, value in pairs(graph.root) or ())]
     for node in candidates:
-        if type(node) is Call:
-            names = {str(name) for name, _ in attributes(node.state)}
-            if {"_parameters", "_modules"} <= names:
-                return (_class_name(node), node.position)
+        if type(node) is Call and torch_module.parts_of(node) is not None:
+            return (_class_name(node), node.position)
     return None
 
 

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.checkpoint.address import is_inside, join
+from ckptfix.checkpoint.address import is_inside, join, keys_of, of_keys
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import weights_of
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
-from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
@@ -21,7 +20,6 @@ from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_e
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles import Call, PersId
-from ckptfix.pickles.graph import Node, label, pairs
 
 EXTRA_STATE = "_extra_state"
 """Last component of the name under which a module keeps what is not a tensor (Module.get_extra_state)."""
@@ -93,29 +91,12 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         what=what,
         at=at,
         entries=entries,
-        versions=_versions(found.metadata.get(at)),
+        versions=found.module_metadata(at),
         calls=_calls(checkpoint, tensors, entries),
         left=left,
         findings=tuple(_losses(checkpoint, at, left)),
         byteorder=checkpoint.byteorder,
     )
-
-
-def _versions(node: Node) -> dict[str, dict[str, object]] | None:
-    """The ``_metadata`` of a state dict, as far as it is made of plain values."""
-    if node is None:
-        return None
-    return {label(path): _plain_dict(own) for path, own in pairs(node) or ()}
-
-
-def _plain_dict(node: Node, depth: int = 0) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs(node) or ():
-        if pairs(value) is None:
-            found[label(key)] = plain(value)
-        elif depth < 2:
-            found[label(key)] = _plain_dict(value, depth + 1)
-    return found
 
 
 def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tuple[str, ...]:
@@ -124,7 +105,7 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     The values of a mapping that are not tensors are among them; other attributes of a module do not belong to a state
     dict, and are not.
     """
-    own = at.split("/") if at else []
+    own = keys_of(at)
     taken = {} if module else {entry.name: entry for entry in checkpoint.entries_at(at)}
     left: dict[str, None] = {}
     for address, holder in leaves(checkpoint):
@@ -133,36 +114,33 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
             if holder is not None and tensor.kind == "dense":
                 left[address] = None
             continue
-        parts = address.split("/")
+        keys = keys_of(address)
         common = 0
-        while common < min(len(own), len(parts)) and own[common] == parts[common]:
+        while common < min(len(own), len(keys)) and own[common] == keys[common]:
             common += 1
-        if common < len(own) or not (module or holder == at or len(parts) == common):
-            left["/".join(parts[: common + 1])] = None
+        if common < len(own) or not (module or holder == at or len(keys) == common):
+            left[of_keys(keys[: common + 1])] = None
     return tuple(left)
 
 
 def _around(address: str, tensors: Mapping[str, TensorEntry]) -> TensorEntry | None:
     """The tensor on which what is at `address` is an attribute, or a part of one."""
-    end = address.rfind("/") if tensors else -1
-    while end > 0:
-        if (found := tensors.get(address[:end])) is not None:
-            return found
-        end = address.rfind("/", 0, end)
-    return None
+    keys = keys_of(address) if tensors else ()
+    holders = (of_keys(keys[:end]) for end in range(len(keys) - 1, 0, -1))
+    return next((found for holder in holders if (found := tensors.get(holder)) is not None), None)
 
 
 def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Finding]:
     """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
-    depth = len(at.split("/")) + 1 if at else 1
+    own = keys_of(at)
     tensors = [address for address, holder in leaves(checkpoint) if holder is not None]
     parts = pickled(checkpoint)
     unread = frozenset(parts.found.unread(at) if parts is not None else ())
-    packed = {*tensors, *("/".join(address.split("/")[:depth]) for address in tensors)}
+    packed = {*tensors, *(of_keys(keys_of(address)[: len(own) + 1]) for address in tensors)}
     for address in left:
-        name = address[len(at) :].lstrip("/")
-        if not address.startswith(at) or (at and name == address):
+        if not is_inside(address, at):
             continue
+        name = "/".join(keys_of(address)[len(own) :])
         if address in unread:
             yield found("not-taken", "a tensor that is made of what is no tensor, as of a list", where=address)
         elif name.rpartition(".")[2] == EXTRA_STATE:

@@ -121,7 +121,7 @@ class Inspection:
             "dtypes": dict(self.dtypes),
             "devices": dict(self.devices),
             "wrappers": {name: {"keys": count, "example": first} for name, (count, first) in self.wrappers.items()},
-            "state_dicts": [asdict(state) for state in self.state_dicts],
+            "state_dicts": [_stated(state) for state in self.state_dicts],
             "globals": [{"name": name, "accepted": accepted} for name, accepted in self.globals],
             "weights_only": {"accepted": self.weights_only is None, "reason": self.weights_only},
             "metadata": dict(self.metadata),
@@ -313,6 +313,11 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _wrapper(component: str, found: tuple[int, str]) -> str:
     count, example = found
     return f"{component} on {plural(count, 'key')}, as in {example}"
+
+
+def _stated(state: StateDict) -> dict[str, object]:
+    """A state dict for JSON, which says what it is and not what may be edited."""
+    return {name: value for name, value in asdict(state).items() if name != "payload"}
 
 
 def _state_dicts(inspection: Inspection) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry
-from ckptfix.checkpoint.address import is_inside_any
+from ckptfix.checkpoint.address import is_inside_any, keys_of, of_keys
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
@@ -150,8 +150,8 @@ def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
 
 def holders(entries: Iterable[TensorEntry]) -> set[str]:
     """Addresses that others are below: a tensor there carries tensors, which go if another one takes its place."""
-    names = [entry.name for entry in entries]
-    return {name[:end] for name in names for end, char in enumerate(name) if char == "/"}
+    ats = {entry.at for entry in entries}
+    return {of_keys(keys[:end]) for keys in map(keys_of, ats) for end in range(1, len(keys) + 1)}
 
 
 def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:

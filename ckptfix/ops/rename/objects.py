@@ -17,7 +17,7 @@ from ckptfix.formats.torch.put import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
 from ckptfix.ops.rename.transform import Row, Site
 from ckptfix.pickles import Call, Dict, parse
-from ckptfix.pickles.graph import Node, children, label, pairs
+from ckptfix.pickles.graph import Node, children, label, labels, pairs
 from ckptfix.pickles.places import Places
 from ckptfix.pickles.reemit import Rewritten, reemit
 
@@ -63,12 +63,13 @@ class Rewriting:
         made = copy(holder)
         same: dict[int, Node] = {}
         made.items = []
-        for key, node in holder.items:
-            for name, entry in site.rows.get(label(key), [(label(key), None)]):
+        shown = labels([key for key, _ in holder.items])
+        for (key, node), own in zip(holder.items, shown, strict=True):
+            for name, entry in site.rows.get(own, [(own, None)]):
                 value = same.get(id(entry)) if entry is not None else node
                 if value is None and entry is not None:
                     value = same[id(entry)] = self.value((name, entry), node)
-                made.items.append((key if name == label(key) else name, value))
+                made.items.append((key if name == own else name, value))
         self.replace(holder, made)
         return self._versions(site)
 

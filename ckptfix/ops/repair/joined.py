@@ -21,7 +21,7 @@ from ckptfix.io.read import read_from
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.torch import Loss, Repair, taken_from
 from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, label
+from ckptfix.pickles.graph import Node, labels
 from ckptfix.pickles.places import Places
 from ckptfix.urls import as_path
 
@@ -168,4 +168,5 @@ class _Damage:
 def _drop(node: Node, names: set[str]) -> None:
     """Take rows out of a mapping."""
     if isinstance(node, (Dict, Call)) and node.items is not None:
-        node.items = [(key, value) for key, value in node.items if label(key) not in names]
+        shown = labels([key for key, _ in node.items])
+        node.items = [row for row, name in zip(node.items, shown, strict=True) if name not in names]

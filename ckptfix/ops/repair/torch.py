@@ -13,7 +13,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import zip_layout
 from ckptfix.formats.torch.common import StorageTable, fields, view_of
 from ckptfix.formats.torch.object import TorchObject
-from ckptfix.formats.torch.rewrite import legacy_plan, storage_keys
+from ckptfix.formats.torch.rewrite import legacy_plan, renumbered, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
 from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
@@ -22,6 +22,7 @@ from ckptfix.ops.repair.wreck import Part, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
+from ckptfix.words import some
 from ckptfix.zips.names import safe_name
 
 
@@ -105,6 +106,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     """
     found = wreck.found
     assert found is not None
+    _note_cases(wreck)
     sight = _Lookup(wreck)
     cleaned = clean(found)
     every = zip(sight.tensors(found), found.tensors, strict=True)
@@ -377,9 +379,38 @@ def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
     parts = [(key, wreck.parts[key]) for key in keys]
     if wreck.legacy:
         return legacy_plan(rewritten.pickle, [(key, part.data, part.count) for key, part in parts], dest)
-    storages = [(key, part.data, part.crc32) for key, part in parts]
-    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, _safely_named(wreck, keys))
+    names = _distinct(keys)
+    if any(name != key for key, name in names.items()):
+        rewritten = renumbered(rewritten, names, wreck.path)
+    storages = [(names[key], part.data, part.crc32) for key, part in parts]
+    segments = zip_layout.fresh(rewritten.pickle, storages, wreck.byteorder, _safely_named(wreck, names.values()))
     return Plan((OutputFile.of(dest, segments),))
+
+
+def _note_cases(wreck: Wreck) -> None:
+    """Say which storages torch takes for each other, as it finds records whatever the case of their names."""
+    alike: dict[str, list[str]] = {}
+    for key in () if wreck.legacy else wreck.parts:
+        alike.setdefault(key.lower(), []).append(key)
+    names = [" and ".join(f"data/{key}" for key in several) for several in alike.values() if len(several) > 1]
+    if names:
+        message = f"torch reads one record for each of {some(names)}; kept is what each name says, under other keys"
+        wreck.note("case-variant", message, warns=True)
+
+
+def _distinct(keys: Sequence[str]) -> dict[str, str]:
+    """Key of a storage -> the key that it gets: torch does not tell records apart whose names differ in case alone."""
+    taken = {key.lower() for key in keys}
+    used: set[str] = set()
+    names: dict[str, str] = {}
+    for key in keys:
+        number = len(keys)
+        name = key
+        while name.lower() in used or (name != key and name in taken):
+            name, number = str(number), number + 1
+        used.add(name.lower())
+        names[key] = name
+    return names
 
 
 def _safely_named(wreck: Wreck, keys: Iterable[str]) -> dict[str, tuple[Data, int | None]]:

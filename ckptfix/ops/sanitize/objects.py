@@ -8,7 +8,7 @@ from sys import stdlib_module_names
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.torch import calls, weights_only
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, class_name
+from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, UNINITIALIZED, class_name
 from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.ops.sanitize import arrays
@@ -26,6 +26,7 @@ NEVER = {
     "functools.partial": "is a function",
     "functools.partialmethod": "is a function",
     "builtins.object": "holds nothing",
+    **dict.fromkeys(UNINITIALIZED, "was never initialised: the lazy module has seen no input, so it has no values"),
     "torch.storage._load_from_bytes": "is a torch file inside the pickle, of a tensor that was not saved by torch.save",
 }
 """Classes of which nothing is kept, and why."""
@@ -106,10 +107,9 @@ def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
     elif func in NEW:
         args = args[1:]
     named = _attributes(state)
-    keys = {key for key, _ in named if isinstance(key, str)}
     if name in NEVER:
         return out.drop(name, NEVER[name])
-    if {"_parameters", "_modules"} <= keys:
+    if torch_module.parts_of(call) is not None:
         return (yield from _module(out, call, name))
     if name.startswith("omegaconf."):
         for key, value in named:

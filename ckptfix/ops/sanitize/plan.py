@@ -210,7 +210,7 @@ def _weights(checkpoint: Checkpoint) -> frozenset[int]:
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
-    node_at = Places(parts_of(checkpoint).graph.root)
+    node_at = Places(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
     return frozenset(id(node_at(state.at)) for state in found)
 
 

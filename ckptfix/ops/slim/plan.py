@@ -25,7 +25,7 @@ from ckptfix.ops.law.output import storages as storages_of
 from ckptfix.ops.slim.views import Unit, find_used, references, units_of
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, attributes, children, label, pairs
+from ckptfix.pickles.graph import Node, attributes, children, label, pairs, payload_of
 from ckptfix.pickles.reemit import reemit
 
 UNUSED, OPTIMIZER, DUPLICATES, CONTAINER = "unused storage", "optimizer", "duplicates", "container"
@@ -190,7 +190,9 @@ def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
             gone[id(node)] = node
             dropped.append(address)
             continue
-        below = [(join(address, name), child) for name, child in children(node)]
+        # Without a part of what it reads, a class may not make its object again.
+        own = payload_of(node)
+        below = [(join(address, name), child) for name, child in children(node) if id(child) not in own]
         stack += [(where[:1024], child) for where, child in reversed(below)]
     return gone, tuple(dropped)
 
