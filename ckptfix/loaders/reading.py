@@ -18,7 +18,17 @@ from ckptfix.errors import IsFolder
 from ckptfix.io import checking
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import BATCH, Source, change_of, open_source, refuse_changed, threads, truncated, was_changed
+from ckptfix.io.source import (
+    BATCH,
+    Source,
+    blames_changes,
+    change_of,
+    open_source,
+    refuse_changed,
+    threads,
+    truncated,
+    was_changed,
+)
 from ckptfix.io.sums import Checksums, crc32_joined
 from ckptfix.io.threads import WORKERS
 
@@ -94,8 +104,12 @@ class Reading:
         another version than the others then.
 
         Raises:
-            DamagedFile: a file was written to since it was opened, or another one of several has its name.
+            ChangedFile: a file was written to since it was opened, or another one of several has its name.
         """
+        with blames_changes():
+            self._refuse_changes()
+
+    def _refuse_changes(self) -> None:
         for path, before in self.marks.items():
             try:
                 change = change_of(path, before, by_name=len(self.marks) > 1)

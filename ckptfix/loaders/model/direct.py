@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
 from ckptfix.checkpoint.places import in_one_piece, pieces_of
+from ckptfix.errors import CkptfixError
 from ckptfix.formats.torch.tensors import LAZY
 from ckptfix.loaders.tensors import TensorMaker, bytes_of, unmoved
 
@@ -27,7 +28,7 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
     """
     import torch
 
-    data = run_of(maker, entry, parameter)
+    data = _run_of(maker, entry, parameter)
     if data is None:
         return False
     assert entry.storage is not None
@@ -37,7 +38,15 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
     return True
 
 
-def run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> ByteRange | None:
+def may_have_begun(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
+    """Whether `fill` may have written to `parameter` before it failed."""
+    try:
+        return _run_of(maker, entry, parameter) is not None
+    except CkptfixError:  # it did not know from where to read
+        return False
+
+
+def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> ByteRange | None:
     """The bytes that `parameter` can be filled with as they are; None where it cannot."""
     import torch
 

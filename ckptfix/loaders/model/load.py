@@ -264,7 +264,7 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
             except CkptfixError as error:
                 cause = cause_of(error)
-                partly = direct.run_of(maker, entry, parameter) is not None
+                partly = direct.may_have_begun(maker, entry, parameter)
                 cause.message = f"{cause.message}; {_so_far(names, index, partly=partly)}"
                 raise cause from error.__cause__
             maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)
