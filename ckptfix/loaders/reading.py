@@ -73,12 +73,8 @@ class Reading:
             CkptfixError: they cannot be read.
         """
         due = {check.data: check for check in checks}
-        pieces = tuple(pieces_of(data))
-        for piece in pieces:
-            if isinstance(piece, ByteRange):  # before a page of memory is touched
-                self._refuse_short(piece)
         at = 0
-        for piece in pieces:
+        for piece in pieces_of(data):
             part = view[at : at + segment_length(piece)]
             at += len(part)
             if isinstance(piece, bytes):
@@ -86,10 +82,7 @@ class Reading:
                 continue
             check = due.pop(piece, None)
             if isinstance(piece, ByteRange):
-                again = check is None and self._is_recent(piece.path)
-                crc = self._read(piece, part, summed=again or check is not None)
-                if again:
-                    self._again.append((piece, crc))
+                crc = self._read(piece, part, summed=check is not None)
             else:
                 crc = _copied(read_chunks(piece), part, summed=check is not None)
             if check is not None and crc != check.crc32:
@@ -132,10 +125,12 @@ class Reading:
             raise
         return source
 
-    def _refuse_short(self, piece: ByteRange) -> None:
-        with self._open(piece.path) as source:
-            if piece.end > source.size:
-                raise truncated(piece, source.size)
+    def refuse_short(self, data: Data) -> None:
+        """Refuse bytes that a file is too short for. Raises DamagedFile."""
+        for piece in pieces_of(data):
+            if isinstance(piece, ByteRange):
+                with self._open(piece.path) as source:
+                    _refuse_short(source, piece)
 
     def _is_recent(self, path: str) -> bool:
         stamp = self.marks[path]
@@ -144,14 +139,26 @@ class Reading:
     def _read(self, piece: ByteRange, view: memoryview, *, summed: bool) -> int:
         """Fill `view`; a large one by two threads: the first touch of fresh memory takes longer than the copy."""
         with self._open(piece.path) as source:
+            _refuse_short(source, piece)
             source.expect(piece.offset, piece.length)
+            again = not summed and self._is_recent(piece.path)
+            crc = 0
             if len(view) < TWICE or WORKERS < 2 or source.far:
-                return _part(source, piece.offset, view, summed)
-            half = len(view) // 2
-            with threads(1) as pool:
-                other = pool.submit(_part, source, piece.offset + half, view[half:], summed)
-                crc = _part(source, piece.offset, view[:half], summed)
-                return crc32_joined(crc, other.result(), len(view) - half) if summed else 0
+                crc = _part(source, piece.offset, view, summed or again)
+            else:
+                half = len(view) // 2
+                with threads(1) as pool:
+                    other = pool.submit(_part, source, piece.offset + half, view[half:], summed or again)
+                    crc = _part(source, piece.offset, view[:half], summed or again)
+                    crc = crc32_joined(crc, other.result(), len(view) - half)
+        if again:
+            self._again.append((piece, crc))
+        return crc
+
+
+def _refuse_short(source: Source, piece: ByteRange) -> None:
+    if piece.end > source.size:
+        raise truncated(piece, source.size)
 
 
 def _part(source: Source, offset: int, view: memoryview, summed: bool) -> int:

@@ -218,6 +218,7 @@ class TensorMaker:
         try:
             made = torch.UntypedStorage(data.length, device="cpu")
         except (RuntimeError, MemoryError):
+            self.reading.refuse_short(data)
             message = f"a storage of {data.length:,} bytes, and there is not so much memory"
             raise Refused(message, path=self.checkpoint.path, hint="mmap=True maps the file instead") from None
         self.fill(storage, data, bytes_of(made, 0, data.length), summed=summed)
