@@ -9,7 +9,8 @@
     │   ├── BadDirectory     a zip directory or safetensors header that contradicts itself
     │   ├── BadPickle        a pickle stream that no unpickler would accept
     │   │   └── TruncatedPickle  one that ends before its STOP; also a Truncated
-    │   └── BadIndex         an index that does not match its shards
+    │   ├── BadIndex         an index that does not match its shards
+    │   └── ChangedFile      a file that was written to, or replaced, while it was read
     ├── Unsupported          valid, but not ours to do
     │   ├── Bomb             packed bytes that unfold beyond measure
     │   ├── IsFolder         a folder, and is to be a file; also an IsADirectoryError
@@ -166,6 +167,10 @@ class TruncatedPickle(BadPickle, Truncated):
 
 class BadIndex(DamagedFile):
     """An index that does not match its shards."""
+
+
+class ChangedFile(DamagedFile):
+    """A file that was written to, or replaced, while it was read: what was read of it may be of two versions."""
 
 
 class Unsupported(CkptfixError):

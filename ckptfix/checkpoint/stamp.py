@@ -33,6 +33,16 @@ class Stamp:
         theirs = (other.size, other.mtime_ns, other.inode, other.device)
         return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)
 
+    def difference(self, now: Stamp) -> str:
+        """What happened to the file since it was this, in words."""
+        if self.tag and now.tag:
+            return "its store has another version now"
+        if (self.inode, self.device) != (now.inode, now.device):
+            return "another file has its name now"
+        if now.size != self.size:
+            return f"it {'was cut' if now.size < self.size else 'grew'} from {self.size:,} to {now.size:,} bytes"
+        return "it was written to"
+
 
 @dataclass(frozen=True, slots=True)
 class Mark:

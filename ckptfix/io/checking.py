@@ -163,7 +163,7 @@ def run(checks: Iterable[Check], stopped: Flag | None = None, joined: Joined | N
         if stopped is not None and stopped.is_set():
             return
         if crc != check.crc32:
-            raise _differs(check)
+            raise differs(check)
 
 
 def _place(check: Check) -> tuple[str, int]:
@@ -171,7 +171,8 @@ def _place(check: Check) -> tuple[str, int]:
     return (first.path, first.offset) if first is not None else ("", 0)
 
 
-def _differs(check: Check) -> DamagedFile:
+def differs(check: Check) -> DamagedFile:
+    """An error about bytes that do not have their checksum."""
     path, offset = _place(check)
     return DamagedFile(
         "its bytes do not match the CRC-32 that the file states: they are damaged",

@@ -69,6 +69,7 @@ class Pool:
     def __init__(self) -> None:
         self._open: dict[str, Descriptor] = {}
         self._ended = False
+        self.first: dict[str, Stamp] = {}
         self.sums: dict[str, dict[int, tuple[int, int]]] = {}
         self.far: dict[str, Far] = {}
         self.far_lock = threading.RLock()
@@ -80,6 +81,7 @@ class Pool:
                 return Descriptor(name)
             found = self._open.pop(name, None) or Descriptor(name)
             self._open[name] = found
+            self.first.setdefault(name, found.mark)
             found.users += 1
             if len(self._open) > OPEN_SOURCES:
                 self._open.pop(next(iter(self._open))).release()
@@ -88,6 +90,7 @@ class Pool:
     def forget(self, name: str) -> None:
         with _lock:
             self.sums.pop(name, None)
+            self.first.pop(name, None)
             self.far.pop(name, None)
             found = self._open.pop(name, None)
             if found is not None:
@@ -162,6 +165,11 @@ def forget(name: str) -> None:
     """`name` stands for another file from now on."""
     if COMMAND.pool is not None:
         COMMAND.pool.forget(name)
+
+
+def first_seen() -> dict[str, Stamp]:
+    """The files of this machine that this command has opened, as they were then."""
+    return {} if COMMAND.pool is None else dict(COMMAND.pool.first)
 
 
 def sums_of(name: str) -> dict[int, tuple[int, int]]:

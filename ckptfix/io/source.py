@@ -19,6 +19,7 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import TracebackType
 from typing import Literal
@@ -26,8 +27,17 @@ from typing import Literal
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.stamp import Mark, Stamp
 from ckptfix.commands import command
-from ckptfix.errors import DamagedFile, NoSuchFile, Truncated, WriteFailed
-from ckptfix.io.pool import Descriptor, descriptor, mark_of
+from ckptfix.errors import (
+    ChangedFile,
+    CkptfixError,
+    DamagedFile,
+    NoSuchFile,
+    Truncated,
+    UnknownFormat,
+    WouldLoseData,
+    WriteFailed,
+)
+from ckptfix.io.pool import Descriptor, descriptor, first_seen, mark_of
 from ckptfix.io.pool import forget as forget
 from ckptfix.io.pool import opened_once as opened_once
 from ckptfix.io.pool import sums_of as sums_of
@@ -75,10 +85,56 @@ def refuse_changed(path: str, now: Stamp, before: Stamp) -> None:
     """Refuse a file that is not what it was when it was looked at.
 
     Raises:
-        DamagedFile: another file has its name by now, or it was written to.
+        ChangedFile: another file has its name by now, or it was written to.
     """
     if not now.same(before):
-        raise DamagedFile("it changed while it was read", path=path, hint="wait until its writer is done")
+        raise was_changed(path, before.difference(now))
+
+
+def was_changed(path: str, how: str) -> ChangedFile:
+    """An error about a file that is not what it was, and `how`."""
+    return ChangedFile(f"it changed while it was read: {how}", path=path, hint="wait until its writer is done")
+
+
+def change_of(path: str, before: Stamp, *, by_name: bool = True) -> ChangedFile | None:
+    """An error that says how the file has changed since it was `before`; None for a file that has not.
+
+    Args:
+        by_name: a file that was renamed over it is a change; without it, only what happened to the file that this
+            command has open.
+
+    Raises:
+        CkptfixError: the file cannot be looked at.
+    """
+    with open_source(path) as source:
+        seen = source.now()
+    if by_name and seen.same(before) and is_local(path):
+        seen = stamp(path)
+    return None if seen.same(before) else was_changed(path, before.difference(seen))
+
+
+@contextmanager
+def blames_changes() -> Iterator[None]:
+    """Inside, what seems to be damage is an error about the file that changed while it was read, if one did."""
+    try:
+        yield
+    except (DamagedFile, UnknownFormat, WouldLoseData) as error:
+        cause = cause_of(error)
+        if cause is error:
+            raise
+        raise cause from error
+
+
+def cause_of(error: CkptfixError) -> CkptfixError:
+    """The error about the first file of this command that changed since it was opened; `error` itself if none did."""
+    if isinstance(error, ChangedFile):
+        return error
+    for path, before in first_seen().items():
+        with suppress(CkptfixError):  # a file that was removed since did not fail for that
+            change = change_of(path, before)
+            if change is not None:
+                return change
+    return error
 
 
 class Source(ABC):
@@ -136,7 +192,7 @@ class Source(ABC):
         """These bytes will be read, from front to back: a source that is far away may begin to fetch them."""
 
     def now(self) -> Stamp:
-        """What its name stands for now, where reading itself would not have shown that this is another file."""
+        """What the file is now, where reading itself would not have shown that it is another one."""
         return self.mark
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to let go of
@@ -211,6 +267,12 @@ class LocalFile(Source):
             if not count:
                 raise truncated(ByteRange(self.name, offset, len(view)), offset + at)
             at += count
+
+    def now(self) -> Stamp:
+        if self.fd is None:
+            raise ValueError("a look at a source that was closed")
+        with named(self.name):
+            return mark_of(os.fstat(self.fd))
 
     def close(self) -> None:
         descriptor, self._descriptor, self.fd = self._descriptor, None, None

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.extras import need_torch
 from ckptfix.formats import weights_of
@@ -41,7 +41,7 @@ MOST_IN_TUPLE = 1 << 24
 
 @opens_once
 def load_checkpoint(
-    path: str | os.PathLike[str], *, map_location: MapLocation = None, verify: bool = True
+    path: str | os.PathLike[str], *, map_location: MapLocation = None, mmap: bool = False, verify: bool = True
 ) -> Any:
     """The whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
 
@@ -54,32 +54,35 @@ def load_checkpoint(
     (DTensor, nested) is a record of its parts.
 
     Args:
-        map_location, verify: as for `load_state_dict`.
+        map_location, mmap, verify: as for `load_state_dict`.
 
     Returns:
         What torch.load would give. Of safetensors, which hold nothing else, an OrderedDict of the tensors with the
-        file's ``__metadata__`` as its attribute ``metadata``. CPU tensors are a private map of the file, which must
-        not be changed while they live.
+        file's ``__metadata__`` as its attribute ``metadata``.
 
     Raises:
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
+        ChangedFile: the file was written to while it was read.
         BadPickle: Python could not hold the object, such as a dict with a list for a key.
         MissingExtra: torch is not installed.
     """
     need_torch("load_checkpoint")
     checkpoint = opened(path)
-    maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
+    maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify, mmap=mmap)
     parts = pickled(checkpoint)
     if parts is not None:
         with collector_paused():
-            return Builder(checkpoint, maker).build(parts.graph.root)
-    _ = checkpoint.entries
-    refuse_damaged(checkpoint)
-    return from_entries(checkpoint, maker)
+            found = Builder(checkpoint, maker).build(parts.graph.root)
+    else:
+        _ = checkpoint.entries
+        refuse_damaged(checkpoint)
+        found = from_entries(checkpoint, maker)
+    maker.reading.refuse_changes()
+    return found
 
 
-def from_entries(checkpoint: Checkpoint, maker: TensorMaker) -> object:
+def from_entries(checkpoint: Checkpoint, maker: Callable[[TensorEntry], object]) -> object:
     """The tensors and values of a format without an object, as mappings by address."""
     root: OrderedDict[str, object] = OrderedDict()
     for entry in weights_of(checkpoint):

@@ -14,7 +14,7 @@ from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.weights import Weights
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import blames_changes, opened_once
 from ckptfix.ops.extract.plan import read_program
 from ckptfix.urls import as_path
 
@@ -22,7 +22,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def opens_once(call: Call) -> Call:
-    """`opened_once` around `call`, whose arguments have the right types.
+    """`opened_once` and `blames_changes` around `call`, whose arguments have the right types.
 
     The frame that it adds is one of the loaders', as `warnings` needs it.
     """
@@ -30,7 +30,7 @@ def opens_once(call: Call) -> Call:
     @wraps(call)
     def inner(*args: Any, **kwargs: Any) -> Any:
         refuse_other_types(call, args, kwargs)
-        with opened_once():
+        with opened_once(), blames_changes():
             return call(*args, **kwargs)
 
     return cast(Call, inner)

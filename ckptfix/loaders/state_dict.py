@@ -36,6 +36,7 @@ def load_state_dict(
     map_location: MapLocation = None,
     strip: str | None = "auto",
     at: str | None = None,
+    mmap: bool = False,
     verify: bool = True,
 ) -> OrderedDict[str, torch.Tensor]:
     """The state dict in the checkpoint at `path`, as ``Module.load_state_dict`` takes it.
@@ -49,22 +50,24 @@ def load_state_dict(
         strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
             that one, None keeps the names.
         at: address of the state dict, or of a whole pickled module, when there are several.
+        mmap: as for torch.load: CPU tensors are a private map of the file, whose pages are read when they are
+            touched. Then the file must not be changed while they live: where it is cut short, the process dies of
+            SIGBUS when it touches a page that is gone, and where it is saved over, values change. What cannot be
+            mapped (files of other machines, compressed records, tensors in pieces) is read.
         verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
-            none). That reads all loaded data again: a second or so for a GB that is in memory already. With
-            False, tensors are a map of the file whose pages are read when they are touched. The pickle is
-            always compared.
+            none). Data is summed as it is read; with `mmap`, all of it is read for that. The pickle is always
+            compared.
 
     Returns:
         name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
-        requires_grad and nn.Parameter are as saved. CPU tensors are a private map of the file: they cost
-        memory as they are touched, writing to them does not change the file, and the file must not be
-        changed while they live. Values that are not tensors are left out. A tensor of a subclass comes as a plain one,
-        with a warning.
+        requires_grad and nn.Parameter are as saved. Tensors have memory of their own, all of one version of the
+        file. Values that are not tensors are left out. A tensor of a subclass comes as a plain one, with a warning.
 
     Raises:
         Refused: no state dict was found, or several and no `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
+        ChangedFile: the file was written to while it was read.
         PartialPrefix: only some names have the prefix `strip`.
         Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
         MissingExtra: torch is not installed.
@@ -80,13 +83,14 @@ def load_state_dict(
     refuse_damaged(checkpoint)
     entries = weights_of(seen, chosen.at)
     names, module_path = _names(seen, chosen.at, strip)
-    make = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify)
+    make = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify, mmap=mmap)
     loaded: OrderedDict[str, torch.Tensor] = OrderedDict()
     for entry in entries:
         name = names.get(entry.key, entry.key)
         if name in loaded:
             raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
         loaded[name] = make(entry)
+    make.reading.refuse_changes()
     parts = pickled(checkpoint)
     if versions is None and parts is not None:
         versions = parts.found.module_metadata(chosen.at)

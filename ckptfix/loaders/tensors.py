@@ -1,4 +1,4 @@
-"""Tensors of torch from the entries of a checkpoint: mapped where the file's bytes lie as torch wants them.
+"""Tensors of torch from the entries of a checkpoint, in memory of their own or, where asked for, on a map of the file.
 
 torch is imported inside the functions, so that everything else of ckptfix starts without it.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.places import in_one_piece
+from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
@@ -20,9 +22,9 @@ from ckptfix.formats.torch.tensors import LAYOUTS
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io import checking
 from ckptfix.io.planned import checks_of, is_spliced
-from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source, refuse_changed, stamp, truncated
 from ckptfix.io.sums import Checksums, crc32_on
+from ckptfix.loaders.reading import Differs, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +40,9 @@ class TensorMaker:
     Args:
         restore: moves a CPU storage to where its location tag says; see `restore_location`.
         warn: warn, once, that a tensor of a subclass becomes a plain one: code that copies its values need not know.
-        verify: compare the bytes of a storage with the CRC-32 that the file states, before it is made.
+        verify: compare the bytes of a storage with the CRC-32 that the file states.
+        mmap: storages are on a map of the file where its bytes lie as torch wants them.
+        reading: what is read goes through it; a new one by default.
     """
 
     def __init__(
@@ -48,16 +52,19 @@ class TensorMaker:
         *,
         warn: bool = False,
         verify: bool = False,
+        mmap: bool = False,
+        reading: Reading | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.verify = verify
+        self.mmap = mmap
+        self.reading = Reading(checkpoint) if reading is None else reading
         self.verified: set[tuple[str, str]] = set()
-        self.stamps = {file.path: file.stamp for file in checkpoint.files}
         self.warn = warn
         self.restore = restore
         self.units = element_sizes(checkpoint) if checkpoint.byteorder == "big" else {}
         self.storages: dict[tuple[str, str], torch.UntypedStorage] = {}
-        self.maps: dict[str, tuple[torch.UntypedStorage, int] | None] = {}
+        self.maps: dict[str, torch.UntypedStorage | None] = {}
         self.copied: set[tuple[str, str]] = set()
 
     def __call__(self, entry: TensorEntry) -> torch.Tensor:
@@ -67,8 +74,15 @@ class TensorMaker:
             Unsupported: only its own library can rebuild it.
             DamagedFile: torch can have no such tensor.
         """
+        return self._made(entry, self.make)
+
+    def once(self, entry: TensorEntry) -> torch.Tensor:
+        """The tensor of `entry` for a copy: no more of its storage is read than it has. Raises as a call."""
+        return self._made(entry, self._part)
+
+    def _made(self, entry: TensorEntry, make: Callable[[TensorEntry], torch.Tensor]) -> torch.Tensor:
         try:
-            return self.make(entry)
+            return make(entry)
         except DamagedFile as error:
             error.where = error.where or entry.name
             raise
@@ -97,6 +111,11 @@ class TensorMaker:
             self.warn = False
             message = f"{entry.name} is a {entry.detail}, which is not imported: it comes as a plain tensor"
             warnings.warn(message, stacklevel=caller())
+        return self._as_saved(tensor, entry)
+
+    def _as_saved(self, tensor: torch.Tensor, entry: TensorEntry) -> torch.Tensor:
+        import torch
+
         if entry.parameter:
             return torch.nn.Parameter(tensor, requires_grad=entry.requires_grad)
         return tensor.requires_grad_() if entry.requires_grad else tensor
@@ -110,10 +129,13 @@ class TensorMaker:
         return dtype
 
     def dense(self, entry: TensorEntry) -> torch.Tensor:
+        assert entry.storage is not None
+        return self._on(self.storage(entry.storage, dtypes.by_name(entry.dtype).itemsize), entry)
+
+    def _on(self, storage: torch.UntypedStorage, entry: TensorEntry) -> torch.Tensor:
+        """The dense tensor of `entry` on `storage`."""
         import torch
 
-        assert entry.storage is not None
-        storage = self.storage(entry.storage, dtypes.by_name(entry.dtype).itemsize)
         empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
         tensor = empty.set_(storage, entry.offset, entry.shape, entry.stride)
         marks = dict.fromkeys(entry.lazy, True)
@@ -168,14 +190,84 @@ class TensorMaker:
             if storage.data is None:  # a storage of the meta device, which has no bytes
                 made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
                 return made
-            if self.verify:
-                self.check_storage(storage)
             lies = in_one_piece(storage.data)
             data = little_endian(lies, self.checkpoint.byteorder, self.units.get(storage.identity, itemsize))
-            made = self.storages[storage.identity] = self.moved(self.load(data, itemsize), storage.location)
-            if not (isinstance(data, ByteRange) and _mappable(data, itemsize) and self.mapped(data.path)):
+            whole = self.mapped(data, itemsize) if self.mmap and isinstance(data, ByteRange) else None
+            if whole is not None and self.verify:
+                self.check_storage(storage)
+            if whole is None:
+                whole = self.read(storage, data, summed=data is lies)
                 self.copied.add(storage.identity)
+            made = self.storages[storage.identity] = self.moved(whole, storage.location)
         return made
+
+    def read(self, storage: Storage, data: Data, *, summed: bool = True) -> torch.UntypedStorage:
+        """The bytes `data` of a storage in memory of their own, compared with what checksums cover them.
+
+        Args:
+            summed: they are summed as they come; otherwise, being other bytes than the file has, before.
+
+        Raises:
+            DamagedFile: they have another checksum, or the file is too short or was written to meanwhile.
+            Refused: there is not so much memory.
+        """
+        import torch
+
+        if self.verify and not summed:
+            self.check_storage(storage)
+        try:
+            made = torch.UntypedStorage(data.length, device="cpu")
+        except (RuntimeError, MemoryError):
+            self.reading.refuse_short(data)
+            message = f"a storage of {data.length:,} bytes, and there is not so much memory"
+            raise Refused(message, path=self.checkpoint.path, hint="mmap=True maps the file instead") from None
+        self.fill(storage, data, bytes_of(made, 0, data.length), summed=summed)
+        return made
+
+    def fill(self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True) -> None:
+        """Fill `view` with `data`, which is what `storage` holds or a part of that. Raises as `read`."""
+        checks = self._checks(storage, data) if self.verify and summed else ()
+        try:
+            self.reading.fill(data, view, checks, all_of_them=storage.identity not in self.verified)
+        except Differs as found:
+            raise self._differs(storage, found.check, found.crc32) from None
+
+    def _checks(self, storage: Storage, data: Data) -> Iterable[Check]:
+        """The checksums that the file states of `data`, as `storage` holds it."""
+        assert storage.data is not None
+        if is_spliced(storage.data):
+            return checks_of(storage.data if data == in_one_piece(storage.data) else data)
+        # torch can be set not to compute checksums, and writes 0.
+        return (Check(storage.key, data, storage.crc32),) if storage.crc32 and data == storage.data else ()
+
+    def _differs(self, storage: Storage, check: Check, crc32: int) -> DamagedFile:
+        """An error about bytes that have another checksum; it names the record."""
+        data = check.data
+        if is_spliced(storage.data):
+            return checking.differs(check)
+        source = data if isinstance(data, ByteRange) else data.sources[0]
+        record = _record_name(self.checkpoint, storage.key)
+        message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file says {check.crc32:#010x}"
+        hint = f"`ckptfix repair {quoted(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
+        return DamagedFile(message, path=source.path, offset=source.offset, hint=hint)
+
+    def _part(self, entry: TensorEntry) -> torch.Tensor:
+        storage, row = entry.storage, dtypes.by_name(entry.dtype)
+        count = row.nbytes(reach(entry.shape, entry.stride))
+        if (
+            storage is None
+            or not isinstance(storage.data, ByteRange)
+            or entry.kind != "dense"
+            or not entry.numel
+            or count >= storage.data.length
+            or self.restore is not unmoved
+            or storage.identity in self.storages
+        ):
+            return self.make(entry)
+        part = in_one_piece(storage.data.sub(row.nbytes(entry.offset), count))
+        data = little_endian(part, self.checkpoint.byteorder, self.units.get(storage.identity, row.itemsize))
+        tensor = self._on(self.read(storage, data, summed=data is part), replace(entry, offset=0))
+        return self._as_saved(tensor, entry)
 
     def moved(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
         """The storage where `restore` wants it.
@@ -230,27 +322,35 @@ class TensorMaker:
             return
         crc32 = crc32_on(storage.data) if summed is None else summed()
         if storage.crc32 and crc32 != storage.crc32:
-            data = storage.data
-            source = data if isinstance(data, ByteRange) else data.sources[0]
-            record = _record_name(self.checkpoint, storage.key)
-            message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file says {storage.crc32:#010x}"
-            hint = f"`ckptfix repair {quoted(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
-            raise DamagedFile(message, path=source.path, offset=source.offset, hint=hint)
+            raise self._differs(storage, Check(storage.key, storage.data, storage.crc32), crc32)
 
     def forget(self, following: TensorEntry | None = None) -> None:
-        """Let go of storages that had to be copied from the file, but for those that `following` needs."""
+        """Let go of storages that are no map of the file, but for those that `following` needs."""
         entries = () if following is None else (following, *following.parts)
         used = {part.storage.identity for part in entries if part.storage is not None}
         for key in self.copied - used:
             del self.storages[key]
         self.copied &= used
 
-    def mapped(self, path: str) -> tuple[torch.UntypedStorage, int] | None:
-        """A private map of the whole file at `path`, and its size in bytes; None for a source that cannot be mapped.
+    def mapped(self, data: ByteRange, itemsize: int) -> torch.UntypedStorage | None:
+        """The bytes `data` on a private map of their file; None where they cannot be used as they lie.
 
         Raises:
-            DamagedFile: another file has its name by now, or it was written to.
+            DamagedFile: another file has its name by now, or it was written to, or it is too short.
         """
+        # torch wants addresses that are multiples of the size of an item.
+        if is_spliced(data) or not data.length or data.offset % itemsize:
+            return None
+        whole = self._map_of(data.path)
+        if whole is None:
+            return None
+        if data.end > whole.nbytes():
+            raise truncated(data, whole.nbytes())
+        part: torch.UntypedStorage = whole[data.offset : data.end]
+        return part
+
+    def _map_of(self, path: str) -> torch.UntypedStorage | None:
+        """A private map of the whole file at `path`; None for a source that cannot be mapped."""
         import torch
 
         if path not in self.maps:
@@ -258,33 +358,21 @@ class TensorMaker:
                 if source.fd is None:
                     self.maps[path] = None
                     return None
-                seen = self.stamps.get(path, source.mark)
-                size = seen.size
-                whole = torch.UntypedStorage.from_file(path, False, size)
+                seen = self.reading.marks.setdefault(path, source.mark)
+                whole = torch.UntypedStorage.from_file(path, False, seen.size)
                 assert isinstance(whole, torch.UntypedStorage)
                 # torch maps by name.
                 refuse_changed(path, stamp(path), seen)
-                self.maps[path] = (whole, size)
+                self.maps[path] = whole
         return self.maps[path]
 
-    def load(self, data: Data, itemsize: int) -> torch.UntypedStorage:
-        import torch
 
-        if isinstance(data, ByteRange) and _mappable(data, itemsize):
-            mapped = self.mapped(data.path)
-            if mapped is not None:
-                whole, size = mapped
-                if data.end > size:
-                    raise truncated(data, size)
-                part: torch.UntypedStorage = whole[data.offset : data.end]
-                return part
-        storage = torch.UntypedStorage(data.length)
-        view = memoryview(torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage).numpy())  # type: ignore[arg-type]
-        position = 0
-        for chunk in read_chunks(data):
-            view[position : position + len(chunk)] = chunk
-            position += len(chunk)
-        return storage
+def bytes_of(storage: torch.UntypedStorage, start: int, count: int) -> memoryview:
+    """`count` bytes of a storage of this machine's memory."""
+    import torch
+
+    memory = torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage, start, (count,))  # type: ignore[call-overload]
+    return memoryview(memory.numpy())
 
 
 def _is_plain(storage: Storage) -> bool:
@@ -321,11 +409,6 @@ def caller() -> int:
     return found
 
 
-def _mappable(data: Data, itemsize: int) -> bool:
-    """Whether the bytes can be used where they lie: torch wants addresses that are multiples of the item's size."""
-    return isinstance(data, ByteRange) and data.length > 0 and data.offset % itemsize == 0
-
-
 def _record_name(checkpoint: Checkpoint, key: str) -> str:
     """The record of a zip that holds the storage `key`."""
     archive = archive_of(checkpoint)
@@ -334,7 +417,7 @@ def _record_name(checkpoint: Checkpoint, key: str) -> str:
 
 
 def unmoved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-    """Leave a storage on the CPU, mapped, whatever its tag says: for values that are copied elsewhere at once."""
+    """Leave a storage on the CPU, whatever its tag says: for values that are copied elsewhere at once."""
     return storage
 
 

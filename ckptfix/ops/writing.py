@@ -20,7 +20,7 @@ from ckptfix.io import write as io_write
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import joined
 from ckptfix.io.replacing import given_up
-from ckptfix.io.source import found_as, mark, opened_once, refuse_changed, stamp
+from ckptfix.io.source import blames_changes, found_as, mark, opened_once, refuse_changed, stamp
 from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES
@@ -92,7 +92,7 @@ def carry_out(
         raise Refused("hard links are for files of this machine", path=checkpoint.path, hint="leave out --link")
     if how.link and not formats.format_of(checkpoint).folder:
         raise Refused("hard links are for the files of a folder, and this is one file", path=checkpoint.path)
-    with about(checkpoint.path):
+    with about(checkpoint.path), blames_changes():
         draft = make(checkpoint, name)
     read = (*checkpoint.files, *draft.read)
     return _written(_from_folder(draft, source, path), checkpoint.path, read, name, how)
@@ -112,7 +112,7 @@ def _carry_out_in_place(
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     refuse_read_only(checkpoint)
     inplace.refuse_shared(checkpoint, force=how.force)
-    with about(checkpoint.path):
+    with about(checkpoint.path), blames_changes():
         draft = make(checkpoint, inplace.target_of(checkpoint))
         draft = replace(draft, plan=inplace.in_place(checkpoint, draft.plan))
         plan, account = audit(draft.promise, draft.plan, draft.format)
@@ -156,7 +156,8 @@ def carry_out_file(
     refuse_destination(dest, [source, *others], how, folder=folder)
     path, name = formats.located(existing(source)), os.fspath(dest)
     before = mark(path)
-    draft = _from_folder(make(path, name), source, path)
+    with blames_changes():
+        draft = _from_folder(make(path, name), source, path)
     return _written(draft, path, draft.read or (before,), name, how)
 
 
@@ -193,7 +194,7 @@ def existing(source: StrPath) -> str:
 
 def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how: How) -> R:
     refuse_other_suffix(source, dest, draft.format)
-    with about(source):
+    with about(source), blames_changes():
         plan, account = audit(draft.promise, draft.plan, draft.format)
     for file in read:
         refuse_changed(file.path, stamp(file.path), file.stamp)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import CkptfixError, DamagedFile, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.errors import ChangedFile, CkptfixError, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.urls import redacted, scheme_of
 
 TRIES = 6
@@ -80,7 +80,7 @@ class Object(ABC):
 
         Raises:
             Passing: worth another try.
-            DamagedFile: it is not what was `expected` any more.
+            ChangedFile: it is not what was `expected` any more.
             CkptfixError: it is not there, or may not be read.
         """
 
@@ -109,9 +109,9 @@ def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lam
     raise AssertionError
 
 
-def changed(name: str) -> DamagedFile:
+def changed(name: str) -> ChangedFile:
     """What is said of an object that is another one now."""
-    return DamagedFile("it changed while it was read", path=name, hint="wait until its writer is done, and try again")
+    return ChangedFile("it changed while it was read", path=name, hint="wait until its writer is done, and try again")
 
 
 def failed(name: str, status: int, said: str = "", hint: str | None = None) -> CkptfixError | Passing:

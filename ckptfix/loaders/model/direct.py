@@ -8,19 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
-from ckptfix.checkpoint.places import pieces_of
-from ckptfix.io.source import Source, open_source, refuse_changed, threads
-from ckptfix.io.threads import WORKERS
-from ckptfix.loaders.tensors import TensorMaker, unmoved
+from ckptfix.checkpoint.places import in_one_piece, pieces_of
+from ckptfix.errors import CkptfixError
+from ckptfix.loaders.tensors import TensorMaker, bytes_of, unmoved
 
 if TYPE_CHECKING:
     import torch
 
 SMALL = 64 << 10
 """Bytes of a tensor from which on it is worth while."""
-
-TWICE = 4 << 20
-"""Bytes that two threads read; to start one takes as long as to copy some hundred kilobytes."""
 
 
 def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
@@ -29,6 +25,28 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
     Raises:
         DamagedFile: the file is too short, has another checksum than it states, or was written to meanwhile.
     """
+    import torch
+
+    data = _run_of(maker, entry, parameter)
+    if data is None:
+        return False
+    assert entry.storage is not None
+    start = int(parameter.storage_offset()) * parameter.element_size()
+    maker.fill(entry.storage, data, bytes_of(parameter.untyped_storage(), start, data.length))
+    torch.autograd.graph.increment_version(parameter)
+    return True
+
+
+def may_have_begun(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
+    """Whether `fill` may have written to `parameter` before it failed."""
+    try:
+        return _run_of(maker, entry, parameter) is not None
+    except CkptfixError:  # it did not know from where to read
+        return False
+
+
+def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> ByteRange | None:
+    """The bytes that `parameter` can be filled with as they are; None where it cannot."""
     import torch
 
     storage = entry.storage
@@ -48,36 +66,10 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
         or parameter.dtype is not maker.dtype(entry)
         or tuple(parameter.shape) != entry.shape
     ):
-        return False
-    pieces = list(pieces_of(storage.data.sub(row.nbytes(entry.offset), nbytes)))
-    ranges = [piece for piece in pieces if isinstance(piece, ByteRange)]
-    if len(ranges) < len(pieces):
-        return False
-    if maker.verify:
-        maker.check_storage(storage)
-    start = parameter.storage_offset() * row.itemsize
-    memory = torch.empty((0,), dtype=torch.uint8).set_(parameter.untyped_storage(), start, (nbytes,))  # type: ignore[call-overload]
-    view = memoryview(memory.numpy())
-    at = 0
-    for piece in ranges:
-        with open_source(piece.path) as source:
-            refuse_changed(piece.path, source.mark, maker.stamps.get(piece.path, source.mark))
-            _read_into(source, piece.offset, view[at : at + piece.length])
-        at += piece.length
-    torch.autograd.graph.increment_version(parameter)
-    return True
-
-
-def _read_into(source: Source, offset: int, view: memoryview) -> None:
-    """`Source.read_into`; a large view by two threads: the first touch of fresh memory takes longer than the copy."""
-    if len(view) < TWICE or WORKERS < 2:
-        source.read_into(offset, view)
-        return
-    half = len(view) // 2
-    with threads(1) as pool:
-        other = pool.submit(source.read_into, offset + half, view[half:])
-        source.read_into(offset, view[:half])
-        other.result()
+        return None
+    data = in_one_piece(storage.data.sub(row.nbytes(entry.offset), nbytes))
+    whole = isinstance(data, ByteRange) and all(isinstance(piece, ByteRange) for piece in pieces_of(data))
+    return data if whole and isinstance(data, ByteRange) else None
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:

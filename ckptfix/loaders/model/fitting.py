@@ -317,7 +317,7 @@ def _equal(maker: TensorMaker, one: TensorEntry, other: TensorEntry) -> bool:
     """Whether two tensors of the file have the same values, NaN being equal to NaN."""
     import torch
 
-    a, b = maker(one).detach(), maker(other).detach()
+    a, b = maker.once(one).detach(), maker.once(other).detach()
     equal = a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     maker.forget(one)
     return bool(equal)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
+from ckptfix.io.source import cause_of
 from ckptfix.loaders.model import direct, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_two_values
+from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.overlaps import refuse_other_values
 from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
@@ -41,16 +44,18 @@ def load_into(
     at: str | None = None,
     strict: bool = True,
     assign: bool = False,
+    mmap: bool = False,
     verify: bool = True,
     allow_empty: bool = False,
 ) -> LoadReport:
     """Load the checkpoint at `path` into `model`, and say what was done.
 
     Either side may be wrapped: DataParallel, DistributedDataParallel, FSDP, torch.compile, checkpoint wrapper,
-    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype; values are copied from a map
-    of the file, tensor by tensor. Names that the model ties count as one. What a module does itself when it is
-    loaded (hooks, an overridden ``_load_from_state_dict``, extra state) is done; such hooks run twice, the first time
-    on a copy of the module without data, to know before anything is changed whether all will fit.
+    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype; values are read tensor by
+    tensor, in constant memory; those that leave the range of the model's dtype are counted, with a warning. Names that
+    the model ties count as one. What a module does itself when it is loaded (hooks, an overridden
+    ``_load_from_state_dict``, extra state) is done; such hooks run twice, the first time on a copy of the module
+    without data, to know before anything is changed whether all will fit.
 
     Args:
         map_location: as for torch.load; where tensors that are assigned go. Copies go straight to the parameter's
@@ -62,11 +67,11 @@ def load_into(
         at: address of the state dict. By default the one that fits.
         strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
             shape is never loaded in part.
-        assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. They
-            are a private map of the file, which must not be changed while they live.
+        assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. On an
+            error it keeps its own.
+        mmap: with `assign`, the tensors are on a map of the file, as for `load_state_dict`.
         verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
-            none). That reads all loaded data again: a second or so for a GB that is in memory already. With
-            False, assigned tensors are a map of the file whose pages are read when they are touched. The pickle is
+            none): all of it before a parameter is changed, and each tensor's again as it is copied. The pickle is
             always compared.
         allow_empty: with `strict` False, nothing at all may be loaded. Where less than half of the names of both sides
             fit, there is a warning.
@@ -80,8 +85,9 @@ def load_into(
         WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's piece of
             a model, and the message says which.
         DamagedFile: the same, found while it was read, or another checksum than the file states. With `verify` all
-            records are read before anything is changed, else deflated ones; where another one fails, the message says
-            which names were loaded until then.
+            records are read before anything is changed, else deflated ones. Or the file changed while it was read:
+            what was copied may be of two versions. Where anything was changed, the message says which names were
+            overwritten; with `assign` none.
         MissingExtra: torch is not installed.
     """
     need_torch("load_into")
@@ -91,20 +97,25 @@ def load_into(
     refuse_piece(checkpoint, None if at is None else address.given(at))
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
+    if mmap and not assign:
+        raise Refused("mmap=True is for assign=True: what is copied needs no map", hint="leave out mmap=True")
     restore = restore_location(map_location)
     where = restore if assign or callable(map_location) else unmoved
-    maker = TensorMaker(checkpoint, where, warn=assign, verify=verify)
+    maker = TensorMaker(checkpoint, where, warn=assign, verify=verify, mmap=mmap)
     fit = best_fit(checkpoint, found, goal, match, assign=assign)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
     _refuse_unwritable(fit, assign)
-    maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
-    refuse_two_values(fit, TensorMaker(checkpoint, unmoved))
+    if mmap or not assign:  # what is read to be assigned is compared as it is read
+        maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
+    refuse_two_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
     if not assign:
-        refuse_other_values(fit, TensorMaker(checkpoint, unmoved))
+        refuse_other_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
-        torch_way.rehearse(fit, maker, extra, assign=assign)
+        # Nothing but names and shapes counts here, and hooks that look at values are rare: no data is read for it.
+        looked_at = TensorMaker(checkpoint, where, mmap=True, reading=maker.reading)
+        torch_way.rehearse(fit, looked_at, extra, assign=assign)
     empty = not (fit.pairs or fit.complete or allow_empty)
     done = fit.complete or not (strict or empty)
     report = _report(checkpoint, fit, done, assign)
@@ -119,16 +130,21 @@ def load_into(
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
         warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=caller())
+    maker.reading.refuse_changes()
+    beyond: dict[str, int] = {}
     if goal.own_way:
-        torch_way.perform(fit, maker, extra, assign=assign)
+        beyond = torch_way.perform(fit, maker, extra, assign=assign)
     elif assign:
         _assign(fit, maker)
     else:
-        _copy(fit, maker)
+        beyond = _copy(fit, maker)
     if not goal.own_way:
         for name, value in extra.items():
             if (module := goal.extra[name]) is not None:
                 module.set_extra_state(value)
+    report = replace(report, overflow={name: count for name, count in beyond.items() if count})
+    if report.overflow:
+        warnings.warn(f"{checkpoint.path}: {report.overflow_line()}", stacklevel=caller())
     return report
 
 
@@ -218,32 +234,48 @@ def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
             yield name, entry
 
 
-def _so_far(rows: Sequence[tuple[str, TensorEntry]], index: int) -> str:
-    """What of the model has its new values when the tensor at `index` fails."""
+def _so_far(rows: Sequence[str], index: int, *, partly: bool = False) -> str:
+    """What of the model has its new values when the tensor at `index` fails, `partly` some of that tensor too."""
+    torn = f"{rows[index]} may be overwritten in part" if partly else ""
     if not index:
-        return "nothing of the model was changed"
-    names = [name for name, _ in rows]
-    loaded = shown(collapse(names[:index], names), most=len(rows))
-    return f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded}), and the others not"
+        return f"{torn}, and the rest of the model was not changed" if partly else "nothing of the model was changed"
+    loaded = shown(collapse(rows[:index], rows), most=len(rows))
+    before = f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded})"
+    return f"{before}, {torn}, and the others not" if partly else f"{before}, and the others not"
 
 
-def _copy(fit: Fit, maker: TensorMaker) -> None:
+def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
+    """Copy what fits, and count the numbers that leave the range of the model's dtype, by name."""
     import torch
 
     with torch.no_grad():
         rows = list(in_file_order(fit))
+        names = [name for name, _ in rows]
+        beyond: dict[str, int] = {}
         for index, (name, entry) in enumerate(rows):
             parameter = fit.target.tensors[name]
             try:
                 if not direct.fill(maker, entry, parameter):
-                    parameter.copy_(torch_way.placed(maker(entry), parameter))
+                    value = maker.once(entry)
+                    beyond[name] = out_of_range(value, parameter.dtype)
+                    parameter.copy_(torch_way.placed(value, parameter))
             except RuntimeError as error:
-                message = f"{str(error).splitlines()[0]}; {_so_far(rows, index)}"
+                message = f"{str(error).splitlines()[0]}; {_so_far(names, index)}"
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
             except CkptfixError as error:
-                error.message = f"{error.message}; {_so_far(rows, index)}"
-                raise
+                cause = cause_of(error)
+                partly = direct.may_have_begun(maker, entry, parameter)
+                cause.message = f"{cause.message}; {_so_far(names, index, partly=partly)}"
+                raise cause from error.__cause__
             maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)
+        try:
+            maker.reading.refuse_changes()
+        except CkptfixError as error:
+            every = shown(collapse(names, names), most=len(names))
+            many = plural(len(names), "tensor")
+            error.message = f"{error.message}; {many} of the model were overwritten, perhaps with two versions: {every}"
+            raise
+    return beyond
 
 
 def _assign(fit: Fit, maker: TensorMaker) -> None:
@@ -253,6 +285,7 @@ def _assign(fit: Fit, maker: TensorMaker) -> None:
     for place in fit.target.places:
         holders.setdefault(identity(place.tensor), []).append(place)
     taken: set[object] = set()
+    new: list[tuple[Place, torch.Tensor]] = []
     for name, entry in in_file_order(fit):
         old = fit.target.tensors[name]
         value = torch_way.placed(maker(entry).detach(), old)
@@ -262,6 +295,8 @@ def _assign(fit: Fit, maker: TensorMaker) -> None:
             value = value.clone()
         if where is not None:
             taken.add(where)
-        new = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
-        for place in holders[identity(old)]:
-            setattr(place.module, place.name, new)
+        given = torch.nn.Parameter(value, old.requires_grad) if isinstance(old, torch.nn.Parameter) else value
+        new += [(place, given) for place in holders[identity(old)]]
+    maker.reading.refuse_changes()
+    for place, given in new:
+        setattr(place.module, place.name, given)

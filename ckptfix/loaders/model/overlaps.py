@@ -24,9 +24,9 @@ def refuse_other_values(fit: Fit, maker: TensorMaker) -> None:
         base = fit.target.tensors[group[0]].detach().untyped_storage().clone()
         views = {name: _view(fit.target.tensors[name], base) for name in group}
         for name, view in views.items():
-            view.copy_(placed(maker(fit.entry(name)).detach(), view))
+            view.copy_(placed(maker.once(fit.entry(name)).detach(), view))
         for name, view in views.items():
-            if not _same(view, placed(maker(fit.entry(name)).detach(), view)):
+            if not _same(view, placed(maker.once(fit.entry(name)).detach(), view)):
                 others = " and ".join(other for other in group if other != name)
                 why = f"shares memory with {others} in the model, where the file has other values"
                 fit.mismatched.append(Mismatch(name, fit.pairs[name], tuple(view.shape), tuple(view.shape), why))

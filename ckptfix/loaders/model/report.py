@@ -11,7 +11,7 @@ from ckptfix.align.result import Skipped
 from ckptfix.errors import printable
 from ckptfix.names.groups import collapse, shown
 from ckptfix.shown import html
-from ckptfix.words import some
+from ckptfix.words import plural, some
 
 MOST_LOOKS = 4000
 """Pairs of names that are compared to find the nearest ones: a comparison takes some 20 us."""
@@ -56,6 +56,7 @@ class LoadReport:
         renamed: name in the file -> name in the model, where they differ.
         tied: name of the model -> the name of the same parameter under which the file has it.
         casts: name of the model -> (dtype in the file, dtype in the model), where they differ.
+        overflow: name of the model -> how many of its numbers left the range of its dtype in the cast, where any did.
         nearest: missing name -> the unexpected name that is most like it.
         model_names, file_names: how many names either side has.
     """
@@ -74,6 +75,7 @@ class LoadReport:
     renamed: Mapping[str, str] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     casts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    overflow: Mapping[str, int] = field(default_factory=dict)
     nearest: Mapping[str, str] = field(default_factory=dict)
     model_names: tuple[str, ...] = field(default=(), repr=False)
     file_names: tuple[str, ...] = field(default=(), repr=False)
@@ -96,6 +98,16 @@ class LoadReport:
             head += " fit"
         yield f"{head} from {self.path}{place}: {', '.join([_in_words(self.rule), *self._notes()])}"
         yield from self.trouble()
+        if self.overflow:
+            yield self.overflow_line()
+
+    def overflow_line(self) -> str:
+        """What left the range of the model's dtypes, by name."""
+        rows = [f"{name} ({count:,} in {self.casts[name][1]})" if name in self.casts else f"{name} ({count:,})"
+                for name, count in self.overflow.items()]  # fmt: skip
+        count = sum(self.overflow.values())
+        verb = "is" if count == 1 else "are"
+        return f"{plural(count, 'element')} {verb} beyond the range of the model's dtype: {named(rows)}"
 
     def _notes(self) -> Iterator[str]:
         if self.assigned and self.done:

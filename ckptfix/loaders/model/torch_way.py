@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError, LoadMismatch
+from ckptfix.io.source import cause_of
 from ckptfix.loaders.model.fitting import Fit, shapes_differ
+from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.places import Place, identity, is_lazy, loads_own_way, local_tensors, overrides, shape_of
 from ckptfix.loaders.model.report import Mismatch, named
 from ckptfix.loaders.sources import EXTRA_STATE
@@ -41,27 +43,29 @@ class Tensors(MutableMapping[str, object]):
     """A state dict whose tensors are made when they are asked for; what is assigned is kept.
 
     Attributes:
-        given: names that were asked for, of this one and of all that it is a part of.
+        keeps: the model keeps the tensors, so that those that are tied stay so; otherwise it copies them.
+        given: names that were asked for, of this one and of all that it is a part of -> numbers that leave the range
+            of the dtype that the model has there.
     """
 
-    def __init__(self, maker: TensorMaker, values: dict[str, object], given: dict[str, None] | None = None) -> None:
+    def __init__(
+        self, maker: TensorMaker, values: dict[str, object], keeps: bool, given: dict[str, int] | None = None
+    ) -> None:
         self.maker = maker
         self.raw = values
+        self.keeps = keeps
         self.given = {} if given is None else given
 
     def __getitem__(self, key: str) -> object:
         value = self.raw[key]
-        if isinstance(value, _Later):
-            try:
-                made = self.maker(value.entry)
-            except CkptfixError as error:
-                given = named(self.given) if self.given else "nothing"
-                error.message = f"{error.message}; what the model's modules were given before: {given}"
-                raise
-            self.given[key] = None
+        if not isinstance(value, _Later):
+            return value
+        made = self.maker(value.entry) if self.keeps else self.maker.once(value.entry)
+        self.given[key] = 0
+        if not self.keeps:
             self.maker.forget(value.entry)
-            return made if value.like is None else placed(made, value.like)
-        return value
+            self.given[key] = 0 if value.like is None else out_of_range(made, value.like.dtype)
+        return made if value.like is None else placed(made, value.like)
 
     def __setitem__(self, key: str, value: object) -> None:
         self.raw[key] = value
@@ -92,7 +96,7 @@ class Tensors(MutableMapping[str, object]):
                 child, dot, _ = key[len(prefix) :].partition(".")
                 if dot:
                     rows.setdefault(child, {})[key] = value
-        return {child: Tensors(self.maker, values, self.given) for child, values in rows.items()}
+        return {child: Tensors(self.maker, values, self.keeps, self.given) for child, values in rows.items()}
 
 
 Visit = Callable[["nn.Module", Tensors, str], None]
@@ -103,11 +107,11 @@ def _walk(module: nn.Module, tensors: Tensors, prefix: str, visit: Visit, after:
     below = tensors.below(prefix)
     for name, child in module._modules.items():
         if child is not None:
-            _walk(child, below.get(name, Tensors(tensors.maker, {})), f"{prefix}{name}.", visit, after)
+            _walk(child, below.get(name, Tensors(tensors.maker, {}, tensors.keeps)), f"{prefix}{name}.", visit, after)
     after(module)
 
 
-def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> Tensors:
+def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, keeps: bool) -> Tensors:
     """What the model is given: everything of the file under its new names but what is known not to fit.
 
     What the model has no name for is there too: its hooks may.
@@ -122,7 +126,7 @@ def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object]) -> Tensors
         if lead in values:
             values[name] = values[lead]
     values.update(extra)
-    return Tensors(maker, values)
+    return Tensors(maker, values, keeps)
 
 
 def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, object]]:
@@ -169,7 +173,8 @@ def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assig
             for hook in module._load_state_dict_post_hooks.values():
                 hook(module, _IncompatibleKeys(missing, unexpected))
 
-    _walk(fit.target.model, _state(fit, maker, extra), "", visit, after)
+    # On a map of the file no storage costs memory: nothing has to be let go of.
+    _walk(fit.target.model, _state(fit, maker, extra, keeps=True), "", visit, after)
     _correct(fit, missing, unexpected, wrong)
 
 
@@ -269,17 +274,40 @@ def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -
     return Mismatch(prefix.removesuffix(".") or "the model", "", None, None, " ".join(error.split()))
 
 
-def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> None:
+def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> dict[str, int]:
     """Load what fits, in torch's way.
+
+    With `assign`, the model has its own tensors again after an error.
+
+    Returns:
+        Name of the model -> numbers that left the range of its dtype, for what was copied.
 
     Raises:
         LoadMismatch: a module refused what it had accepted in the rehearsal; some tensors may have changed.
+        DamagedFile: the file changed meanwhile; the message says what the modules were given.
     """
+    state = _state(fit, maker, extra, keeps=assign)
+    before = [(place, getattr(place.module, place.name)) for place in fit.target.places] if assign else []
+    try:
+        _perform(fit, state, assign=assign)
+        maker.reading.refuse_changes()
+    except BaseException as error:
+        for place, tensor in before:
+            setattr(place.module, place.name, tensor)
+        if not isinstance(error, CkptfixError) or isinstance(error, LoadMismatch):
+            raise
+        cause = cause_of(error)
+        given = f"what the model's modules were given before: {named(state.given) if state.given else 'nothing'}"
+        cause.message = f"{cause.message}; {'the model has its own tensors again' if assign else given}"
+        raise cause from error.__cause__
+    return dict(state.given)
+
+
+def _perform(fit: Fit, state: Tensors, *, assign: bool) -> None:
     model = fit.target.model
     before: dict[object, list[Place]] = {}
     for place in fit.target.places:
         before.setdefault(identity(place.tensor), []).append(place)
-    state = _state(fit, maker, extra)
     errors: list[str] = []
     if overrides(model, "load_state_dict"):
         how: dict[str, bool] = {"assign": True} if assign else {}
@@ -287,7 +315,8 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign
     else:
         _torch_walk(model, state, _versions(fit, assign), errors)
     if errors and not fit.mismatched:
-        raise LoadMismatch("; ".join(" ".join(error.split()) for error in errors[:5]), path=maker.checkpoint.path)
+        message = "; ".join(" ".join(error.split()) for error in errors[:5])
+        raise LoadMismatch(message, path=state.maker.checkpoint.path)
     for places in before.values() if assign else ():
         first = getattr(places[0].module, places[0].name)
         for place in places[1:]:

@@ -160,6 +160,7 @@ def load_optimizer(
             missing; the message says which. Or the state belongs to an optimizer of another class, or the file holds
             no optimizer, or several and no `at`.
         NoSuchTensor: no optimizer at `at`.
+        DamagedFile: what is read has another checksum than the file states, or the file was written to meanwhile.
         MissingExtra: torch is not installed.
     """
     need_torch("load_optimizer")
@@ -196,11 +197,13 @@ def load_optimizer(
     new = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
     known = {key for group in groups for key in group.ids}
     states: dict[Key, object] = {key: value for key, value in state.items() if key not in known}
+    given: set[int] = set()
     for key, parameter in found.owners.items():
         if state.get(key):
-            states[order[id(parameter)]] = _copied(state[key], parameter)
+            states[order[id(parameter)]] = _own_copy(state[key], parameter, given)
     new["state"] = states
     new["param_groups"] = options
+    maker.reading.refuse_changes()
     _give(optimizer, new, checkpoint.path)
     named_now = [(held.name(parameter), bool(state.get(key))) for key, parameter in found.owners.items()]
     return OptimizerReport(
@@ -350,18 +353,34 @@ def _same(one: object, other: object) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-def _copied(value: object, parameter: torch.Tensor) -> object:
-    """A copy of the state: an optimizer writes into it, and the file may be saved over."""
+def _own_copy(value: object, parameter: torch.Tensor, given: set[int]) -> object:
+    """The state with tensors that no other state shares memory with: an optimizer writes into it.
+
+    Args:
+        given: addresses of the memory that was given out as it is.
+    """
     from torch import Tensor
 
     if isinstance(value, Tensor):
         own = placed(value, parameter) if value.shape == parameter.shape else value
-        return own.detach().clone()
+        own = own.detach()
+        if type(own) is not Tensor or not _is_all_of_its_memory(own) or own.data_ptr() in given:
+            return own.clone()
+        given.add(own.data_ptr())
+        return own
     if isinstance(value, Mapping):
-        return {key: _copied(item, parameter) for key, item in value.items()}
+        return {key: _own_copy(item, parameter, given) for key, item in value.items()}
     if isinstance(value, list):
-        return [_copied(item, parameter) for item in value]
+        return [_own_copy(item, parameter, given) for item in value]
     return value
+
+
+def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
+    from torch import strided
+
+    if tensor.layout != strided or tensor.is_quantized or tensor.is_meta or not tensor.is_contiguous():
+        return False
+    return bool(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() > 0)
 
 
 def _give(optimizer: torch.optim.Optimizer, new: dict[str, object], path: str) -> None:

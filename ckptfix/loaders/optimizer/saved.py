@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.checkpoint.address import given, join, shown
+from ckptfix.checkpoint.address import given, is_inside, join, shown
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.object import MAX_ADDRESS
@@ -34,12 +34,12 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
     if parts is None:
         _ = checkpoint.entries
         refuse_damaged(checkpoint)
-        stack: list[tuple[str, object]] = [("", from_entries(checkpoint, maker))]
+        stack: list[tuple[str, object]] = [("", from_entries(checkpoint, lambda entry: None))]
         while stack:
             at, value = stack.pop()
             if isinstance(value, dict):
                 if value.keys() >= _OPTIMIZER:
-                    yield at, partial(_as_it_is, value)
+                    yield at, partial(_read, checkpoint, maker, at)
                 else:
                     stack += [(join(at, key), inner) for key, inner in reversed(list(value.items()))]
         return
@@ -60,8 +60,12 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
 _OPTIMIZER = frozenset(("state", "param_groups"))
 
 
-def _as_it_is(value: Saved) -> tuple[Saved, list[object]]:
-    return value, []
+def _read(checkpoint: Checkpoint, maker: TensorMaker, at: str) -> tuple[Saved, list[object]]:
+    """The mapping at `at` of a format without an object; no other tensors are read."""
+    found = from_entries(checkpoint, lambda entry: maker(entry) if is_inside(entry.at, at) else None)
+    for part in at.split("/") if at else ():
+        found = found[part] if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}, []
 
 
 def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Node) -> tuple[Saved, list[object]]:

@@ -12,6 +12,7 @@ from torch import nn
 import ckptfix
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.io.source import open_source
+from ckptfix.loaders import reading
 from ckptfix.loaders.model import direct
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
@@ -50,7 +51,7 @@ def test_the_same_values(
     tmp_path: Path, dtype: torch.dtype, twice: bool, taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if twice:
-        monkeypatch.setattr(direct, "TWICE", 1000)
+        monkeypatch.setattr(reading, "TWICE", 1000)
     wanted = value(dtype)
     # A slice of rows of a larger storage, at an offset.
     whole = torch.cat([value(dtype), wanted, value(dtype)])

@@ -256,20 +256,27 @@ def test_the_meta_device_wants_assign(tmp_path: Path) -> None:
     assert [parameter.requires_grad for parameter in model.parameters()] == [True] * 6
 
 
-def test_assign_maps_the_file_and_keeps_requires_grad(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mmap", [False, True])
+def test_assign_maps_the_file_if_asked_and_keeps_requires_grad(tmp_path: Path, mmap: bool) -> None:
     path = saved(tmp_path / "a.pth", net().half().state_dict())
     before = path.read_bytes()
     model = net()
     model[0].weight.requires_grad_(False)
-    report = ckptfix.load_into(model, path, assign=True)
+    report = ckptfix.load_into(model, path, assign=True, mmap=mmap)
     weight = model[0].weight
     assert weight.dtype == torch.float16 and isinstance(weight, nn.Parameter) and not weight.requires_grad
     assert model[2].weight.requires_grad and "took the file's dtype" in str(report)
     if Path("/proc/self/maps").exists():
-        assert str(path) in Path("/proc/self/maps").read_text()
+        assert (str(path) in Path("/proc/self/maps").read_text()) == mmap
     with torch.no_grad():
         weight.zero_()
     assert path.read_bytes() == before
+
+
+def test_a_map_is_for_what_is_assigned(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", net().state_dict())
+    with pytest.raises(Refused, match="mmap=True is for assign=True"):
+        ckptfix.load_into(net(), path, mmap=True)
 
 
 def test_map_location_is_where_assigned_tensors_go(tmp_path: Path) -> None:

@@ -56,12 +56,14 @@ def test_single_and_multi_saved_and_loaded(tmp_path: Path, saved_wrapped: bool, 
     assert torch.equal(model.eval()(x), trained.eval()(x))
 
 
-def test_the_file_is_mapped_and_not_changed_by_writing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("load", [ckptfix.load_state_dict, ckptfix.load_checkpoint])
+def test_the_file_is_mapped_if_asked_and_not_changed_by_writing(tmp_path: Path, load: Any, mmap: bool) -> None:
     source = save(tmp_path / "a.pth", {"a.w": torch.zeros(1000)})
     before = source.read_bytes()
-    loaded = ckptfix.load_state_dict(source)["a.w"]
+    loaded = load(source, mmap=mmap)["a.w"]
     if Path("/proc/self/maps").exists():
-        assert str(source) in Path("/proc/self/maps").read_text()
+        assert (str(source) in Path("/proc/self/maps").read_text()) == mmap
     loaded += 1
     assert source.read_bytes() == before
 
