@@ -17,8 +17,8 @@ from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
-from ckptfix.pickles.molds import Mold
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.molds import Mold
 
 ByteOrder = Literal["little", "big"]
 
