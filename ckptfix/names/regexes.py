@@ -194,7 +194,11 @@ def _of_one(operation: str, value: Any, length: int, behind: int | None) -> int:
     return 1
 
 
-_CATEGORIES = {"CATEGORY_DIGIT": str.isdigit, "CATEGORY_SPACE": str.isspace}
+_CATEGORIES: dict[str, Callable[[str], bool]] = {
+    "CATEGORY_DIGIT": str.isdigit,
+    "CATEGORY_SPACE": str.isspace,
+    "CATEGORY_WORD": lambda character: character.isalnum() or character == "_",
+}
 
 
 def _may_take(body: Any, character: int) -> bool:

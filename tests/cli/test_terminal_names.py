@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from builders import Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from file_commands import COMMANDS, job
 from forks import MAIN, Forks
 
