@@ -71,11 +71,8 @@ def test_no_place_keeps_it(kind: str, container: str, gadget: str, tmp_path: Pat
 def test_the_places_are_seen(tmp_path: Path) -> None:
     """The judge finds what a copy keeps."""
     source = KINDS["bare"].save(tmp_path / "source.pth")
-    kept = 0
-    for _, data in places(source, "zip", "dangerous"):
-        path = written(tmp_path / "in.pth", data)
-        kept += DANGEROUS[1].encode() in path.read_bytes()
-    assert kept > 100
+    every = list(places(source, "zip", "dangerous"))
+    assert len(every) > 50 and all(DANGEROUS[1].encode() in data for _, data in every)
 
 
 class TestHiddenBeside:
@@ -114,7 +111,7 @@ class TestHiddenBeside:
 
 
 def test_extract_names_the_classes_that_it_keeps(tmp_path: Path) -> None:
-    source = KINDS["subclass"].save(tmp_path / "source.pth")
+    source = KINDS["dtensor"].save(tmp_path / "source.pth")
     result = ckptfix.extract(source, tmp_path / "out.pth")
     kept = [row for row in result.findings if row.id == "foreign-global"]
     assert kept and all(row.severity == "warning" for row in kept)
