@@ -95,7 +95,7 @@ def in_legacy(data: bytes, gadget: str) -> Places:
     starts = [0]
     for _ in range(5):
         *_, last = pickletools.genops(data[starts[-1] :])
-        starts.append(starts[-1] + last[2] + 1)
+        starts.append(starts[-1] + (last[2] or 0) + 1)
     for number, what in enumerate(("magic number", "protocol", "sys_info", "object", "keys")):
         start, end = starts[number], starts[number + 1]
         for place, new in in_pickle(data[start:end], gadget):

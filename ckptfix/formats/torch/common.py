@@ -286,8 +286,9 @@ def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
         if len({*found, *keys}) < len(found) + len(keys):
             kinds = [_kind(mold) for mold in graph.phrases.molds]
             for key, number in zip(keys, graph.phrases.of, strict=True):
-                if (kind := kinds[number]) is not None:
-                    found.setdefault(key, {})[kind] = None
+                known = kinds[number]
+                if known is not None:
+                    found.setdefault(key, {})[known] = None
     return {key: tuple(kinds) for key, kinds in found.items() if len(kinds) > 1}
 
 

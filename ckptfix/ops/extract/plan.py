@@ -13,6 +13,7 @@ from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.base import Format
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.target import fitting, not_written, target_format
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.source import found_as
@@ -48,7 +49,7 @@ class Extraction:
     def allows(self) -> Callable[[str], bool]:
         """Whether the output may name a global: torch's own, and those that are named as kept."""
         kept = frozenset(foreign(self.weights))
-        return lambda name: accepted(name) or name in kept
+        return lambda name: _is_own(name) or name in kept
 
     def promise(self) -> Promise:
         """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
@@ -112,7 +113,15 @@ KEPT = "a class or function that tensors are made with, which weights_only=True 
 def foreign(weights: Weights) -> list[str]:
     """The globals outside torch's own that the calls of its tensors name."""
     nodes = () if weights.calls is None else weights.calls.nodes.values()
-    return [name for name in dict.fromkeys(chain.from_iterable(map(globals_below, nodes))) if not accepted(name)]
+    return [name for name in dict.fromkeys(chain.from_iterable(map(globals_below, nodes))) if not _is_own(name)]
+
+
+def _is_own(name: str) -> bool:
+    """Whether a global is torch's own: one that weights_only=True takes, or that makes a tensor of torch."""
+    return accepted(name) or name in _REBUILDS
+
+
+_REBUILDS = frozenset(row.full for row in calls.TABLE)
 
 
 def _tensors_alone(
