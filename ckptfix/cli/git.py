@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import click
@@ -85,8 +84,7 @@ def _textconv(console: Console, path: str) -> int:
         nothing = dict.fromkeys(("scope", "enabled", "written", "attributes"))
         console.emit({"action": "textconv", **nothing, "config": [], "text": found, "summary": []}, 0)
     else:
-        # In UTF-8 whatever the locale is: git keeps the text for all of them.
-        click.echo(found.encode() if hasattr(sys.stdout, "buffer") else found, nl=False)
+        console.data(found)
     return 0
 
 

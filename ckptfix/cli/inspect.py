@@ -152,12 +152,14 @@ def chosen(
     Raises:
         NoSuchTensor: there is none.
         UsageError: a regular expression is none.
+        Refused: one takes too long for a name; see `names.regexes`.
     """
     if not globs:
         return list(entries)
     patterns = [_pattern(glob) for glob in globs]
     for rows in (entries, others):
-        found = [row for row in rows if any(match(row.name) or match(row.key) for match in patterns)]
+        fits = [fits for match in patterns for fits in (match([r.name for r in rows]), match([r.key for r in rows]))]
+        found = [row for row, *any_of in zip(rows, *fits, strict=True) if any(any_of)]
         if found:
             return found
     from difflib import get_close_matches
@@ -168,7 +170,7 @@ def chosen(
     raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
 
 
-def _pattern(glob: str) -> Callable[[str], re.Match[str] | None]:
+def _pattern(glob: str) -> Callable[[Sequence[str]], Sequence[bool]]:
     try:
         return pattern(glob)
     except re.error as error:

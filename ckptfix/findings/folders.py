@@ -10,8 +10,9 @@ _REPAIR = "ckptfix repair {source} {repaired}"
 FOLDERS: tuple[Entry, ...] = (
     Entry(
         "shard-path", "error", "an index that leads out of its folder",
-        "The name of a shard is absolute, has `..` in it, is a link that leads out of the folder, or is another name "
-        "of a shard. Nothing outside the folder was opened.",
+        "The name of a shard is absolute, has `..` in it, is a link that leads out of the folder, is another name of a "
+        "shard, or is that of an index. Nothing outside the folder was opened.",
+        (), _REPAIR,
     ),
     Entry(
         "dcp-folder", "error", "a folder: a distributed checkpoint (DCP)",

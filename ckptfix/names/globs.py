@@ -8,17 +8,21 @@ from fnmatch import translate
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.names.regexes import Regex
 
 
-def pattern(text: str) -> Callable[[str], re.Match[str] | None]:
-    """What finds names that match: a glob as a whole, or, for ``/regex/``, anywhere in them.
+def pattern(text: str) -> Callable[[Sequence[str]], Sequence[bool]]:
+    """What says of names whether they match: a glob as a whole, or, for ``/regex/``, anywhere in them.
+
+    What is returned raises as `Regex.search`.
 
     Raises:
         re.error: what stands between the slashes is not a regular expression.
     """
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
-        return re.compile(text[1:-1]).search
-    return re.compile(translate(text)).match
+        return Regex(text[1:-1]).search
+    matches = re.compile(translate(text)).match
+    return lambda names: [matches(name) is not None for name in names]
 
 
 class Globs:

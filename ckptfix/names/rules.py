@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.errors import Refused
+from ckptfix.names.regexes import Regex
 
 _PLACEHOLDER = re.compile(r"\{(?:(\*)|([a-z])([+-]\d{1,9})?)\}")
 REST = "{*}"
@@ -39,7 +40,7 @@ class NameRule:
 
     old: str
     new: str
-    _pattern: re.Pattern[str] | None = field(init=False, repr=False, compare=False)
+    _pattern: Regex | None = field(init=False, repr=False, compare=False)
     _parts: tuple[tuple[str, str, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class NameRule:
             end = match.end()
         parts.append((self.new[end:], "", 0))
         literal = known <= {"*"}
-        object.__setattr__(self, "_pattern", None if literal else re.compile("".join(pattern), re.DOTALL))
+        object.__setattr__(self, "_pattern", None if literal else Regex(rf"(?s)\A{''.join(pattern)}"))
         object.__setattr__(self, "_parts", tuple(parts))
 
     def apply(self, name: str) -> str | None:
@@ -92,8 +93,7 @@ class NameRule:
     def values(self, name: str) -> dict[str, str] | None:
         """What the placeholders of `old` stand for in `name`; None if the rule does not speak of it."""
         if self._pattern is not None:
-            match = self._pattern.fullmatch(name)
-            return None if match is None else match.groupdict()
+            return self._pattern.fullmatch(name)
         front = self.old.removesuffix(REST)
         if front == self.old:
             return {} if name == front else None

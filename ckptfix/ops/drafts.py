@@ -62,6 +62,7 @@ class Draft(Generic[R]):
         exit_code: 0, or another if the verb itself knows of losses.
         read: the files that it was read from, as they were before, beside those of the input where that is known.
         link: files of an output folder that are files of the input may be hard links to these.
+        allows: says of a global whether the output may name it; without it any may be there.
     """
 
     result: Callable[..., R]
@@ -73,6 +74,7 @@ class Draft(Generic[R]):
     exit_code: int = 0
     read: tuple[Mark, ...] = ()
     link: bool = False
+    allows: Callable[[str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

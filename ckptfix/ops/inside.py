@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -52,6 +52,9 @@ MOST_MEMBERS = 20_000
 SEARCHED = 64 << 20
 """Bytes of a zip, from its start, that are searched for records that no directory lists."""
 
+TEXT = "a string at"
+"""What stands in `Hidden.place` for a string of a pickle that holds another one."""
+
 _HEAD = 512
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _STORAGE = re.compile(r"(.*/)?(data|constants|storages)/[^/]+", re.DOTALL)
@@ -94,9 +97,13 @@ class Inside:
         return list(dict.fromkeys(row.name for row in self.hidden))
 
 
-def look(path: str, place: str = "") -> Inside:
-    """Look into the file or folder `path`, which is called `place`."""
-    looker = _Looker()
+def look(path: str, place: str = "", *, data: Collection[str] = ()) -> Inside:
+    """Look into the file or folder `path`, which is called `place`.
+
+    Args:
+        data: records that are known to be nothing but the data of a tensor, and are passed over.
+    """
+    looker = _Looker(data)
     if found_as(path) != "folder":
         with suppress(CkptfixError), open_source(path) as reader:
             looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
@@ -107,6 +114,15 @@ def look(path: str, place: str = "") -> Inside:
             inner = as_path(folder, name)
             with suppress(CkptfixError), open_source(inner) as reader:
                 looker.member(reader, inner.relative_to(path).as_posix(), "", 0)
+    return looker.found
+
+
+def look_planned(name: str) -> Inside:
+    """Look into a planned file: its records as its directory lists them, but for the data of tensors."""
+    looker = _Looker(planned=True)
+    with open_source(name) as reader:
+        looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
+        looker.file(reader, "", 0)
     return looker.found
 
 
@@ -132,7 +148,9 @@ def names_in_record(reader: Source, record: Record) -> tuple[int, list[str]]:
 class _Looker:
     """A look at one file, with what it may still unpack."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: Collection[str] = (), *, planned: bool = False) -> None:
+        self.data = frozenset(data)
+        self.planned = planned
         self.found = Inside()
         self.left = MOST
         self.opcodes = MOST_OPCODES
@@ -161,6 +179,8 @@ class _Looker:
     def member(self, reader: Source, name: str, place: str, depth: int, *, storage: bool | None = None) -> None:
         head = reader.read(0, min(_HEAD, reader.size))
         storage = _STORAGE.fullmatch(name) is not None if storage is None else storage
+        if name in self.data or (storage and self.planned):
+            return
         if head and (not storage or MAGIC.match(head)):
             self.file(reader, _joined(place, name), depth)
 
@@ -186,6 +206,8 @@ class _Looker:
                 self.record(Window(reader, local.data, length), local.name, row.method, place, depth + 1)
 
     def headers(self, reader: Source) -> Iterable[int]:
+        if self.planned:
+            return ()
         try:
             return zip_scan.signatures(Window(reader, 0, SEARCHED)).locals
         except CkptfixError:
@@ -273,7 +295,7 @@ class _Looker:
                 text = window.read(0, window.size).decode("utf-8", "replace")
                 window = Memory(text.encode("latin-1", "replace"), reader.name)
             with suppress(CkptfixError):
-                self.file(window, _joined(place, f"a string at {base + inner.at:#x}"), depth + 1)
+                self.file(window, _joined(place, f"{TEXT} {base + inner.at:#x}"), depth + 1)
 
 
 _REBUILD = ("torch._utils._rebuild", "torch._tensor._rebuild")

@@ -28,6 +28,7 @@ from ckptfix.ops.drafts import Draft as Draft
 from ckptfix.ops.drafts import How as How
 from ckptfix.ops.drafts import R as R
 from ckptfix.ops.drafts import Result as Result
+from ckptfix.ops.hazards import refuse_named
 from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
 from ckptfix.ops.taken import not_taken
@@ -196,6 +197,8 @@ def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how:
     refuse_other_suffix(source, dest, draft.format)
     with about(source), blames_changes():
         plan, account = audit(draft.promise, draft.plan, draft.format)
+        if draft.allows is not None:
+            refuse_named(plan, draft.format, draft.allows, source)
     for file in read:
         refuse_changed(file.path, stamp(file.path), file.stamp)
     # A folder changes by what is written into it.

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     ("averages", "candidates", "inplace", "inside", "law", "naming", "numbers", "record", "taken"),
-    ("choose", "drafts"),
+    ("choose", "drafts", "hazards"),
     ("pieces", "writing"),
     ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),

@@ -31,18 +31,23 @@ def _is_regex(text: str) -> bool:
     return len(text) > 2 and text.startswith("/") and text.endswith("/")
 
 
-def matcher(text: str) -> Callable[[Item], bool]:
-    """Whether an item is found by `text`.
+def matcher(text: str) -> Callable[[Sequence[Item]], list[Item]]:
+    """Those of some items that are found by `text`.
 
     Raises:
         re.error: it is not a regular expression.
     """
     if _is_regex(text) or _MAGIC & set(text):
         match = pattern(text)
-        return lambda item: bool(match(item.name) or match(key_of(item)))
+
+        def matching(items: Sequence[Item]) -> list[Item]:
+            names, keys = match([item.name for item in items]), match([key_of(item) for item in items])
+            return [item for item, *fits in zip(items, names, keys, strict=True) if any(fits)]
+
+        return matching
     if text != text.lower():
-        return lambda item: text in item.name
-    return lambda item: text in item.name.lower()
+        return lambda items: [item for item in items if text in item.name]
+    return lambda items: [item for item in items if text in item.name.lower()]
 
 
 def key_of(item: Item) -> str:
@@ -56,7 +61,8 @@ def find(items: Sequence[Item], text: str) -> Iterator[list[Item]]:
 
     Raises:
         re.error: it is not a regular expression.
+        Refused: a name takes it too long; see `Regex`.
     """
     found = matcher(text)
     for start in range(0, len(items), BATCH):
-        yield [item for item in items[start : start + BATCH] if found(item)]
+        yield found(items[start : start + BATCH])

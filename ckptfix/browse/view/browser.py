@@ -24,6 +24,7 @@ from ckptfix.browse.view.parts import Details, State, Title, copy
 from ckptfix.browse.view.rows import Rows
 from ckptfix.browse.view.tree import Tree
 from ckptfix.browse.view.values import Values
+from ckptfix.errors import Refused
 
 PAUSE = 0.15
 """Seconds that the cursor rests on a tensor before it is read."""
@@ -273,6 +274,10 @@ class Browser(Screen[None]):
                 await asyncio.sleep(0)
         except re.error as error:
             self._not_a_search = f"not a regular expression: {shown(error)}"
+            self._tick()
+            return
+        except Refused as error:
+            self._not_a_search = shown(error)
             self._tick()
             return
         tree.show_found(found)

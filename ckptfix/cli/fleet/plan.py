@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -55,7 +54,7 @@ def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recu
     planned = jobs(names, words, out_dir=out_dir, recursive=recursive)
     secret = secrets()
     for job in planned:
-        sys.stdout.write(job.line())
+        console.data(job.line())
         count, total, missing = count + 1, total + job.bytes, missing + (job.identity is None)
         hidden += bool(secret) and any(word in secret or word.partition("=")[2] in secret for word in job.argv)
     if not console.quiet:

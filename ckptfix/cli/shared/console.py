@@ -61,6 +61,13 @@ class Console:
         if not self.json and not self.quiet:
             self._print(text, self._out, meaning, label)
 
+    def data(self, text: str) -> None:
+        """Text for another program, whole lines in UTF-8 whatever the locale is; on a terminal as `for_terminal`."""
+        if is_terminal(sys.stdout):
+            self._print(text.removesuffix("\n"), sys.stdout)
+        elif not self.silent:
+            click.echo(text.encode() if hasattr(sys.stdout, "buffer") else text, nl=False)
+
     def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
         """What was done, in sentences, and lines that say more of it."""
         for line in (*lines, *details):
@@ -75,6 +82,8 @@ class Console:
             self._bar.clear()
         for name, shown in self.streams.items():
             text = text.replace(name, shown)
+        if is_terminal(stream):
+            text = for_terminal(text)
         color = wanted(self.color, terminal=is_terminal(stream))
         click.echo(painted(text, meaning, label) if color else text, err=stream is sys.stderr, color=color)
 
@@ -84,15 +93,20 @@ class Console:
 
     def prose(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line of the result that is text: on a terminal too narrow for it, it is broken at spaces."""
-        for line in wrapped(text, self.width):
+        for line in wrapped(for_terminal(text), self.width):
             self.say(line, meaning, label)
             meaning = meaning if label is None else None
 
     def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
         """A line beside the result."""
-        for line in wrapped(text, width_of(sys.stderr)):
+        for line in wrapped(for_terminal(text), width_of(sys.stderr)):
             self._print(line, sys.stderr, meaning, label)
             meaning = meaning if label is None else None
+
+    def over_echo(self) -> None:
+        """Go back to the beginning of the line, where a terminal has echoed ^C."""
+        if not self.silent and is_terminal(sys.stderr):
+            click.echo("\r", nl=False, err=True)
 
     @property
     def width(self) -> int:
@@ -123,7 +137,8 @@ class Console:
             text = json.dumps(whole, indent=indent, allow_nan=False)
         except ValueError:
             text = json.dumps(_finite(whole), indent=indent, allow_nan=False)
-        self._print(text, self._out)
+        # ASCII but for this one, which is a control character all the same.
+        self._print(text.replace("\x7f", "\\u007f"), self._out)
 
     def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:
         """What an operation noticed, a line each, and its remedy below. JSON carries them in the result.
@@ -199,6 +214,15 @@ def is_terminal(stream: IO[str] | None) -> bool:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # no stream at all, or a closed one
         return False
+
+
+def for_terminal(text: str) -> str:
+    """`text` for a terminal: all that goes to one passes through here. Names in it are those of a stranger's file.
+
+    Control characters, escapes and what turns the direction of text are made visible; only the ends of lines and tabs
+    remain. So are sentences everywhere; a pipe gets data as it is, such as a manifest or comma-separated values.
+    """
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 
 
 def _finite(value: object) -> object:

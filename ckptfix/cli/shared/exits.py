@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from ckptfix.cli.shared.console import Console, is_terminal
+from ckptfix.cli.shared.console import Console
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.io.written import recorded
 
@@ -61,8 +61,8 @@ def _ended(invoke: Callable[[], object], console: Console, arguments: Sequence[s
                     traceback.print_exc()
                 return _report(error, console, arguments, written)
     except Stopped as stopped:
-        over = "\r" if is_terminal(sys.stderr) else ""  # the terminal has echoed ^C
-        console.note(f"{over}stopped by {signal.Signals(stopped.number).name}")
+        console.over_echo()
+        console.note(f"stopped by {signal.Signals(stopped.number).name}")
         _tell(console, written)
         return 128 + stopped.number
     finally:

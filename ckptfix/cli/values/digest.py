@@ -91,7 +91,7 @@ def command(
     elif manifest is not None:
         console.done([*done.lines, f"output: {printable(manifest)}"])
     else:
-        for line in done.manifest.splitlines():
+        for line in done.manifest.removesuffix("\n").split("\n"):
             console.say(line)
     return done.exit_code
 

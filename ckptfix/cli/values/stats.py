@@ -95,4 +95,4 @@ def written(rows: Iterable[Row]) -> list[str]:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(stats.COLUMNS)
     writer.writerows(row.cells() for row in rows)
-    return text.getvalue().splitlines()
+    return text.getvalue().removesuffix("\n").split("\n")

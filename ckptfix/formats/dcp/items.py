@@ -82,7 +82,7 @@ def _understood(
     if not is_tensor(graph.root):
         raise DamagedFile("its item holds no tensor")
     try:
-        entry = tensor_entry(graph.root, name, "", Storages(_places(window, archive, graph)))
+        entry = tensor_entry(graph.root, name, "", Storages(_places(window, archive, graph), graph=graph))
     except BadTensor as error:
         raise DamagedFile(f"its item holds no tensor: {error.message}") from None
     if entry.kind != "dense" or (entry.detail and not entry.lazy):
@@ -179,4 +179,4 @@ def value_item(where: ByteRange, name: str) -> ValueItem:
 
         if graph.persids and _is_big(window, archive):
             raise Unsupported("its item holds tensors in big-endian order")
-        return ValueItem(graph, Storages(place), "little")
+        return ValueItem(graph, Storages(place, graph=graph), "little")

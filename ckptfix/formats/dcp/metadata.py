@@ -178,18 +178,23 @@ def _said(graph: Graph) -> Skimmed:
 
 
 def _understood(said: Skimmed, made: Metadata, whole: bool) -> Metadata:
-    paths = _paths(said.paths)
+    bad: dict[str, str] = {}
+    paths = _paths(said.paths, bad)
     made.nested = paths is not None
     version = said.rest.get("version")
     made.version = str(version) if isinstance(version, str) else None
     made.saved_at = _saved_at(said.rest.get("storage_meta"))
-    items = _items(said.items)
+    items = _items(said.items, bad)
     known = Sizer(made.size)
     for fqn, node in said.keys:
         if not isinstance(fqn, str):
             raise DamagedFile(f"a key of state_dict_metadata is a {type(fqn).__name__}, not a name")
         name = str(fqn)
         path = paths.get(name) if paths is not None else None
+        if name in bad:
+            made.wrong.append(("/".join(map(str, (name,) if path is None else path)), bad[name]))
+            items.pop(name, None)
+            continue
         saved = _saved(name, (name,) if path is None else path, node, items.pop(name, {}), known, made, whole)
         if saved is not None:
             made.saved.append(saved)
@@ -325,37 +330,43 @@ def _dtype(node: Node) -> str:
     return dtype_name(fields_of(node).get("dtype"))
 
 
-def _paths(rows: Sequence[tuple[Node, Node]] | None) -> dict[str, Path] | None:
-    """The paths of ``planner_data``: None where there are none."""
+def _paths(rows: Sequence[tuple[Node, Node]] | None, bad: dict[str, str]) -> dict[str, Path] | None:
+    """The paths of ``planner_data``: None where there are none; `bad` gets the keys that it has no place for."""
     if rows is None:
         return None
     paths: dict[str, Path] = {}
     for fqn, path in rows:
         if not isinstance(fqn, str):
             continue
-        if not isinstance(path, tuple | list) or not path or len(path) > MAX_PARTS:
-            raise DamagedFile("its planner_data names a place that is none", where=str(fqn))
-        keys: list[str | int] = []
-        for key in path:
-            if isinstance(key, str):
-                keys.append(str(key))
-            elif type(key) is int and key >= 0:
-                keys.append(key)
-            else:
-                raise DamagedFile("its planner_data names a place that is none", where=str(fqn))
-        paths[str(fqn)] = tuple(keys)
+        keys = _path(path)
+        if keys is None:
+            bad[str(fqn)] = "its planner_data names a place that is none"
+        else:
+            paths[str(fqn)] = keys
     return paths
 
 
-def _items(rows: Sequence[Item | tuple[Node, Node]]) -> dict[str, dict[Sizes | None, Place]]:
-    """fqn -> offsets of a chunk, or None for a value -> where its item lies."""
+def _path(node: Node) -> Path | None:
+    """The path that a node is; None for anything else."""
+    if not isinstance(node, tuple | list) or not node or len(node) > MAX_PARTS:
+        return None
+    if not all(isinstance(key, str) or (type(key) is int and key >= 0) for key in node):
+        return None
+    return tuple(str(key) if isinstance(key, str) else cast(int, key) for key in node)
+
+
+def _items(
+    rows: Sequence[Item | tuple[Node, Node]], bad: dict[str, str]
+) -> dict[str, dict[Sizes | None, Place]]:
+    """fqn -> offsets of a chunk, or None for a value -> where its item lies; `bad` gets the keys of bad entries."""
     found: dict[str, dict[Sizes | None, Place]] = {}
     known = Sizer(0)
     files: dict[str, str] = {}
     for row in rows:
         if isinstance(row, Item):
             if row.offset < 0 or row.length < 0 or row.offset + row.length >= MAX_SIZE:
-                raise _no_place(row.offset, row.length, row.fqn)
+                bad[row.fqn] = _no_place(row.offset, row.length)
+                continue
             # As in a dict: of equal keys the last one counts.
             file = files.setdefault(row.name, row.name)
             found.setdefault(row.fqn, {})[row.box] = Place(file, row.offset, row.length)
@@ -373,20 +384,23 @@ def _items(rows: Sequence[Item | tuple[Node, Node]]) -> dict[str, dict[Sizes | N
             zstd = all(name.startswith("stream.zstd/") for name in names)
             raise Unsupported(message, where=str(fqn), hint=UNDO_ZSTD if zstd else UNDO)
         if not isinstance(name, str) or type(offset) is not int or type(length) is not int:
-            raise DamagedFile("an entry of its storage_data states no place in a file", where=str(fqn))
+            bad[str(fqn)] = "an entry of its storage_data states no place in a file"
+            continue
         if offset < 0 or length < 0 or offset + length >= MAX_SIZE:
-            raise _no_place(offset, length, str(fqn))
+            bad[str(fqn)] = _no_place(offset, length)
+            continue
         try:
             box = None if offsets is None else known(offsets)
         except BadTensor as error:
-            raise DamagedFile(f"an entry of its storage_data has {error.message}", where=str(fqn)) from None
+            bad[str(fqn)] = f"an entry of its storage_data has {error.message}"
+            continue
         file = files.setdefault(name, str(name))
         found.setdefault(str(fqn), {})[box] = Place(file, offset, length)
     return found
 
 
-def _no_place(offset: int, length: int, fqn: str) -> DamagedFile:
-    return DamagedFile(f"an item of {length} bytes at {offset}: no file has such a place", where=fqn)
+def _no_place(offset: int, length: int) -> str:
+    return f"an item of {length} bytes at {offset}: no file has such a place"
 
 
 def _saved_at(node: Node) -> str | None:

@@ -42,6 +42,7 @@ class Files:
         folder: as it was given.
         sizes: bytes of each file that is there, by the name in the metadata.
         paths: where each of them is.
+        refused: why a name is of no file of the folder; nothing of it was opened.
         marks: of the metadata and of these files.
         molds: what is known of their items.
         images: the safetensors files that items are in.
@@ -51,6 +52,7 @@ class Files:
     sizes: dict[str, int]
     paths: dict[str, str]
     marks: tuple[Mark, ...]
+    refused: dict[str, str] = field(default_factory=dict)
     molds: Molds = field(default_factory=Molds, repr=False, compare=False)
     images: Images = field(default_factory=Images, repr=False, compare=False)
 
@@ -69,6 +71,8 @@ class Files:
             DamagedFile: its file is not there.
         """
         path = self.paths.get(place.name)
+        if path is None and place.name in self.refused:
+            raise DamagedFile(self.refused[place.name], path=self.metadata)
         if path is None:
             raise DamagedFile("is missing", path=str(as_path(self.folder, place.name)), hint=LOST_FILE)
         return ByteRange(path, place.offset, place.length)
@@ -116,7 +120,7 @@ def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
     """What the metadata of a folder says, or of all ranks together; the files that it names; what is wrong with ranks.
 
     Raises:
-        DamagedFile: none can be read, or names a file out of the folder.
+        DamagedFile: none can be read.
         Unsupported: items are compressed or encrypted.
     """
     if as_path(path, dcp_metadata.NAME).is_file() or not ranks.names(path):
@@ -154,25 +158,25 @@ def _sum(saved: Saved, part: Part, files: Files) -> object:
 
 
 def find_files(folder: str, said: Metadata, before: Sequence[Mark], more: Iterable[str] = ()) -> Files:
-    """The files that the metadata names, and `more`.
-
-    Raises:
-        DamagedFile: one of its names leads out of the folder; nothing of it was opened.
-    """
+    """The files that the metadata names, and `more`; of a name that leads out of the folder nothing is opened."""
     names = dict.fromkeys(part.place.name for _, part in said.places() if part.place is not None)
     names |= dict.fromkeys(chain((place.name for _, place in said.unused), more))
     marks = list(before)
     sizes: dict[str, int] = {}
     paths: dict[str, str] = {}
+    refused: dict[str, str] = {}
     for name in names:
         try:
             path = file_inside(folder, name, where=before[0].path)
         except NoSuchFile:
             continue
+        except DamagedFile as error:
+            refused[name] = error.message
+            continue
         paths[name] = path
         marks.append(mark(path))
         sizes[name] = marks[-1].stamp.size
-    return Files(folder, sizes, paths, tuple(marks))
+    return Files(folder, sizes, paths, tuple(marks), refused)
 
 
 def read(path: str) -> Checkpoint:
@@ -279,7 +283,9 @@ def _cut(said: Metadata, files: Files) -> list[Finding]:
     rows = []
     for name, end in ends.items():
         items = plural(counts[name], "item")
-        if name in files.sizes:
+        if name in files.refused:
+            message = f"{files.refused[name]}: {items} lost with it"
+        elif name in files.sizes:
             message = f"{end} bytes promised, {files.sizes[name]} left: {items} cut off"
         else:
             message = f"the file is missing, and {items} with it"

@@ -70,7 +70,8 @@ def open_torch(path: str) -> Opened:
             raise _big_endian(path)
         refuse_damaged_pickle(archive, path)
         places = Places(path, archive)
-        return Opened(path, graph.root, Storages(places, meta_has_bytes=True, sizes=places.sizes))
+        storages = Storages(places, meta_has_bytes=True, sizes=places.sizes, graph=graph)
+        return Opened(path, graph.root, storages)
 
 
 def _big_endian(path: str) -> Unsupported:

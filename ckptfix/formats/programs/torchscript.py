@@ -98,7 +98,8 @@ class Program:
         if where in twice:
             raise BadDirectory("several records have the name of the pickle", path=self.path, where=where)
         archive = Archive(self.directory, self.root, self.records[where], True, twice)
-        return parse(data, path=self.path, where=where), Storages(Places(self.path, archive, folder))
+        graph = parse(data, path=self.path, where=where)
+        return graph, Storages(Places(self.path, archive, folder), graph=graph)
 
 
 def open_program(path: str, marker: str) -> Program | None:

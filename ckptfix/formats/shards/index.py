@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from ckptfix.checkpoint import ByteRange, Segment
 from ckptfix.errors import BadIndex
@@ -35,6 +36,9 @@ INDEX = re.compile(r"\.index(\.[\w-]+)?\.json$")
 OTHERS = re.compile(r"\.(h5|msgpack)\.index")
 """Indexes of TensorFlow's and Flax' weights."""
 
+_ODD = re.compile(r"^\./|//|/\.(?:/|$)")
+"""What may stand in a path without a meaning."""
+
 _INDENT = re.compile(r"\{\r?\n([ \t]+)")
 
 
@@ -46,7 +50,7 @@ class Index:
         path, size: the file and its bytes.
         text: what it says.
         document: the same as an object.
-        weight_map: name -> file, in order.
+        weight_map: name -> file, in order; ``./`` in front of a file is left out.
     """
 
     path: str
@@ -79,7 +83,8 @@ class Index:
         about = self.document.get("metadata")
         if total is not None and isinstance(about, dict) and "total_size" in about:
             document["metadata"] = {**about, "total_size": total}
-        if document == self.document and list(weight_map) == list(self.weight_map):
+        about = document.get("metadata") == self.document.get("metadata")
+        if about and list(weight_map.items()) == list(self.weight_map.items()):
             return ByteRange(self.path, 0, self.size)
         indent = _INDENT.match(self.text.lstrip("\ufeff"))
         end = self.text[len(self.text.rstrip()) :]
@@ -125,7 +130,12 @@ def read_index(path: str) -> Index:
     count = len(set(rows.values()))
     if count > MAX_SHARDS:
         raise BadIndex(f"an index of {count:,} files; at most {MAX_SHARDS:,} are read", path=path)
-    return Index(path, len(raw), text, document, rows)
+    return Index(path, len(raw), text, document, {name: _plain(shard) for name, shard in rows.items()})
+
+
+def _plain(shard: str) -> str:
+    """The path of a file as its folder has it: ``./a`` is ``a``. One that leads elsewhere, or nowhere, stays so."""
+    return str(PurePosixPath(shard)) if shard and _ODD.search(shard) else shard
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:

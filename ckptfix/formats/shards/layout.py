@@ -17,7 +17,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files
-from ckptfix.formats.shards.index import MAX_SHARDS, Index, read_index
+from ckptfix.formats.shards.index import INDEX, MAX_SHARDS, Index, read_index
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import mark
 from ckptfix.urls import as_path, headers_of, real_path
@@ -180,6 +180,9 @@ class _Opened:
             return
         except CkptfixError as error:
             self._unread(shard, found("shard-path", f"{error.message}{holds}", where=name))
+            return
+        if INDEX.search(name) is not None:
+            self._unread(shard, found("shard-path", f"{name} is an index, which holds no tensors{holds}", where=name))
             return
         real = real_path(path)
         if real in self._seen:

@@ -18,6 +18,7 @@ from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.molds import Mold
 
 ByteOrder = Literal["little", "big"]
 
@@ -56,6 +57,7 @@ def build(
     """The Checkpoint of a parsed object; its entries are built when they are first asked for."""
     with about(path, always=True):
         found = walk(graph)
+    storages.apart = typed_apart(graph)
     devices = find_devices(graph)
     findings = [*findings, *weights_only.global_findings(graph), *found.findings]
 
@@ -109,9 +111,14 @@ Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 
 
 class StorageTable(ABC):
-    """The storages that references name, each made once, by `make`."""
+    """The storages that references name, each made once, by `make`.
+
+    Attributes:
+        apart: the dtypes of each key that references name under several, as `typed_apart` finds them.
+    """
 
     def __init__(self) -> None:
+        self.apart: Mapping[str, tuple[str, ...]] = {}
         self._made: dict[tuple[str, str, str], Storage] = {}
 
     @abstractmethod
@@ -132,6 +139,9 @@ class StorageTable(ABC):
         return self._of(key, like.dtype, like.location, like.nbytes)
 
     def _of(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
+        if key in self.apart and location != "meta":
+            both = " and as ".join(self.apart[key])
+            raise BadTensor(f"storage {key} is stated as {both}, and torch.load takes the first for all tensors on it")
         made = self._made.get((key, kind, location))
         if made is None:
             made = self._made[key, kind, location] = self.make(key, kind, location, nbytes)
@@ -145,7 +155,8 @@ class Storages(StorageTable):
     """The storages of a file: `place` gives where the bytes of a key are and their CRC-32.
 
     A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same.
-    `sizes` gives how many bytes of each key there are, where that is known without its place.
+    `sizes` gives how many bytes of each key there are, where that is known without its place. `graph` is the pickle
+    whose references they are for, of one that `build` does not make a checkpoint of.
     """
 
     def __init__(
@@ -154,8 +165,11 @@ class Storages(StorageTable):
         *,
         meta_has_bytes: bool = False,
         sizes: Callable[[Sequence[str]], list[int]] | None = None,
+        graph: Graph | None = None,
     ) -> None:
         super().__init__()
+        if graph is not None:
+            self.apart = typed_apart(graph)
         self.place = place
         self.meta_has_bytes = meta_has_bytes
         self.sizes = sizes or (lambda keys: [place(key)[1] for key in keys])
@@ -176,6 +190,8 @@ class Storages(StorageTable):
 
     def all_there(self, graph: Graph) -> bool:
         """Whether the file has as many bytes of each storage as the references to it promise."""
+        if self.apart:
+            return False
         try:
             loose = [one for one in loose_references(graph) if not self._is_absent(one[2])]
             if self.sizes([key for key, *_ in loose]) != [expected_bytes(kind, numel) for _, kind, _, numel in loose]:
@@ -251,6 +267,36 @@ def folded_references(
             if mold.numel >= 0 and not is_absent(mold.location):
                 nbytes[-1] = expected_bytes(storage_dtype(mold.type), mold.numel)
     return phrases.storages(), list(map(nbytes.__getitem__, phrases.of))
+
+
+def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
+    """The storages that references name under storage classes of several dtypes: key -> these dtypes, in order.
+
+    ``torch.save`` refuses to write one, and ``torch.load`` gives the dtype that it meets first to all tensors on it. An
+    UntypedStorage counts as one of bytes, as in both: tensors on it state their own dtypes. Storages on the meta
+    device have no data, and are not compared.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for key, kind, location, _ in loose_references(graph):
+        if location != "meta":
+            found.setdefault(key, {})[kind] = None
+    if graph.phrases is not None:
+        keys = graph.phrases.storages()
+        # Nearly every storage is named once, and then there is nothing to compare.
+        if len({*found, *keys}) < len(found) + len(keys):
+            kinds = [_kind(mold) for mold in graph.phrases.molds]
+            for key, number in zip(keys, graph.phrases.of, strict=True):
+                known = kinds[number]
+                if known is not None:
+                    found.setdefault(key, {})[known] = None
+    return {key: tuple(kinds) for key, kinds in found.items() if len(kinds) > 1}
+
+
+def _kind(mold: Mold) -> str | None:
+    """The dtype of the storage class in folded calls; None where it is not known, or the storage has no data."""
+    with suppress(BadTensor):
+        return None if mold.location == "meta" else storage_dtype(mold.type)
+    return None
 
 
 def promised_bytes(graph: Graph) -> int:

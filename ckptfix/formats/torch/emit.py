@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -103,6 +103,7 @@ def fresh(
         WouldLoseData: an entry that is not dense and has no call, or whose data is not in the file.
     """
     nodes = calls.nodes if calls is not None else {}
+    bytewise = _read_apart(entries)
     odd = [entry.name for entry in entries if entry.kind != "dense" and entry.key not in nodes]
     if odd:
         raise WouldLoseData(f"only dense tensors can be written; not {', '.join(odd[:8])}")
@@ -112,7 +113,8 @@ def fresh(
     root.items = []
     for entry in entries:
         if entry.kind == "dense":
-            root.items.append((entry.key, tensor_call(entry, storages)))
+            untyped = entry.storage is not None and entry.storage.identity in bytewise
+            root.items.append((entry.key, tensor_call(entry, storages, untyped=untyped)))
         else:
             assert calls is not None
             root.items.append((entry.key, _copied(nodes[entry.key], calls, storages, copied, entry.key)))
@@ -124,6 +126,17 @@ def fresh(
     graph = Graph(calls.graph.data, calls.graph.start)
     graph.root = root
     return Fresh(reemit(graph).pickle, storages.rows, storages.itemsizes)
+
+
+def _read_apart(entries: Iterable[TensorEntry]) -> frozenset[tuple[str, str]]:
+    """``identity`` of the storages that tensors read as several dtypes: a storage has one class in a pickle."""
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for entry in entries:
+        row = dtypes.find(entry.dtype)
+        if entry.kind == "dense" and entry.storage is not None and row is not None:
+            # To torch an UntypedStorage is one of bytes.
+            kinds.setdefault(entry.storage.identity, set()).add(row.storage_class or "ByteStorage")
+    return frozenset(key for key, found in kinds.items() if len(found) > 1)
 
 
 class References(Protocol):
@@ -147,6 +160,7 @@ def dense_call(
     *,
     requires_grad: bool = False,
     marks: Sequence[str] = (),
+    untyped: bool = False,
 ) -> Call:
     """The rebuild call of a dense tensor, no parameter, as torch.save writes it.
 
@@ -156,10 +170,11 @@ def dense_call(
         refer: makes the reference to the storage, as so many elements of the storage class.
         layout: offset, shape and stride, in elements.
         marks: its lazy ones (conj, neg).
+        untyped: the storage is one of bytes, as other tensors read it as another dtype.
     """
     row = dtypes.by_name(dtype)
-    typed = row.storage_class is not None
-    kind = _UNTYPED if row.storage_class is None else Global("torch", row.storage_class, 0)
+    typed = row.storage_class is not None and not untyped
+    kind = _UNTYPED if row.storage_class is None or untyped else Global("torch", row.storage_class, 0)
     args: tuple[Any, ...] = (refer(kind, nbytes // row.itemsize if typed else nbytes), *layout, requires_grad, _hooks())
     if not typed:
         args += (Global("torch", row.name, 0),)
@@ -170,8 +185,8 @@ def dense_call(
     return (rebuild.TENSOR_V2 if typed else rebuild.TENSOR_V3).call(*args)
 
 
-def tensor_call(entry: TensorEntry, storages: References) -> Call:
-    """The rebuild call of a dense tensor or parameter as torch.save writes it."""
+def tensor_call(entry: TensorEntry, storages: References, *, untyped: bool = False) -> Call:
+    """The rebuild call of a dense tensor or parameter as torch.save writes it; `untyped` as in `dense_call`."""
     storage = entry.storage
     assert storage is not None
     call = dense_call(
@@ -181,6 +196,7 @@ def tensor_call(entry: TensorEntry, storages: References) -> Call:
         (entry.offset, entry.shape, entry.stride),
         requires_grad=entry.requires_grad and not entry.parameter,
         marks=list(entry.lazy),
+        untyped=untyped,
     )
     return rebuild.PARAMETER.call(call, entry.requires_grad, _hooks()) if entry.parameter else call
 

@@ -114,6 +114,7 @@ def extract(
             lines=_lines(done),
             findings=done.plan.findings,
             exit_code=LOSSES if done.lost or missing else 0,
+            allows=done.allows(),
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ckptfix.checkpoint import Checkpoint, Plan, address
 from ckptfix.errors import Refused, Undecided
+from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.base import Format
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.target import fitting, not_written, target_format
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.weights import Weights
+from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.source import found_as
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
@@ -18,6 +23,7 @@ from ckptfix.ops.choose import choose as chosen_state_dict
 from ckptfix.ops.convert.plan import little
 from ckptfix.ops.extract.averaged import averaged
 from ckptfix.ops.extract.sources import read
+from ckptfix.ops.hazards import globals_below
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.pieces import refuse_piece
 
@@ -39,6 +45,11 @@ class Extraction:
     format: str
     lost: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+
+    def allows(self) -> Callable[[str], bool]:
+        """Whether the output may name a global: torch's own, and those that are named as kept."""
+        kept = frozenset(foreign(self.weights))
+        return lambda name: _is_own(name) or name in kept
 
     def promise(self) -> Promise:
         """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
@@ -90,8 +101,27 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
         made = target.plan_state_dict(weights, dest)
     else:
         made, lost = _tensors_alone(weights, dest, target, drop_unsupported)
-    noticed = (*weights.findings, *made.findings, *not_written(weights.left, lost, target))
+    kept = foreign(weights) if "objects" in target.states else []
+    named = [found("foreign-global", KEPT, where=name, severity="warning") for name in kept]
+    noticed = (*weights.findings, *named, *made.findings, *not_written(weights.left, lost, target))
     return Extraction(weights, Plan(made.files, noticed), target.name, lost)
+
+
+KEPT = "a class or function that tensors are made with, which weights_only=True refuses; the output names it"
+
+
+def foreign(weights: Weights) -> list[str]:
+    """The globals outside torch's own that the calls of its tensors name."""
+    nodes = () if weights.calls is None else weights.calls.nodes.values()
+    return [name for name in dict.fromkeys(chain.from_iterable(map(globals_below, nodes))) if not _is_own(name)]
+
+
+def _is_own(name: str) -> bool:
+    """Whether a global is torch's own: one that weights_only=True takes, or that makes a tensor of torch."""
+    return accepted(name) or name in _REBUILDS
+
+
+_REBUILDS = frozenset(row.full for row in calls.TABLE)
 
 
 def _tensors_alone(

@@ -18,6 +18,7 @@ from ckptfix.formats.torch.zip import archive_of
 from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
 from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module
 from ckptfix.ops.choose import MISREAD, refuse_damaged
+from ckptfix.ops.hazards import dangerous_below
 from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles import Call, PersId
 
@@ -37,16 +38,36 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     if archive is not None:
         refuse_damaged_pickle(archive, checkpoint.path)
     made = _of_module(checkpoint, candidate) if candidate.module is not None else _of_mapping(checkpoint, candidate.at)
-    made = replace(made, files=checkpoint.files)
+    made, unsafe = _without_hazards(replace(made, files=checkpoint.files))
     check_whole(made, checkpoint.size_of)
     refuse_damaged(checkpoint, MISREAD, candidate.at)
     if candidate.module is None:
         beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
-        return replace(made, beside=tuple(beside))
+        return replace(made, beside=(*unsafe, *beside))
     own = beside_state_dict(checkpoint, candidate.at, made.entries)
     beside = [*own, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
     left = dict.fromkeys((*made.left, *(entry.name for entry in own)))
-    return replace(made, beside=tuple(beside), left=tuple(left))
+    return replace(made, beside=(*unsafe, *beside), left=tuple(left))
+
+
+def _without_hazards(weights: Weights) -> tuple[Weights, tuple[TensorEntry, ...]]:
+    """The same without the tensors whose calls name what can run code, and these; each is a finding."""
+    calls = weights.calls
+    named = {} if calls is None else {key: dangerous_below(node) for key, node in calls.nodes.items()}
+    unsafe = {key: name for key, name in named.items() if name}
+    if calls is None or not unsafe:
+        return weights, ()
+    gone = tuple(entry for entry in weights.entries if entry.key in unsafe)
+    places = tuple(join(weights.at, entry.key) for entry in gone)
+    rows = tuple(
+        found("not-taken", f"a tensor that is made by naming {unsafe[entry.key]}, which can run code", where=place)
+        for entry, place in zip(gone, places, strict=True)
+    )
+    kept = replace(calls, nodes={key: node for key, node in calls.nodes.items() if key not in unsafe})
+    entries = tuple(entry for entry in weights.entries if entry.key not in unsafe)
+    left = (*weights.left, *places)
+    made = replace(weights, entries=entries, calls=kept, left=left, findings=(*weights.findings, *rows))
+    return made, gone
 
 
 def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:

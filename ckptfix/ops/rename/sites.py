@@ -16,6 +16,7 @@ from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.names import wrappers
+from ckptfix.names.regexes import Regex
 from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
 from ckptfix.ops import averages, choose
@@ -203,15 +204,25 @@ def rename(
         KeyConflict: two names would become one.
     """
     compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
+    substituted: dict[str, str] = {}
     exact = dict(mapping or {})
     rules = [NameRule(old, new) for old, new in exact.items() if is_rule(old)]
     used: set[str] = set()
 
-    def rule(name: str) -> str:
+    def substitute(names: Sequence[str]) -> None:
+        """Put what the patterns make of `names`, all at once, where `rule` finds it."""
+        made = names = [name for name in names if name not in substituted]
         for pattern, replacement in compiled:
-            name, count = pattern.subn(replacement, name)
-            if count:
+            found = pattern.subn(replacement, made)
+            made = [name for name, _ in found]
+            if any(count for _, count in found):
                 used.add(pattern.pattern)
+        substituted.update(zip(names, made, strict=True))
+
+    def rule(name: str) -> str:
+        if compiled:
+            substitute([name])
+            name = substituted[name]
         if name in exact:
             used.add(name)
             return exact[name]
@@ -223,6 +234,7 @@ def rename(
         return name
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+        substitute(site.names)
         names = _changed(site.names, [rule(name) for name in site.names])
         return (names, rule) if names else None
 
@@ -244,13 +256,12 @@ def _by_rule(rule: NameRule, name: str) -> str | None:
     return below.removesuffix("*") if below is not None and below.endswith(".*") else None
 
 
-def _pattern(pattern: str, replacement: str) -> re.Pattern[str]:
+def _pattern(pattern: str, replacement: str) -> Regex:
     try:
-        compiled = re.compile(pattern)
-        re._parser.parse_template(replacement, compiled)  # type: ignore[attr-defined]
+        re._parser.parse_template(replacement, re.compile(pattern))  # type: ignore[attr-defined]
+        return Regex(pattern)
     except (re.error, IndexError) as error:
         raise Refused(f"no regular expression: {pattern!r} -> {replacement!r}: {error}") from None
-    return compiled
 
 
 def _components(prefix: str) -> str:

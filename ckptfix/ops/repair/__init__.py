@@ -22,6 +22,7 @@ from ckptfix.io.output import SCRATCH
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.names.groups import collapse, shown
+from ckptfix.ops.hazards import is_harmless
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
@@ -167,6 +168,7 @@ def _draft(found: Repair, plan: Plan, *, written: bool) -> Draft[RepairResult]:
         lines=_lines(found, written=written),
         findings=(*found.notes, *(row.finding for row in found.left_out), *(loss.finding() for loss in found.losses)),
         exit_code=LOSSES if found.losses or found.left_out else 0,
+        allows=is_harmless,
     )
 
 

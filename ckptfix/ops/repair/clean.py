@@ -21,10 +21,10 @@ from ckptfix.io.layers import Memory, Window
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
+from ckptfix.ops.hazards import in_texts
 from ckptfix.ops.inside import LIMIT, Inside
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.names import MAGIC, OLD_MAGIC
 from ckptfix.pickles.reemit import every_node, parts_of
 
 MOST_PLACES = 3
@@ -64,7 +64,7 @@ def clean(found: TorchObject) -> Cleaned:
     graph = found.graph
     called = {id(node): weights_only.canonical(node) for node in graph.globals}
     names = {node: name for node, name in called.items() if is_dangerous(name)}
-    names |= _pickled(graph.root)
+    names |= in_texts(graph.root)
     if not names:
         return Cleaned()
     made_by = dict(names)
@@ -77,19 +77,6 @@ def clean(found: TorchObject) -> Cleaned:
             out.items[id(node)] = places
     out.kept = set(_reached(graph.root, out))
     out.findings += _findings(found, names, made_by)
-    return out
-
-
-def _pickled(root: Node) -> dict[int, str]:
-    """Strings of bytes that hold a pickle, which runs code when it is unpickled: ``id`` -> the function."""
-    out: dict[int, str] = {}
-    for node in every_node(root):
-        for part in (node, *parts_of(node)):
-            if isinstance(part, (bytes, bytearray, str)) and len(part) > 4 and id(part) not in out:
-                data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
-                if MAGIC.match(data) or (not isinstance(part, str) and OLD_MAGIC.match(data)):
-                    bad = _bad(scan_inside.look_into(Memory(data, ""), ""))
-                    out |= {id(part): bad} if bad else {}
     return out
 
 

@@ -81,7 +81,7 @@ def _look(saved: Saved, part: Part, files: Files) -> None:
         return
     place = place_of(part)
     if place.name not in files.sizes:
-        raise DamagedFile("the file is missing")
+        raise DamagedFile(files.refused.get(place.name, "the file is missing"))
     if not files.has(place):
         raise DamagedFile("the file ends before it")
     if saved.dtype is None:

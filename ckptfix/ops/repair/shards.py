@@ -141,6 +141,10 @@ class _Work:
             if (real := real_path(path)) in self._seen:
                 return
             self._seen.add(real)
+            if is_sharded(path):
+                # Its own shards may be this checkpoint again, and so on without end.
+                self._lost(name, listed, f"its shard {name} is an index, which holds no tensors")
+                return
             repair = repair_file(path)
         except NoSuchFile:
             self._lost(name, listed, f"its shard {name} is not there")

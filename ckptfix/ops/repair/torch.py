@@ -11,7 +11,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import zip_layout
-from ckptfix.formats.torch.common import StorageTable, fields, view_of
+from ckptfix.formats.torch.common import StorageTable, fields, typed_apart, view_of
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.formats.torch.rewrite import legacy_plan, renumbered, storage_keys
 from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, tensor_entry
@@ -209,6 +209,8 @@ class _Lookup(StorageTable):
         super().__init__()
         self.wreck = wreck
         self.filled = filled
+        if wreck.found is not None:
+            self.apart = typed_apart(wreck.found.graph)
         self.counts: dict[str, int] = {}
         self.lost: dict[str, str] = {}
         self.viewed: set[str] = set()

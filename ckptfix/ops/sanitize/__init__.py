@@ -13,6 +13,7 @@ from ckptfix.commands import command, verbatim
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan
@@ -86,6 +87,7 @@ def sanitize(
             lines=_sanitized_lines(done),
             findings=findings,
             exit_code=LOSSES if findings else 0,
+            allows=accepted,
         )
 
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)

@@ -106,10 +106,12 @@ class Converter(Output):
             return str(node)
 
     def bytes_(self, node: bytes) -> Steps:
-        return self.raw(node)
+        return self.refused(node) or self.raw(node)
         yield
 
     def bytearray_(self, node: bytearray) -> Steps:
+        if (dropped := self.refused(node)) is not None:
+            return dropped
         return Call(Global("__builtin__", "bytearray", 0), (encoded(bytes(node)),), "REDUCE", 0)
         yield
 

@@ -59,6 +59,8 @@ def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
     """A call of what weights_only=True takes: as it is, with what is in it converted."""
     if name == "collections.OrderedDict":
         return (yield from _ordered_dict(out, call, pairs(call) or []))
+    if name == "_codecs.encode" and args and (dropped := out.refused(args[0])) is not None:
+        return dropped
     new_args = yield None, args
     if new_args is DROPPED:
         return DROPPED

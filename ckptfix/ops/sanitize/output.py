@@ -8,6 +8,7 @@ from typing import Literal
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import versions, weights_only
 from ckptfix.formats.torch.call_classes import class_name
+from ckptfix.ops.hazards import in_text
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Dropped, Filling, Loss, Made, Report, Settings
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
@@ -60,6 +61,11 @@ class Output:
             self.next_key += 1
         self.next_key += 1
         return str(self.next_key - 1)
+
+    def refused(self, value: object) -> Literal[Dropped.DROPPED] | None:
+        """`drop` of bytes that hold a pickle which can run code; None for any others."""
+        name = in_text(value)
+        return self.drop("bytes", f"holds a pickle that names {name}, which can run code") if name else None
 
     def raw(self, value: bytes) -> str | Call:
         """Bytes, as protocol 2 writes them; a Python 2 file's as text where an encoding was given."""

@@ -25,6 +25,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
+from ckptfix.ops.inside import TEXT, look
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings
@@ -116,6 +117,8 @@ def sanitize(
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
     moved = own.folder or not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
+    if not moved:
+        _hidden_beside(checkpoint, report)
     if not report.changes and not report.losses and reason is None and not moved:
         unloadable = _unloadable(checkpoint, report, graph)
         return Sanitized(copy_of(checkpoint, dest), checkpoint.format, identical=True, unloadable=unloadable)
@@ -152,6 +155,28 @@ def _sanitize_files(
         next((made.reason for made in done if made.reason is not None), None),
         tuple(finding for made in done for finding in made.unloadable),
     )
+
+
+AROUND = ("trailing-bytes", "hidden-bytes", "junk-before")
+"""Findings of bytes of a file that belong to no part of it."""
+
+
+def _hidden_beside(checkpoint: Checkpoint, report: Report) -> None:
+    """Report what the file has beside its object: such a file is written anew, from the object alone."""
+    graph = parts_of(checkpoint).graph
+    archive = torch_zip.archive_of(checkpoint)
+    data = [f"{archive.root}/data/{key}" for key in graph.storages()] if archive is not None else []
+    object_at = archive.pickle.name if archive is not None else ""
+    known = {weights_only.canonical(node) for node in graph.globals}
+    looked = look(checkpoint.path, data=data)
+    # What the object names is known better from its nodes, and bytes that are a value of it are not beside it.
+    beside = [row for row in looked.hidden if TEXT not in row.place]
+    rows = [row for row in beside if row.place != object_at or row.name not in known]
+    for place, name in dict.fromkeys((row.place, row.name) for row in rows):
+        report.losses.append(Loss(place, name, "is in a pickle that is no part of the checkpoint"))
+    behind = archive is not None and graph.end < len(graph.data)
+    if not rows and (behind or looked.cut or any(row.id in AROUND for row in all_findings(checkpoint))):
+        report.changes["", "bytes that belong to no part of the file", "nothing"] += 1
 
 
 UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")

@@ -120,6 +120,44 @@ def test_hostile_metadata_is_refused(copied: Copied, tmp_path: Path, change: Cha
     ckptfix.doctor(folder)
 
 
+ONE_ITEM = (
+    *("out by dots", "out by a root", "a NUL", "no such file", "itself", "behind the end", "a negative offset"),
+    *("overflow", "another item", "a negative place", "a long path", "a key that is a list", "too large", "no item"),
+)
+"""Rows in which one entry of one key is wrong."""
+
+
+@pytest.mark.parametrize("name", ["plain.weight", "epoch"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"relative_path": "/etc/passwd"}, {"relative_path": "/dev/zero"}, {"relative_path": "../up"},
+        {"relative_path": 5}, {"offset": -1}, {"length": -1}, {"offset": 1 << 62}, {"offset": 1 << 63}, {"offset": "0"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_place_costs_one_key(copied: Copied, tmp_path: Path, name: str, fields: dict[str, object]) -> None:
+    folder = changed(copied("fsdp" if name == "epoch" else "mesh"), place(name, **fields))
+    check_one_lost(folder, tmp_path)
+
+
+@pytest.mark.parametrize("change", [pytest.param(row[1], id=row[0]) for row in HOSTILE if row[0] in ONE_ITEM])
+def test_what_is_wrong_with_one_item_costs_one_key(copied: Copied, tmp_path: Path, change: Change) -> None:
+    check_one_lost(changed(copied("mesh"), change), tmp_path)
+
+
+def check_one_lost(folder: Path, tmp_path: Path) -> None:
+    """doctor prints a repair, and it does what it says: all but one key are kept, nothing else is opened."""
+    diagnosis = ckptfix.doctor(folder)
+    assert any("ckptfix repair" in (finding.fix or "") for finding in diagnosis.findings), diagnosis
+    with watched("open") as opened:
+        result = ckptfix.repair(folder, tmp_path / "out.pth")
+    assert result.exit_code == 3 and len(result.losses) == 1 and result.kept
+    assert "etc" not in "".join(str(name) for _, (name, *_) in opened if isinstance(name, str) and "passwd" in name)
+    assert ckptfix.doctor(tmp_path / "out.pth").exit_code() == 0
+    torch.load(tmp_path / "out.pth", weights_only=True)
+
+
 class Bomb:
     def __reduce__(self) -> Any:
         return print, ("run",)

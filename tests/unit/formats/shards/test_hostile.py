@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,6 @@ def hostile(folder: Path, name: str) -> Path:
         "",
         "x" * 3000,
         "\ud800.safetensors",
-        "./model-00001-of-00002.safetensors",
         "twin.safetensors",
         "pipe.safetensors",
         "sub",
@@ -217,3 +217,38 @@ def test_shards_of_torch_files_with_one_key_do_not_hide_each_other(tmp_path: Pat
         torch.save({key: value}, folder / f"x-{number:05d}-of-00002.pt")
     with pytest.raises(CkptfixError, match="several shards hold"):
         ckptfix.convert(folder, tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize("front", ["./", ".//", "././"])
+def test_a_path_that_begins_with_the_folder_itself_is_the_same_file(tmp_path: Path, front: str) -> None:
+    folder = write(tmp_path / "in", parted(state(2), 2))
+    index = folder / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    document["weight_map"] = {name: front + shard for name, shard in document["weight_map"].items()}
+    index.write_text(json.dumps(document))
+    same(ckptfix.load_state_dict(folder), state(2))
+    assert not {"extra-shard", "missing-tensors", "shard-path"} & {row.id for row in ckptfix.doctor(folder).findings}
+    ckptfix.convert(folder, tmp_path / "copy", to="hf")
+    assert (tmp_path / "copy" / index.name).read_bytes() == index.read_bytes(), "an index that is right is copied"
+    assert not ckptfix.repair(folder, tmp_path / "out").losses
+
+
+def test_a_tensor_that_is_not_in_such_a_file_is_missing(tmp_path: Path) -> None:
+    folder = hostile(tmp_path / "in", "./model-00001-of-00002.safetensors")
+    with pytest.raises(WouldLoseData, match="evil"):
+        ckptfix.convert(folder, tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_an_index_in_the_place_of_a_shard_costs_what_it_should_hold(tmp_path: Path, length: int) -> None:
+    """An index that names itself, or one that names it, and so on: a circle of `length`."""
+    others = [f"other{number}.index.json" for number in range(1, length)]
+    folder = hostile(tmp_path / "in", others[0] if others else "model.safetensors.index.json")
+    for own, following in pairwise([*others, "model.safetensors.index.json"]):
+        (folder / own).write_text(json.dumps({"weight_map": {"evil": following}}))
+    index = folder / "model.safetensors.index.json"
+    done = ckptfix.repair(index, tmp_path / "out")
+    assert [loss.name for loss in done.losses] == ["evil"] and "is an index" in done.losses[0].reason
+    same(ckptfix.load_state_dict(tmp_path / "out"), state(2))
+    findings = {row.id: row for row in ckptfix.doctor(index).findings}
+    assert findings["shard-path"].fix is not None and findings["shard-path"].fix.startswith("ckptfix repair")

@@ -1,0 +1,234 @@
+"""Regular expressions of the user on names of a stranger's file, which must not make one of the two hang the other.
+
+Python's matcher tries one way after another, and a pattern such as ``(a+)+$`` has 2^n of them on a name of n letters.
+It holds the interpreter meanwhile, so no other thread can stop it. Before a match its ways are therefore counted from
+the pattern: where they are few, it is done here; otherwise in a process of its own, which ends itself after
+`SECONDS` of computing. So an ordinary pattern costs nothing more, and no pattern takes longer than that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, Literal
+from weakref import finalize
+
+from ckptfix.errors import Refused
+
+SECONDS = 10
+"""Computing time that one pattern may take in all, in a process of its own."""
+
+QUICK = 1_000_000
+"""Characters that are compared for one name in this process, at most: some ten milliseconds."""
+
+QUICK_IN_ALL = 1_000_000_000
+"""The same of all names together: some seconds at most, and far less as a rule."""
+
+LONGEST = 80
+"""Characters of a name in a message."""
+
+_ENDLESS = 1 << 64
+
+_BEGINNINGS = frozenset(("AT_BEGINNING", "AT_BEGINNING_STRING"))
+
+Operation = Literal["search", "fullmatch", "sub"]
+
+_CHILD = """
+import json, re, signal, sys
+first = json.loads(sys.stdin.readline())
+pattern = re.compile(first["pattern"])
+do = {
+    "search": lambda name, _: pattern.search(name) is not None,
+    "fullmatch": lambda name, _: (lambda found: found and found.groupdict())(pattern.fullmatch(name)),
+    "sub": lambda name, new: pattern.subn(new, name),
+}
+# Without a handler: the kernel ends the process, wherever the matcher is.
+signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+signal.setitimer(signal.ITIMER_VIRTUAL, first["seconds"])
+for line in sys.stdin:
+    operation, new, names = json.loads(line)
+    for name in names:
+        print(json.dumps(do[operation](name, new)), flush=True)
+"""
+
+
+class Regex:
+    """A regular expression for names of any file.
+
+    Raises:
+        re.error: it is none.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self._compiled = re.compile(pattern)
+        self._ways = ways(pattern)
+        tree = re._parser.parse(pattern)  # type: ignore[attr-defined]
+        self._widest = int(tree.getwidth()[1])
+        self._anchored = len(tree) > 0 and str(tree[0][1]) in _BEGINNINGS
+        self._steps: dict[int, int] = {}
+        self._spent = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+
+    def search(self, names: Sequence[str]) -> list[bool]:
+        """Whether it is found in each of `names`.
+
+        Raises:
+            Refused: that takes over `SECONDS`; the name is in `where`.
+        """
+        return [bool(found) for found in self._each("search", names, lambda name: self._compiled.search(name))]
+
+    def fullmatch(self, name: str) -> dict[str, str] | None:
+        """The named groups, where it matches the whole of `name`; None where not. Raises as `search`."""
+
+        def match(name: str) -> dict[str, str] | None:
+            found = self._compiled.fullmatch(name)
+            return None if found is None else found.groupdict()
+
+        found: dict[str, str] | None = self._each("fullmatch", [name], match)[0]
+        return found
+
+    def subn(self, replacement: str, names: Sequence[str]) -> list[tuple[str, int]]:
+        """What `re.subn` makes of each of `names`, and how often. Raises as `search`."""
+        made = self._each("sub", names, lambda name: self._compiled.subn(replacement, name), replacement)
+        return [(name, count) for name, count in made]
+
+    def _each(
+        self, operation: Operation, names: Sequence[str], here: Callable[[str], Any], replacement: str = ""
+    ) -> list[Any]:
+        made = []
+        for name in names:
+            if not self._is_quick(name):
+                break
+            made.append(here(name))
+        rest = names[len(made) :]
+        return made + (self._elsewhere(operation, replacement, rest) if rest else [])
+
+    def _is_quick(self, name: str) -> bool:
+        length = len(name) + 1
+        steps = self._steps.get(length)
+        if steps is None:
+            starts = 1 if self._anchored else length
+            steps = self._steps[length] = starts * self._ways(length) * min(self._widest, length)
+        self._spent += steps
+        return steps <= QUICK and self._spent <= QUICK_IN_ALL
+
+    def _elsewhere(self, operation: Operation, replacement: str, names: Sequence[str]) -> list[Any]:
+        made: list[Any] = []
+        with self._lock:
+            try:
+                child = self._child or self._started()
+                assert child.stdin is not None and child.stdout is not None
+                child.stdin.write(json.dumps([operation, replacement, list(names)]).encode() + b"\n")
+                child.stdin.flush()
+                for line in child.stdout:
+                    made.append(json.loads(line))
+                    if len(made) == len(names):
+                        return made
+            except OSError as error:
+                message = f"the pattern {self.pattern!r} needs a process of its own: {error.strerror or error}"
+                raise Refused(message) from None
+        name = names[len(made)]
+        message = f"the pattern {self.pattern!r} was not done after {SECONDS} seconds of computing"
+        hint = "a repetition inside a repetition, as in (a+)+, has endless ways to match: write a+"
+        raise Refused(message, where=name if len(name) <= LONGEST else f"{name[:LONGEST]}...", hint=hint)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-I", "-S", "-c", _CHILD]
+        child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        finalize(self, _ended, child)
+        assert child.stdin is not None
+        child.stdin.write(json.dumps({"pattern": self.pattern, "seconds": SECONDS}).encode() + b"\n")
+        self._child = child
+        return child
+
+
+def _ended(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.communicate()
+
+
+def ways(pattern: str) -> Callable[[int], int]:
+    """In how many ways, at most, a pattern can be tried at one place of a name, by the length of the name."""
+    tree = re._parser.parse(pattern)  # type: ignore[attr-defined]
+    return lambda length: _ways(tree, length, None)
+
+
+def _ways(items: Any, length: int, behind: int | None) -> int:
+    """The same of a part of a pattern; `behind` is the character that must follow it, None if that is not known."""
+    made = 1
+    rows = list(items)
+    for number, (operation, value) in enumerate(rows):
+        follows = behind
+        if number + 1 < len(rows):
+            after, character = rows[number + 1]
+            follows = character if str(after) == "LITERAL" else None
+        made = min(made * _of_one(str(operation), value, length, follows), _ENDLESS)
+    return made
+
+
+def _of_one(operation: str, value: Any, length: int, behind: int | None) -> int:
+    match operation:
+        case "MAX_REPEAT" | "MIN_REPEAT" | "POSSESSIVE_REPEAT":
+            least, most, body = value
+            once, times = _ways(body, length, None), min(int(most), length)
+            if behind is not None and not _may_take(body, behind):
+                return once if once == 1 else _ENDLESS
+            lengths = max(times - int(least), 0) + 1
+            return lengths if once == 1 else min(once ** min(times, 64) * lengths, _ENDLESS)
+        case "BRANCH":
+            return sum(_ways(one, length, behind) for one in value[1])
+        case "SUBPATTERN":
+            return _ways(value[3], length, behind)
+        case "ATOMIC_GROUP":
+            return _ways(value, length, behind)
+        case "ASSERT" | "ASSERT_NOT":
+            return _ways(value[1], length, None)
+        case "GROUPREF_EXISTS":
+            return sum(_ways(one, length, behind) for one in value[1:] if one)
+    return 1
+
+
+_CATEGORIES: dict[str, Callable[[str], bool]] = {
+    "CATEGORY_DIGIT": str.isdigit,
+    "CATEGORY_SPACE": str.isspace,
+    "CATEGORY_WORD": lambda character: character.isalnum() or character == "_",
+}
+
+
+def _may_take(body: Any, character: int) -> bool:
+    """Whether what is repeated may be this character; False only for one set of characters without it.
+
+    Only then a repetition has one length that what follows it can begin at.
+    """
+    rows = list(body)
+    if len(rows) != 1:
+        return True
+    operation, value = str(rows[0][0]), rows[0][1]
+    if operation == "NOT_LITERAL":
+        return bool(value != character)
+    if operation == "LITERAL":
+        return bool(value == character)
+    if operation != "IN":
+        return True
+    kinds = {str(kind) for kind, _ in value}
+    if not kinds <= {"NEGATE", "LITERAL", "RANGE", "CATEGORY"}:
+        return True
+    inside = any(_is_in(str(kind), one, character) for kind, one in value)
+    return inside != ("NEGATE" in kinds)
+
+
+def _is_in(kind: str, value: Any, character: int) -> bool:
+    if kind == "LITERAL":
+        return bool(value == character)
+    if kind == "RANGE":
+        return bool(value[0] <= character <= value[1])
+    if kind == "NEGATE":
+        return False
+    known = _CATEGORIES.get(str(value))
+    return known is None or known(chr(character))

@@ -1,0 +1,110 @@
+"""Files with a function that runs code in each place that an unpickler, or an archive, has for one.
+
+The places are generated: every opcode of a real pickle that pushes one value is replaced by the function, and by a
+call of it; and the function is put into whatever else of a file may hold a pickle. Nothing of it is ever run.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+from builders import assemble, push
+
+DANGEROUS, FOREIGN = ("os", "system"), ("zmodule", "zpayload")
+GADGETS = {"dangerous": DANGEROUS, "foreign": FOREIGN}
+
+_VALUES = frozenset((
+    *("BININT", "BININT1", "BININT2", "LONG1", "NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT", "BINUNICODE"),
+    *("SHORT_BINUNICODE", "EMPTY_TUPLE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_SET", "GLOBAL", "BINGET", "LONG_BINGET"),
+    *("SHORT_BINBYTES", "BINBYTES"),
+))  # fmt: skip
+"""Opcodes that push one value and take none."""
+
+Places = Iterator[tuple[str, bytes]]
+
+
+def named(gadget: str) -> bytes:
+    """The opcodes that push the function."""
+    module, name = GADGETS[gadget]
+    return assemble(("GLOBAL", module, name))
+
+
+def called(gadget: str) -> bytes:
+    """The opcodes that push what a call of it returns."""
+    return named(gadget) + assemble(*push("true"), "TUPLE1", "REDUCE")
+
+
+def a_pickle(gadget: str) -> bytes:
+    return assemble(("PROTO", 2)) + called(gadget) + b"."
+
+
+def in_pickle(pickle: bytes, gadget: str) -> Places:
+    """`pickle` with the gadget in the place of each value in turn."""
+    ops = list(pickletools.genops(pickle))
+    for number, (opcode, _, start) in enumerate(ops[:-1]):
+        if opcode.name not in _VALUES:
+            continue
+        end = ops[number + 1][2]
+        for way, new in (("name", named(gadget)), ("call", called(gadget))):
+            yield f"{way} for {opcode.name} at {start}", pickle[:start] + new + pickle[end:]
+    last = ops[-1][2]
+    yield "thrown away", pickle[:2] + called(gadget) + b"0" + pickle[2:]
+    yield "state of the root", pickle[:last] + assemble("EMPTY_DICT", *push("x")) + called(gadget) + b"sb."
+
+
+def behind_stop(pickle: bytes, gadget: str) -> Places:
+    for what, between in (("", b""), (" behind zeros", bytes(64)), (" behind text", b"no opcodes \xff")):
+        yield f"behind STOP{what}", pickle + between + a_pickle(gadget)
+    yield "behind two", pickle + assemble(("PROTO", 2), "NONE", "STOP") + a_pickle(gadget)
+
+
+def _with_records(data: bytes, changed: dict[str, bytes], added: dict[str, bytes]) -> bytes:
+    out = BytesIO()
+    with zipfile.ZipFile(BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        root = old.namelist()[0].partition("/")[0]
+        for row in old.infolist():
+            below = row.filename.removeprefix(f"{root}/")
+            new.writestr(row.filename, changed.get(below, old.read(row)))
+        for name, content in added.items():
+            new.writestr(f"{root}/{name}", content)
+    return out.getvalue()
+
+
+def in_zip(data: bytes, gadget: str) -> Places:
+    """An archive of torch.save with the gadget in every place."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        record = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+        pickle = archive.read(record)
+    for place, new in (*in_pickle(pickle, gadget), *behind_stop(pickle, gadget)):
+        yield place, _with_records(data, {"data.pkl": new}, {})
+    bad = a_pickle(gadget)
+    for name in ("x.pkl", "extra/x", "constants.pkl", ".data/x", "data/99999", "data/y/z"):
+        yield f"record {name}", _with_records(data, {}, {name: bad})
+    for name in ("version", "byteorder", ".format_version"):
+        yield f"record {name}", _with_records(data, {name: bad}, {})
+    yield "before the archive", bad + data
+    yield "behind the archive", data + bad
+
+
+def in_legacy(data: bytes, gadget: str) -> Places:
+    """A legacy file with the gadget in every place."""
+    starts = [0]
+    for _ in range(5):
+        *_, last = pickletools.genops(data[starts[-1] :])
+        starts.append(starts[-1] + (last[2] or 0) + 1)
+    for number, what in enumerate(("magic number", "protocol", "sys_info", "object", "keys")):
+        start, end = starts[number], starts[number + 1]
+        for place, new in in_pickle(data[start:end], gadget):
+            yield f"{what}: {place}", data[:start] + new + data[end:]
+        yield f"behind the {what}", data[:end] + a_pickle(gadget) + data[end:]
+    yield "behind the file", data + a_pickle(gadget)
+
+
+def places(path: Path, container: str, gadget: str) -> Places:
+    """The file at `path`, which torch saved, with the gadget in every place."""
+    data = path.read_bytes()
+    return in_zip(data, gadget) if container == "zip" else in_legacy(data, gadget)
