@@ -41,6 +41,7 @@ from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops import pieces
 from ckptfix.ops.choose import meant
+from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
@@ -175,6 +176,7 @@ def _judge(
     yield from (finding for finding in judge(checkpoint) if finding.id != "foreign-global")
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
+    yield from scan_adapter.scan(path)
     yield from (replace(remark, severity="error") for remark in pieces.remarks(checkpoint, at))
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     if far and torch_zip.archive_of(checkpoint) is not None:
