@@ -236,9 +236,9 @@ _MEGATRON = (
     ("pipeline_model_parallel_size", "each with some of its layers"),
     ("expert_model_parallel_size", "each with some of its experts"),
 )
-"""Argument of Megatron-LM that says in how many parts a model was cut, and what a part has (megatron/training/arguments.py).
+"""Argument of Megatron-LM that says in how many parts a model was cut, and what a part has.
 
-``model_parallel_size`` is what it called the first one until 2021.
+``model_parallel_size`` is what it called the first one until 2021. Source: megatron/training/arguments.py.
 """
 
 _MEGATRON_MODEL = re.compile(r"model\d*|state_dict")
@@ -264,7 +264,8 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
     if size is not None and size > 1 and ("module" in top or "ds_version" in top):
         missing = f"mp_world_size in it is {size}: as many files hold the model, each with slices of its tensors"
         where = "module" if "module" in top else ""
-        return Piece("model parallel", _mp_rank_in_name(place.name), size, missing, where, to_universal(str(place.parent)))
+        words = to_universal(str(place.parent))
+        return Piece("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
     if "checkpoint_version" not in top and own is None:
         return None
     args = fields(top.get("args"))
