@@ -158,16 +158,18 @@ def model_of(
     named, unnamed = ([member for member in files if member.role == role] for role in ("model", "other"))
     if named:
         return path(_preferred(named)) if _is_one(named) else None
-    inner = [member for member in found if member.folder and member.role in ("model", "other")]
-    models = [member for member in inner if member.role == "model" and is_checkpoint(path(member))]
+    folders = [member for member in found if member.folder]
+    models = [member for member in folders if member.role == "model"]
     if models:
-        return path(models[0]) if len(models) == 1 else None
-    checkpoints = [member for member in inner if member.role == "other" and is_checkpoint(path(member))]
-    if unnamed and not (checkpoints and _is_one(unnamed) and not holds_weights(path(_preferred(unnamed)))):
+        # One that is damaged is the model all the same: nothing beside it is.
+        return path(models[0]) if len(models) == 1 and is_checkpoint(path(models[0])) else None
+    inner = [member for member in folders if member.role == "other" and is_checkpoint(path(member))]
+    if unnamed and not (inner and _is_one(unnamed) and not holds_weights(path(_preferred(unnamed)))):
         return path(_preferred(unnamed)) if _is_one(unnamed) else None
-    if checkpoints:
-        return path(checkpoints[0]) if len(checkpoints) == 1 else None
-    return path(files[0]) if len(files) == 1 else None
+    if inner:
+        return path(inner[0]) if len(inner) == 1 else None
+    alone = len(files) == 1 and not any(member.role == "optimizer" for member in folders)
+    return path(files[0]) if alone else None
 
 
 def _is_one(files: Sequence[Member]) -> bool:
