@@ -146,7 +146,7 @@ def test_the_weights_are_taken(model: str, beside: str, tmp_path: Path) -> None:
     held = ckptfix.inspect(folder)
     assert held.tensors == len(state)
     assert {row.name for row in held.members} == {path.name for path in folder.iterdir()}
-    assert sorted(row.rpartition("/")[2] for row in ckptfix.digest(folder).tensors) == sorted(state)
+    assert sorted(row.name.rpartition("/")[2] for row in ckptfix.digest(folder).entries) == sorted(state)
 
 
 @pytest.mark.slow
