@@ -83,7 +83,9 @@ def test_an_attribute_stays_and_a_wrapper_goes(kind: str, around: str, tmp_path:
 def test_training_state_beside_a_wrapper_is_no_child_of_it(component: str, tmp_path: Path) -> None:
     model = Model("fc", "head", scale=True)
     torch.save({**Holder(component, model).state_dict(), **TRAINING}, tmp_path / "a.pth")
-    assert [name for name in ckptfix.load_state_dict(tmp_path / "a.pth") if name != "best_loss"] == [*model.state_dict()]
+    assert [name for name in ckptfix.load_state_dict(tmp_path / "a.pth") if name != "best_loss"] == [
+        *model.state_dict()
+    ]
     torch.save({"model": {**Holder(component, model).state_dict(), "steps": torch.tensor(3)}}, tmp_path / "b.pth")
     assert [name for name in ckptfix.load_state_dict(tmp_path / "b.pth") if name != "steps"] == [*model.state_dict()]
 
@@ -97,7 +99,8 @@ def test_an_optimizer_by_names_follows_its_model(tmp_path: Path) -> None:
     ckptfix.unwrap(tmp_path / "a.pth", tmp_path / "b.pth")
     after = torch.load(tmp_path / "b.pth")
     assert list(after["model"]) == list(model.state_dict())
-    assert [group["param_names"] for group in after["optimizer"]["param_groups"]] == [row["param_names"] for row in groups]
+    named = [group["param_names"] for group in after["optimizer"]["param_groups"]]
+    assert named == [group["param_names"] for group in groups]
 
 
 @pytest.mark.parametrize(
