@@ -213,9 +213,8 @@ def _of_files(path: str, files: Sequence[str], folders: Sequence[str]) -> Answer
     What trainers save beside a model is not proposed: it holds no weights.
     """
     names = (*files, *folders)
-    likely = [name for name in names if kind_of(name).role == "model"] or [
-        name for name in names if kind_of(name).role == "other"
-    ]
+    named = [name for name in names if kind_of(name).role == "model"]
+    likely = named or next(([*own] for kind in (files, folders) if (own := list(filter(_is_unknown, kind)))), [])
     if likely:
         word = "file" if likely[0] in files else "folder"
         hint = f"name a {word}: {quoted(str(as_path(path) / likely[0]))}; {_ALL}"
@@ -224,6 +223,10 @@ def _of_files(path: str, files: Sequence[str], folders: Sequence[str]) -> Answer
     what = f"a folder without a model; it holds {known}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
     hint = f"name a file to look at it alone: {quoted(str(as_path(path) / files[0]))}; {_ALL}"
     return Answer("no-checkpoint", what, hint)
+
+
+def _is_unknown(name: str) -> bool:
+    return kind_of(name).role == "other"
 
 
 _ALL = "-r takes all of them, and --out-dir DIR what is written"
