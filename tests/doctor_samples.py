@@ -207,6 +207,14 @@ def a_slice(folder: Path) -> Path:
     )
 
 
+@sample("peft-adapter")
+def an_adapter(folder: Path) -> Path:
+    (folder / "run").mkdir()
+    builders.written(folder / "run" / "adapter_config.json", json.dumps({"base_model_name_or_path": "a/b"}).encode())
+    weights = builders.safetensors([("w.lora_A.weight", "F32", (2,), DATA)], metadata={"format": "pt"})
+    return builders.written(folder / "run" / "adapter_model.safetensors", weights).parent
+
+
 @sample("deepspeed-folder")
 def zero(folder: Path) -> Path:
     for step in ("global_step1", "global_step2"):

@@ -19,7 +19,7 @@ FOLDERS: tuple[Entry, ...] = (
         "torch.distributed.checkpoint writes a folder of .distcp files and one .metadata. The folder is the "
         "checkpoint: torch.load reads none of its files, and torch.distributed.checkpoint.load reads it into a model. "
         "ckptfix takes the folder wherever it takes a file.",
-        (E.DISTRIBUTED,), "ckptfix convert {source} {zip}",
+        (E.DISTRIBUTED, E.NO_MODEL_FILE), "ckptfix convert {source} {zip}",
     ),
     Entry(
         "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",
@@ -123,7 +123,7 @@ FOLDERS: tuple[Entry, ...] = (
         "The shards are numbered, and `model.safetensors.index.json` or `pytorch_model.bin.index.json`, which says "
         "which of them holds which tensor, is not there: loaders of transformers find no checkpoint. `repair` writes "
         "it anew, from the headers of the shards.",
-        (E.SHARD_MISSING,), _REPAIR,
+        (E.SHARD_MISSING, E.NO_MODEL_FILE), _REPAIR,
     ),
     Entry(
         "extra-shard", "warning", "a shard that the index does not list",
@@ -136,6 +136,14 @@ FOLDERS: tuple[Entry, ...] = (
         "`from_pretrained` does where it can be known, and the other is left where it is: they may be the same "
         "weights, or of two saves.",
         (), "name the file that is meant, or keep one of them in the folder",
+    ),
+    Entry(
+        "peft-adapter", "info", "the weights of a PEFT adapter, not a whole model",
+        "PEFT saves what it added to a model: adapter_model.safetensors, and adapter_config.json, which names the base "
+        "model. from_pretrained of transformers looks for model.safetensors or pytorch_model.bin, and finds neither.",
+        (E.NO_MODEL_FILE,),
+        "load the base model, and then PeftModel.from_pretrained(base, FOLDER); merge_and_unload() of that gives a "
+        "whole model to save",
     ),
     Entry(
         "index-mismatch", "error", "index and shards disagree about a name",

@@ -74,6 +74,7 @@ class LoadError(IntEnum):
     TAKEN_FOR_TAR = 59
     NO_MMAP = 60
     WRONG_VALUES = 61
+    NO_MODEL_FILE = 62
 
 
 MEANINGS: dict[LoadError, str] = {
@@ -144,5 +145,8 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.TAKEN_FOR_TAR: "the file begins with zeros or is a tar archive: torch took it for its first format",
     LoadError.NO_MMAP: "torch can map only stored records of the zip format into memory",
     LoadError.WRONG_VALUES: "values are wrong, and nothing was reported: torch checks no checksums",
+    LoadError.NO_MODEL_FILE:
+        "the folder has no model file of a name that from_pretrained looks for: it is an adapter's, lacks an index, or "
+        "holds what a trainer saved in another form",
 }
 """What each usually means, in one sentence without a full stop."""

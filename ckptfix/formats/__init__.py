@@ -19,6 +19,7 @@ from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.folders import members
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
+from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
@@ -141,8 +142,18 @@ def located(path: str | os.PathLike[str]) -> str:
     """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
     name = file_name(path)
     if is_place(name) and found_as(name) == "folder" and not is_folder_checkpoint(name):
-        return members.model_of(name, is_folder_checkpoint) or name
+        return members.model_of(name, is_folder_checkpoint, _may_be_model) or name
     return name
+
+
+def _may_be_model(path: str) -> bool:
+    """Whether the file at `path` has tensors that may be a model's; True where it cannot be known."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except CkptfixError:
+        return True
+    states = checkpoint.state_dicts
+    return any(row.weights and not row.optimizer for row in states) or bool(torch_module.modules(checkpoint))
 
 
 def is_folder_checkpoint(name: str) -> bool:

@@ -113,13 +113,16 @@ def unwrapped(name: str) -> str:
             return name
 
 
-def wrappers_in(names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """component -> (how many names have it where it counts, the first of them)."""
+def wrappers_in(names: Iterable[str], rule: Rule = without_anywhere) -> dict[str, tuple[int, str]]:
+    """component -> (how many names have it where it counts, the first of them).
+
+    Args:
+        rule: what takes the components off that only wrappers have.
+    """
     found: dict[str, tuple[int, str]] = {}
     for name in names:
-        parts = name.split(".")
-        seen = {part for part in parts if part in ANYWHERE}
-        rest = [part for part in parts if part not in ANYWHERE]
+        rest = rule(name).split(".")
+        seen = set(name.split(".")).intersection(ANYWHERE).difference(rest)
         while len(rest) > 1 and rest[0] in LEADING:
             seen.add(rest.pop(0))
         for component in seen:

@@ -98,6 +98,11 @@ def with_level(rule: wrappers.Rule) -> wrappers.Rule:
     return outside
 
 
+def within(rule: wrappers.Rule) -> wrappers.Rule:
+    """`rule` for a wrapper's own names, as a rule for those that `inside` gives."""
+    return lambda name: wrappers.strip(rule(wrappers.add(name, wrappers.AVERAGED)), wrappers.AVERAGED)
+
+
 def wrapper(names: Sequence[str]) -> str:
     """The class that wraps averages of these names, for messages."""
     made = (maker.partition(" ")[0] for counter, maker in wrappers.COUNTERS.items() if counter in names)

@@ -6,6 +6,7 @@
     _flat_param               the parameters of an FSDP unit in one row, and a part of that
     ZeRO-3 model states       shapes in param_shapes, and tensors of shape [0] in module
     ZeRO optimizer states     the fp32 weights of a rank as flat groups, without names
+    model-parallel states     slices of the parameters, or some layers: the sizes in Megatron's args, in mp_world_size
     DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: where each slice lies in its tensor
 
 A replicated DTensor and a ShardedTensor of one shard are complete. Edits of names and devices do not concern
@@ -15,8 +16,9 @@ this module: they leave a piece a piece.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
@@ -24,7 +26,8 @@ from ckptfix.commands import command, verbatim
 from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.deepspeed import way_out
+from ckptfix.formats import format_of
+from ckptfix.formats.deepspeed import to_universal, way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number
 from ckptfix.formats.ranks import names
 from ckptfix.formats.ranks.merge import NAME as JOINED
@@ -59,8 +62,8 @@ class Piece:
     """What a file holds of a model.
 
     Attributes:
-        kind: ``"DTensor"``, ``"ShardedTensor"``, ``"flat parameters"``, ``"ZeRO-3"``, ``"ZeRO optimizer"`` or
-            ``"safetensors shard"``.
+        kind: ``"DTensor"``, ``"ShardedTensor"``, ``"flat parameters"``, ``"ZeRO-3"``, ``"ZeRO optimizer"``,
+            ``"model parallel"`` or ``"safetensors shard"``.
         rank, world: which of how many; None where the file does not say.
         missing: what of the model is not in it.
         where: address of a tensor that is a piece.
@@ -154,7 +157,11 @@ def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
     parts = pickled(checkpoint)
     if parts is None:
         return _of_metadata(checkpoint)
-    return _of_deepspeed(checkpoint, parts, at) or _of_tensors(checkpoint, parts, at)
+    return (
+        _of_deepspeed(checkpoint, parts, at)
+        or _of_model_parallel(checkpoint, parts)
+        or _of_tensors(checkpoint, parts, at)
+    )
 
 
 def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
@@ -221,6 +228,76 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     size = top.get("dp_world_size")
     world = size if type(size) is int else None
     return Piece("ZeRO-3", rank, world, missing, first.name, words, is_command)
+
+
+_SLICES = ("tensor_model_parallel_size", "model_parallel_size")
+_MEGATRON = (
+    *((name, "each with slices of its tensors") for name in _SLICES),
+    ("pipeline_model_parallel_size", "each with some of its layers"),
+    ("expert_model_parallel_size", "each with some of its experts"),
+)
+"""Argument of Megatron-LM that says in how many parts a model was cut, and what a part has.
+
+``model_parallel_size`` is what it called the first one until 2021. Source: megatron/training/arguments.py.
+"""
+
+_MEGATRON_MODEL = re.compile(r"model\d*|state_dict")
+"""Keys of the model in its checkpoint: there are several with a virtual pipeline."""
+
+_MP_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
+
+_MEGATRON_JOINS = (
+    "Megatron-LM joins the files of all ranks: tools/checkpoint/convert.py with --target-tensor-parallel-size 1 and "
+    "--target-pipeline-parallel-size 1; or save with --ckpt-format torch_dist, whose folder `ckptfix convert FOLDER "
+    "OUT` reads"
+)
+
+
+def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
+    """A rank's file of a model that was cut by hand, not by torch: the tensors are plain, and the sizes beside them."""
+    top = fields(parts.graph.root)
+    if format_of(checkpoint).folder:
+        return None
+    place = as_path(checkpoint.path)
+    own = _MP_RANK.match(place.name) or _MP_RANK.fullmatch(place.parent.name)
+    size = number(top.get("mp_world_size"))
+    if size is not None and size > 1 and ("module" in top or "ds_version" in top):
+        missing = f"mp_world_size in it is {size}: as many files hold the model, each with slices of its tensors"
+        where = "module" if "module" in top else ""
+        words = to_universal(str(place.parent))
+        return Piece("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
+    if "checkpoint_version" not in top and own is None:
+        return None
+    args = fields(top.get("args"))
+    model = next((name for name in top if _MEGATRON_MODEL.fullmatch(name)), None)
+    sizes = {name: size for name, _ in _MEGATRON if (size := number(args.get(name))) is not None and size > 1}
+    if model is None or not sizes:
+        return None
+    means = dict(_MEGATRON)
+    said = " and ".join(f"{name} in its args is {size}, {means[name]}" for name, size in sizes.items())
+    rank = None if own is None else _megatron_rank([int(part) for part in own.groups() if part], sizes)
+    world = math.prod(sizes.values())
+    return Piece("model parallel", rank, world, f"several files hold the model: {said}", model, _MEGATRON_JOINS)
+
+
+def _mp_rank_in_name(name: str) -> int | None:
+    found = re.search(r"mp_rank_(\d+)", name)
+    return None if found is None else int(found[1])
+
+
+def _megatron_rank(numbers: Sequence[int], sizes: Mapping[str, int]) -> int | None:
+    """The rank among the files of a model, as the name of the folder states it: ``mp_rank_01_002``.
+
+    Its first number is that of the slice, and there is one for each other way that the model is cut in several.
+    """
+    slices = next((size for name, size in sizes.items() if name in _SLICES), 1)
+    ways = [slices, *(size for name, size in sizes.items() if name not in _SLICES)]
+    if len(numbers) != len(ways) or any(own >= size for own, size in zip(numbers, ways, strict=True)):
+        return None
+    rank, step = 0, 1
+    for own, size in zip(numbers, ways, strict=True):
+        rank, step = rank + own * step, step * size
+    return rank
 
 
 def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -7,39 +7,77 @@ what a command means by the folder's name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from ckptfix.errors import printable
-from ckptfix.formats.foreign.archives import CHECKPOINTS
 from ckptfix.urls import as_path
+
+CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
+"""How the names of checkpoints end."""
 
 MOST = 2000
 """Entries of a folder that are looked at."""
 
 Role = Literal["model", "optimizer", "beside", "other"]
 
-ROLES: tuple[tuple[str, Role, str], ...] = (
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a file or folder is among those that a trainer saves.
+
+    Attributes:
+        role: ``"model"``; ``"optimizer"`` and ``"beside"`` are what trainers save with one; ``"other"`` is not known.
+        what: it in words; ``""`` where nothing is known.
+    """
+
+    role: Role
+    what: str
+
+
+WEIGHTS = Kind("model", "the weights")
+WEIGHTS_OF_RANK = Kind("model", "the weights of a rank")
+ADAPTER = Kind("model", "the weights of an adapter")
+INDEX = Kind("beside", "the index of a sharded checkpoint")
+OPTIMIZER = Kind("optimizer", "the optimizer's state")
+SCHEDULER = Kind("beside", "the state of a learning rate scheduler")
+SCALER = Kind("beside", "the state of a gradient scaler")
+GENERATORS = Kind("beside", "states of random generators")
+DATA = Kind("beside", "the state of a sampler or data loader")
+EXTRA = Kind("beside", "the states of a rank's scheduler and random generators")
+ARGUMENTS = Kind("beside", "arguments of transformers' Trainer")
+PROGRESS = Kind("beside", "the progress of transformers' Trainer")
+REGISTERED = Kind("beside", "an object that was registered with accelerate")
+CONFIGURATION = Kind("beside", "the configuration")
+TOKENIZER = Kind("beside", "the tokenizer")
+UNKNOWN = Kind("other", "")
+
+_RANK = r"([._-]world[._-]?size[._-]?\d+)?[._-]rank[._-]?\d+"
+"""What a file's name has for the rank that saved it, with verl's size of the job before it."""
+
+KINDS: tuple[tuple[str, Kind], ...] = (
     # transformers, diffusers, peft, accelerate: `save_pretrained`, `Trainer._save`, `save_state`, `save_fsdp_model`
-    (r"(model|pytorch_model|diffusion_pytorch_model)(\.[a-z0-9_]+)?\.(safetensors|bin)", "model", "the weights"),
-    (r"adapter_model\.(safetensors|bin)", "model", "the weights of an adapter"),
-    (r"pytorch_model_fsdp(_\d+)?(\.bin)?", "model", "the weights"),
-    (r"(.*\.)?(safetensors|bin)\.index\.json", "beside", "the index of a sharded checkpoint"),
-    (r"optimizer(_\d+)?(\.(pt|bin|pth|safetensors))?", "optimizer", "the optimizer's state"),
-    (r"(lr_)?scheduler(_\d+)?\.(pt|bin|pth)", "beside", "the state of a learning rate scheduler"),
-    (r"(grad_)?scaler(_\d+)?\.(pt|bin|pth)", "beside", "the state of a gradient scaler"),
-    (r"(rng_state|random_states)(_\d+)?\.(pth|pkl|pt)", "beside", "states of random generators"),
-    (r"(sampler|dl_state_dict)(_\d+)?\.(bin|pt)", "beside", "the state of a sampler or data loader"),
-    (r"training_args\.bin", "beside", "arguments of transformers' Trainer"),
-    (r"trainer_state\.json", "beside", "the progress of transformers' Trainer"),
-    (r"custom_checkpoint_\d+\.pkl", "beside", "an object that was registered with accelerate"),
-    (r"(.*_)?config\.json|model_index\.json|modules\.json", "beside", "the configuration"),
-    (r"(tokenizer|special_tokens|vocab|merges|added_tokens).*\.(json|txt|model)", "beside", "the tokenizer"),
+    (r"(model|pytorch_model|diffusion_pytorch_model)(\.[a-z0-9_]+)?\.(safetensors|bin)", WEIGHTS),
+    (r"adapter_model\.(safetensors|bin)", ADAPTER),
+    (r"pytorch_model_fsdp(_\d+)?(\.bin)?", WEIGHTS),
+    (rf"(model|model_state|pytorch_model_fsdp(_\d+)?){_RANK}\.(pt|pth|bin)", WEIGHTS_OF_RANK),
+    (r"(.*\.)?(safetensors|bin)\.index\.json", INDEX),
+    (rf"optim(izer)?(_\d+)?({_RANK})?(\.(pt|bin|pth|safetensors))?", OPTIMIZER),
+    (rf"(lr_)?scheduler(_\d+)?({_RANK})?\.(pt|bin|pth)", SCHEDULER),
+    (rf"(grad_)?scaler(_\d+)?({_RANK})?\.(pt|bin|pth)", SCALER),
+    (rf"(rng_state|random_states)(_\d+)?({_RANK})?\.(pth|pkl|pt)", GENERATORS),
+    (r"(sampler|dl_state_dict)(_\d+)?\.(bin|pt)", DATA),
+    (rf"extra_state({_RANK})?\.(pt|pth)", EXTRA),
+    (r"training_args\.bin", ARGUMENTS),
+    (r"trainer_state\.json", PROGRESS),
+    (r"custom_checkpoint_\d+\.pkl", REGISTERED),
+    (r"(.*_)?config\.json|model_index\.json|modules\.json", CONFIGURATION),
+    (r"(tokenizer|special_tokens|vocab|merges|added_tokens).*\.(json|txt|model)", TOKENIZER),
 )
-"""(what the name matches, the role of such a file, what it is)."""
+"""(what the name matches, what such a file is): the one table, for what lists files and for what chooses among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,45 +118,67 @@ def members(folder: str) -> tuple[Member, ...]:
 def _member(entry: Path) -> Member:
     inner = entry.is_dir()
     size = 0 if inner or not entry.is_file() else entry.stat().st_size
-    return Member(entry.name, *_row_of(entry.name), size, inner)
+    kind = kind_of(entry.name)
+    return Member(entry.name, kind.role, kind.what, size, inner)
+
+
+def kind_of(name: str) -> Kind:
+    """What a file or folder is among those that trainers save, as far as its name says."""
+    return next((kind for pattern, kind in KINDS if re.fullmatch(pattern, name)), UNKNOWN)
 
 
 def role_of(name: str) -> Role:
-    """What a file is among those that trainers save, as far as its name says."""
-    return _row_of(name)[0]
+    """The role of that kind."""
+    return kind_of(name).role
 
 
-def _row_of(name: str) -> tuple[Role, str]:
-    return next(((role, what) for pattern, role, what in ROLES if re.fullmatch(pattern, name)), ("other", ""))
-
-
-def model_of(folder: str, is_checkpoint: Callable[[str], bool]) -> str | None:
+def model_of(
+    folder: str, is_checkpoint: Callable[[str], bool], holds_weights: Callable[[str], bool] = lambda path: True
+) -> str | None:
     """The path of the one checkpoint in `folder` that is a model, as far as names say; None where there are several.
 
-    Files come before folders, names of models before others, and of the same name safetensors before a pickle, as
-    ``from_pretrained`` takes them.
+    Names of models come before names that say nothing, files before folders of equal standing, and of the same name
+    safetensors before a pickle, as ``from_pretrained`` takes them. What a trainer saves beside a model is taken only
+    where nothing else is there.
 
     Args:
         is_checkpoint: whether the folder at a path is a checkpoint.
+        holds_weights: whether the file at a path has tensors that may be a model's, for a file whose name says nothing
+            and that has a folder with a checkpoint beside it.
     """
     try:
         found = [member for member in members(folder) if member.may_be_checkpoint]
     except OSError:
         return None
-    left = [member for member in found if member.role in ("model", "other")]
-    files = [member for member in left if not member.folder]
-    for chosen in ([member for member in files if member.role == "model"], files):
-        stems = {_stem(member.name) for member in chosen}
-        if len(stems) == 1:
-            best = next((member for member in chosen if member.name.endswith(".safetensors")), chosen[0])
-            return str(as_path(folder, best.name))
-    if files:
-        return None
-    alone = [member for member in found if not member.folder]
-    if len(alone) == 1:
-        return str(as_path(folder, alone[0].name))
-    inner = [member for member in left if member.folder and is_checkpoint(str(as_path(folder, member.name)))]
-    return str(as_path(folder, inner[0].name)) if len(inner) == 1 and not alone else None
+
+    def path(member: Member) -> str:
+        return str(as_path(folder, member.name))
+
+    files = [member for member in found if not member.folder]
+    named, unnamed = ([member for member in files if member.role == role] for role in ("model", "other"))
+    if named:
+        return path(_preferred(named)) if _is_one(named) else None
+    folders = [member for member in found if member.folder]
+    models = [member for member in folders if member.role == "model"]
+    if models:
+        # One that is damaged is the model all the same: nothing beside it is.
+        return path(models[0]) if len(models) == 1 and is_checkpoint(path(models[0])) else None
+    inner = [member for member in folders if member.role == "other" and is_checkpoint(path(member))]
+    if unnamed and not (inner and _is_one(unnamed) and not holds_weights(path(_preferred(unnamed)))):
+        return path(_preferred(unnamed)) if _is_one(unnamed) else None
+    if inner:
+        return path(inner[0]) if len(inner) == 1 else None
+    alone = len(files) == 1 and not any(member.role == "optimizer" for member in folders)
+    return path(files[0]) if alone else None
+
+
+def _is_one(files: Sequence[Member]) -> bool:
+    """Whether the names of `files` are of one thing."""
+    return len({_stem(member.name) for member in files}) == 1
+
+
+def _preferred(files: Sequence[Member]) -> Member:
+    return next((member for member in files if member.name.endswith(".safetensors")), files[0])
 
 
 def _stem(name: str) -> str:

@@ -11,12 +11,12 @@ from pathlib import Path
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
+from ckptfix.formats.folders.members import CHECKPOINTS, kind_of
 from ckptfix.formats.foreign.file import Answer, File
 from ckptfix.io.source import Source, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
-CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
 _MAX_MEMBERS = 1000
 """Members of a tar, and entries of a folder, that are looked at."""
 
@@ -198,14 +198,35 @@ def folder(path: str) -> Answer:
     if any(name.endswith(STATES) for name in names) or steps(path):
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]
-    if found:
-        hint = f"name a file: {quoted(str(as_path(path) / found[0]))}; {_ALL}"
-        return Answer("no-checkpoint", f"a folder; it holds {_listed(found)}", hint)
     below = [entry.name for entry in inner if any(_is_likely(name) for name in _names(entry))]
+    if found:
+        return _of_files(path, found, below)
     if below:
         hint = f"name one of its folders: {quoted(str(as_path(path) / below[0]))}; {_ALL}"
         return Answer("no-checkpoint", f"a folder of folders: {_listed(below)}", hint)
     return Answer("no-checkpoint", "a folder without checkpoints" if names else "an empty folder")
+
+
+def _of_files(path: str, files: Sequence[str], folders: Sequence[str]) -> Answer:
+    """What to name of a folder of files that are checkpoints by name, none of which is the model alone.
+
+    What trainers save beside a model is not proposed: it holds no weights.
+    """
+    names = (*files, *folders)
+    named = [name for name in names if kind_of(name).role == "model"]
+    likely = named or next(([*own] for kind in (files, folders) if (own := list(filter(_is_unknown, kind)))), [])
+    if likely:
+        word = "file" if likely[0] in files else "folder"
+        hint = f"name a {word}: {quoted(str(as_path(path) / likely[0]))}; {_ALL}"
+        return Answer("no-checkpoint", f"a folder; it holds {_listed(list(dict.fromkeys([*likely, *files])))}", hint)
+    known = ", ".join(f"{kind_of(name).what} ({printable(name)})" for name in names[:4])
+    what = f"a folder without a model; it holds {known}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+    hint = f"name a file to look at it alone: {quoted(str(as_path(path) / files[0]))}; {_ALL}"
+    return Answer("no-checkpoint", what, hint)
+
+
+def _is_unknown(name: str) -> bool:
+    return kind_of(name).role == "other"
 
 
 _ALL = "-r takes all of them, and --out-dir DIR what is written"

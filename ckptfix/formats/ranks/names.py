@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from ckptfix.formats.folders.members import role_of
 from ckptfix.urls import as_path
 
 _RANK = re.compile(r"(?P<head>.*?(?:^|[._-]))(?P<word>rank[._-]?)(?P<rank>\d{1,6})(?P<tail>[._-].*)?", re.IGNORECASE)
@@ -42,6 +43,9 @@ class Family:
     @property
     def is_model(self) -> bool:
         """Whether it is the model's, among others that a trainer saves of each rank."""
+        role = role_of(self.pattern.replace("*", "0"))
+        if role != "other":
+            return role == "model"
         return re.search(r"model|fsdp|weights|state_dict", self.pattern) is not None and not re.search(
             r"optim|extra|sched|rng|scaler|data", self.pattern
         )

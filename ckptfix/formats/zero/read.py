@@ -17,10 +17,11 @@ from contextlib import suppress
 from itertools import islice
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.errors import DamagedFile
+from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.table import found
-from ckptfix.formats.deepspeed import Save, read_save
+from ckptfix.formats.deepspeed import Save, read_save, to_universal
 from ckptfix.formats.folders.copies import alike, differing
+from ckptfix.formats.folders.nodes import number
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero import universal
 from ckptfix.formats.zero.cuts import Cut, Cuts, each_cuts, row_cuts, share_of
@@ -52,6 +53,7 @@ def read(path: str) -> Checkpoint:
         what = "no model states are in it" if lost is None else f"{as_path(lost.path).name} {lost.why}"
         raise DamagedFile(f"{what}: without them no name and no shape is known", path=save.folder)
     _refuse_other_models(models)
+    _refuse_slice(save, first)
     if save.universal:
         whole = universal.read(save, first, models)
     elif save.optims or save.partitioned:
@@ -67,6 +69,18 @@ def read(path: str) -> Checkpoint:
     whole.files += [model.file.mark for model in there]
     whole.files += [mark(save.pointer)] if save.pointer is not None else []
     return assembled(path, whole, tuple(whole.files), _traits(whole))
+
+
+def _refuse_slice(save: Save, first: Model) -> None:
+    """Refuse the files of one model-parallel rank alone, if their own number says that there were several.
+
+    Raises:
+        Unsupported: it does.
+    """
+    size = number(first.file.top.get("mp_world_size"))
+    if size is not None and size > 1 and not save.universal:
+        message = f"the files of one of {size} model-parallel ranks, each of which has slices of the parameters"
+        raise Unsupported(message, path=save.folder, hint=to_universal(save.folder))
 
 
 def _traits(whole: Whole) -> dict[str, object]:

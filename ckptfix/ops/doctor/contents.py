@@ -21,6 +21,7 @@ from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import spellings, wrappers
+from ckptfix.names.attributes import bare_names
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.words import plural
@@ -94,7 +95,8 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         own = averages.has_own_level(checkpoint, site, site.names)
         whole = own and not site.at
         names = averages.inside(site.names) if own and not whole else site.names
-        carried = wrappers.wrappers_in(names)
+        bare = bare_names(checkpoint, site)
+        carried = wrappers.wrappers_in(names, averages.within(bare) if own and not whole else bare)
         beside = {*wrappers.COMPANIONS, *(wrappers.COUNTERS if whole else ())}
         others = [name for name in names if name not in beside]
         sure = {part: row for part, row in carried.items() if part in wrappers.ANYWHERE or row[0] >= len(others)}

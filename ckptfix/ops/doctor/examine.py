@@ -7,7 +7,7 @@ was looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,6 +30,7 @@ from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import format_of, located, open_checkpoint
+from ckptfix.formats.folders.members import members
 from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
@@ -42,7 +43,8 @@ from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops import pieces
 from ckptfix.ops.candidates import state_dict_of
-from ckptfix.ops.choose import meant
+from ckptfix.ops.choose import BROKEN, meant
+from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
@@ -53,11 +55,11 @@ from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.taken import not_taken
+from ckptfix.ops.taken import not_looked_at, not_taken
 from ckptfix.ops.target.targets import Side
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, Record
@@ -96,15 +98,91 @@ def examine(
         raise NoSuchFile(name)
     alone = located(name)
     if alone != name:
-        inner = examine(alone, like=like, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
+        inner = _examined(alone, like, error, fast, at, like_at, None, progress)
         which = f"{as_path(alone).name}, the model among the files of the folder"
-        others = tuple(not_taken(name, alone))
-        return replace(
-            inner,
-            looked_at=(which, *inner.looked_at),
-            findings=(*inner.findings, *others),
-            remedies=(*inner.remedies, *(remedy_of(other, alone) for other in others)),
-        )
+        others = [(row, remedy_of(row, alone)) for row in (*not_taken(name, alone), *not_looked_at(name, alone))]
+        inner = replace(inner, looked_at=(which, *inner.looked_at))
+        return _with(inner, others, _members(name, alone), error)
+    done = _examined(name, like, error, fast, at, like_at, checkpoint, progress)
+    if checkpoint is not None or done.format is None or found_as(name) != "folder":
+        return done
+    return _with(done, (), _members(name), error)
+
+
+def _with(
+    done: Diagnosis, more: Sequence[tuple[Finding, Remedy]], beside: Sequence[str], error: str | None
+) -> Diagnosis:
+    """`done` with more findings and their remedies, and what is found of the checkpoints `beside` the model."""
+    rows = messages.rows(error) if error is not None else ()
+    place = _places(rows)
+    wrong = [row for path in beside for row in _damage(path)]
+    both = sorted((*zip(done.findings, done.remedies, strict=True), *more, *wrong), key=lambda row: place(row[0]))
+    findings = tuple(replace(finding, fix=remedy.text) for finding, remedy in both)
+    names = [as_path(path).name for path in beside]
+    return replace(
+        done,
+        findings=findings,
+        remedies=tuple(remedy for _, remedy in both),
+        looked_at=(*done.looked_at, *([f"the structure of {some(names)} beside it"] if names else ())),
+        message=message_of(error, rows, findings),
+    )
+
+
+DAMAGE = BROKEN - {"flat-parameters"} | {
+    *("lfs-pointer", "web-page", "json-file", "text-file", "zero-filled", "empty-file", "unknown-format"),
+    *("text-mode", "junk-before", "bad-directory", "bad-local-header", "bad-pickle", "bad-storage", "damaged"),
+    *("hole", "overlap", "encrypted-record", "dcp-no-metadata", "bad-index", "index-mismatch", "dcp-overlap"),
+}
+"""Errors of a file beside the model that keep a training from going on; what classes it needs is no damage."""
+
+_PICKLED = ".pkl"
+"""How accelerate calls torch files beside those that are called checkpoints."""
+
+
+def _members(folder: str, taken: str = "") -> list[str]:
+    """The paths of the checkpoints in `folder` that a trainer saved beside the model, which is `taken`."""
+    try:
+        found = members(folder)
+    except OSError:
+        return []
+    known = [member for member in found if member.role in ("optimizer", "beside")]
+    may = [member for member in known if member.may_be_checkpoint or member.name.endswith(_PICKLED)]
+    return [path for member in may if (path := str(as_path(folder, member.name))) != taken]
+
+
+def _damage(path: str) -> Iterator[tuple[Finding, Remedy]]:
+    """What is wrong with a file beside the model, by its structure, and what helps.
+
+    The commands are no part of a chain: they read another file.
+    """
+    name = as_path(path).name
+    try:
+        done = _examined(path, None, None, True, None, None, None, None)
+    except CkptfixError as error:
+        yield found("damaged", f"cannot be read: {error.message}", where=name, severity="warning", fix=""), Remedy()
+        return
+    for finding, remedy in zip(done.findings, done.remedies, strict=True):
+        if finding.severity == "error" and finding.id in DAMAGE:
+            where = f"{name}: {finding.where}" if finding.where else name
+            advice = f"`{remedy.text}`" if remedy.commands else remedy.advice
+            yield replace(finding, where=where), Remedy(advice=advice or _WITHOUT)
+
+
+_WITHOUT = "copy the file again, or take an older checkpoint to go on with; the model is in another file"
+"""What helps where nothing of a file beside the model can be saved."""
+
+
+def _examined(
+    name: str,
+    like: Side | None,
+    error: str | None,
+    fast: bool,
+    at: str | None,
+    like_at: str | None,
+    checkpoint: Checkpoint | None,
+    progress: Progress | None,
+) -> Diagnosis:
+    """`examine` of one checkpoint by itself."""
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
@@ -177,6 +255,7 @@ def _judge(
     yield from (finding for finding in judge(checkpoint) if finding.id != "foreign-global")
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
+    yield from scan_adapter.scan(path)
     yield from (replace(remark, severity="error") for remark in pieces.remarks(checkpoint, at))
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     if far and torch_zip.archive_of(checkpoint) is not None:
@@ -382,7 +461,6 @@ def _inside(piece: scan_records.Piece, size: int) -> bool:
 
 def _ordered(findings: Iterable[Finding], rows: Sequence[LoadError]) -> list[Finding]:
     """The findings once each, the most serious first; of equals, those first that explain the message."""
-    wanted = {row: place for place, row in enumerate(rows)}
     kept: dict[tuple[object, ...], Finding] = {}
     counts: dict[str, int] = {}
     for finding in findings:
@@ -391,14 +469,18 @@ def _ordered(findings: Iterable[Finding], rows: Sequence[LoadError]) -> list[Fin
         counts[finding.id] = counts.get(finding.id, 0) + (key not in kept)
         if key in kept or counts[finding.id] <= MOST:
             kept[key] = finding
-    return sorted(
-        kept.values(),
-        key=lambda finding: (
-            RANK[finding.severity],
-            min((wanted[row] for row in errors_of(finding) if row in wanted), default=len(wanted)),
-            place_of(finding),
-        ),
-    )
+    return sorted(kept.values(), key=_places(rows))
+
+
+def _places(rows: Sequence[LoadError]) -> Callable[[Finding], tuple[int, int, int]]:
+    """The place of a finding among others: the most serious first, then those that explain the message."""
+    wanted = {row: place for place, row in enumerate(rows)}
+
+    def place(finding: Finding) -> tuple[int, int, int]:
+        explains = min((wanted[row] for row in errors_of(finding) if row in wanted), default=len(wanted))
+        return RANK[finding.severity], explains, place_of(finding)
+
+    return place
 
 
 _SAME = ("duplicate-record", "bad-crc", "trailing-bytes", "no-lightning-version", "fixed-device")

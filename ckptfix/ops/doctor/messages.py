@@ -79,6 +79,8 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"persistent.{0,3}id instruction|persistent_load function|persistent IDs? .*specified", (E.PICKLE_LOAD,)),
     (r"is a zip archive.*torch\.jit\.load", (E.ZIP_TOO_NEW,)),
     (r"kMaxSupportedFileFormatVersion|Attempted to read a PyTorch file with version", (E.ARCHIVE_TOO_NEW,)),
+    (r"no file named .{0,200}(pytorch_model\.bin|model\.safetensors|model\.ckpt)|"
+     r"pytorch_model\.bin.{0,200} found in directory", (E.NO_MODEL_FILE,)),
     (r"from_tf=True|from_flax=True|Unable to load weights from pytorch checkpoint", (E.TRIED_TENSORFLOW,)),
     (r"'ascii' codec can't decode|codec can't decode byte", (E.PYTHON2,)),
     (r"unexpected EOF|expected \d+ more bytes|might be corrupted", (E.LEGACY_CUT,)),

@@ -17,6 +17,7 @@ from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress
 from ckptfix.names import wrappers as keys
+from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.ops.inplace import count_edits
@@ -184,7 +185,6 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         stack.extend(entry.parts)
         if entry.storage is not None:
             storages[entry.storage.identity] = entry.storage.nbytes
-    names = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     parts = pickled(checkpoint)
     graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
@@ -200,7 +200,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         nbytes=sum(storages.values()),
         dtypes=dict(Counter(entry.dtype for entry in entries)),
         devices=checkpoint.devices,
-        wrappers=keys.wrappers_in(names),
+        wrappers=_wrappers(checkpoint),
         state_dicts=checkpoint.state_dicts,
         globals=tuple((name, trusted.accepted(name)) for name in found),
         weights_only=trusted.refusal(graph) if graph else None,
@@ -210,6 +210,17 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         training=training_of(checkpoint.values()),
         modules=modules_in(checkpoint),
     )
+
+
+def _wrappers(checkpoint: Checkpoint) -> dict[str, tuple[int, str]]:
+    """`Inspection.wrappers`, in the order of the table."""
+    found: dict[str, tuple[int, str]] = {}
+    for site in checkpoint.sites:
+        if site.kind == "state_dict":
+            for component, (count, first) in keys.wrappers_in(site.names, bare_names(checkpoint, site)).items():
+                before, example = found.get(component, (0, first))
+                found[component] = (before + count, example)
+    return {row.component: found[row.component] for row in keys.WRAPPERS if row.component in found}
 
 
 def _parameters(checkpoint: Checkpoint) -> int:

@@ -16,6 +16,7 @@ from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.names import wrappers
+from ckptfix.names.attributes import attributes_at, without_wrappers
 from ckptfix.names.regexes import Regex
 from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
@@ -149,10 +150,16 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
     may have itself, go from the front and only if every name of the mapping begins with them.
     """
     findings: list[Finding] = []
+    everywhere = frozenset[str]().union(*(attributes_at(checkpoint, site) for site in chosen_sites(checkpoint, at)))
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
-        current = [wrappers.without_anywhere(name) for name in site.names]
-        steps: list[Rule] = [wrappers.without_anywhere]
+        # The names of an optimizer's group are some of a model's: what is beside them stands in the state dict.
+        kept = attributes_at(checkpoint, site) if site.kind == "state_dict" else everywhere
+        bare = without_wrappers(kept)
+        current = [bare(name) for name in site.names]
+        steps: list[Rule] = [bare]
+        if kept and site.kind == "state_dict":
+            findings.append(_left_attribute(site, current))
         own = False
         while True:
             if not own and averages.is_kept(checkpoint, site, current, at):
@@ -174,6 +181,15 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
         return (names, wrappers.composed(steps)) if names else None
 
     return _renames(checkpoint, at, site_rule, findings)
+
+
+def _left_attribute(site: NameSite, names: Sequence[str]) -> Finding:
+    """That a component which only wrappers have is an attribute's name here."""
+    carried = wrappers.wrappers_in(names)
+    components = [part for part in carried if part in wrappers.ANYWHERE]
+    count = max(carried[part][0] for part in components)
+    message = f"left {' and '.join(f'{part!r}' for part in components)} on {count:,} of {plural(len(names), 'key')}"
+    return found("partial-prefix", f"{message}: a wrapper holds one module, and others are beside it", where=site.at)
 
 
 def _leading(names: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from collections.abc import Callable
@@ -34,10 +35,34 @@ def slices(path: Path) -> None:
     builders.written(path, builders.safetensors([("fc.weight", "F32", (2, 3), data)], metadata=said))
 
 
+def megatron(tensor: int = 2, pipeline: int = 1, expert: int = 1, model: str = "model") -> dict[str, object]:
+    """A rank's object, as megatron/training/checkpointing.py ``generate_state_dict`` has it."""
+    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    args = argparse.Namespace(**sizes, expert_model_parallel_size=expert, world_size=64, rank=0)
+    weights = {"embedding.weight": torch.ones(4, 3), "fc.weight": LOCAL["fc.weight"], "fc.bias": LOCAL["fc.bias"]}
+    return {"args": args, "checkpoint_version": 3.0, "iteration": 7, model: weights, "opt_param_scheduler": {"lr": 1}}
+
+
+def states(**fields: object) -> dict[str, object]:
+    """The model states of DeepSpeed, whose module is whole on a rank but for what others have of it."""
+    shapes = [{name: value.shape for name, value in LOCAL.items()}]
+    return {"module": dict(LOCAL), "param_shapes": shapes, "ds_version": "0.19.8", "dp_world_size": 1, **fields}
+
+
+def saved(value: object) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(value, path)
+
+    return write
+
+
 MAKE: dict[str, tuple[str, Callable[[Path], object]]] = {
     "DTensor": ("rank0.pt", fixture("rank0-dtensor.pt")),
     "ShardedTensor": ("rank0.pt", fixture("rank0-sharded.pt")),
     "ZeRO-3": ("zero_pp_rank_0_mp_rank_00_model_states.pt", fixture("rank0-zero3.pt")),
+    "model parallel": ("mp_rank_00/model_optim_rng.pt", saved(megatron())),
+    "model parallel, DeepSpeed": ("mp_rank_00_model_states.pt", saved(states(mp_world_size=2))),
     "safetensors shard": ("shard-00001-model-00001-of-00001.safetensors", slices),
 }
 
@@ -46,7 +71,7 @@ MAKE: dict[str, tuple[str, Callable[[Path], object]]] = {
 def piece(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     name, make = MAKE[request.param]
     make(tmp_path / name)
-    return request.param, tmp_path / name
+    return request.param.partition(",")[0], tmp_path / name
 
 
 def test_it_is_known_for_what_it_is(piece: tuple[str, Path]) -> None:
@@ -89,6 +114,52 @@ def test_it_is_not_written_or_loaded_as_the_whole(piece: tuple[str, Path], tmp_p
         assert not out.exists() and not (tmp_path / "out.pth").exists()
 
 
+@pytest.mark.parametrize(
+    ("folder", "value", "said"),
+    [
+        ("mp_rank_01", megatron(), "rank 1 of 2"),
+        ("mp_rank_00_001", megatron(1, 2), "rank 1 of 2"),
+        ("mp_rank_01_001", megatron(2, 2), "rank 3 of 4"),
+        ("mp_rank_01_001_002", megatron(2, 2, 4), "rank 11 of 16"),
+        ("mp_rank_01_002", megatron(2, 1, 4), "rank 5 of 8"),
+        ("renamed", megatron(4), "one rank's piece of 4 ranks"),
+        ("mp_rank_07", megatron(4), "one rank's piece of 4 ranks"),
+        ("mp_rank_00", megatron(2, 2, model="model0"), "one rank's piece of 4 ranks"),
+        ("mp_rank_00", {"args": {"model_parallel_size": 8}, "model": dict(LOCAL)}, "rank 0 of 8"),
+    ],
+)  # fmt: skip
+def test_which_rank_of_a_model_it_is(folder: str, value: object, said: str, tmp_path: Path) -> None:
+    path = tmp_path / folder / "model_optim_rng.pt"
+    saved(value)(path)
+    found = piece_of(open_checkpoint(path))
+    assert found is not None and found.message.startswith(f"{said} (model parallel)")
+    with pytest.raises(WouldLoseData, match=said):
+        ckptfix.convert(path.parent, tmp_path / "out.pth")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        megatron(1),
+        {"args": {"tensor_model_parallel_size": 2}, "model": dict(LOCAL)},
+        {"args": argparse.Namespace(tensor_model_parallel_size=2), "checkpoint_version": 3.0, "iteration": 7},
+        states(mp_world_size=1),
+        {"mp_world_size": 2, "weight": torch.ones(2)},
+    ],
+)
+def test_a_file_that_is_whole_is_no_piece(value: object, tmp_path: Path) -> None:
+    """Sizes of a job are settings: only Megatron's own files, and DeepSpeed's, say by them what they hold."""
+    torch.save(value, tmp_path / "model.pt")
+    assert piece_of(open_checkpoint(tmp_path / "model.pt")) is None
+
+
+def test_a_deepspeed_folder_of_one_slice_is_refused(tmp_path: Path) -> None:
+    saved(states(mp_world_size=2))(tmp_path / "global_step3" / "mp_rank_00_model_states.pt")
+    with pytest.raises(CkptfixError, match="one of 2 model-parallel ranks"):
+        ckptfix.convert(tmp_path / "global_step3", tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists() and ckptfix.doctor(tmp_path / "global_step3").exit_code() == 1
+
+
 @pytest.mark.parametrize("out", ["out.pth", "out.safetensors"])
 def test_a_folder_of_one_rank_is_refused_whatever_it_becomes(out: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
@@ -98,8 +169,12 @@ def test_a_folder_of_one_rank_is_refused_whatever_it_becomes(out: str, tmp_path:
 
 
 def test_an_edit_of_names_leaves_it_what_it_is(piece: tuple[str, Path], tmp_path: Path) -> None:
-    _, path = piece
+    kind, path = piece
     ckptfix.add_module(path, tmp_path / f"other-{path.name}")
+    ckptfix.to_cpu(path, tmp_path / f"moved-{path.name}")
+    for edited in ("other", "moved"):
+        found = piece_of(open_checkpoint(tmp_path / f"{edited}-{path.name}"))
+        assert kind != "model parallel" or (found is not None and found.kind == kind)
     assert ckptfix.diff(path, path).same
 
 
