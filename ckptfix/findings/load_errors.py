@@ -74,6 +74,7 @@ class LoadError(IntEnum):
     TAKEN_FOR_TAR = 59
     NO_MMAP = 60
     WRONG_VALUES = 61
+    NO_DATA = 62
 
 
 MEANINGS: dict[LoadError, str] = {
@@ -144,5 +145,6 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.TAKEN_FOR_TAR: "the file begins with zeros or is a tar archive: torch took it for its first format",
     LoadError.NO_MMAP: "torch can map only stored records of the zip format into memory",
     LoadError.WRONG_VALUES: "values are wrong, and nothing was reported: torch checks no checksums",
+    LoadError.NO_DATA: "a tensor is on the meta device: it has a shape and no values",
 }
 """What each usually means, in one sentence without a full stop."""
