@@ -136,6 +136,7 @@ class Companion:
     Attributes:
         suffix: what stands in its name behind the stem.
         needed: the scheme is not recognised without it.
+        of_module: it stands behind the stem without its last component: an attribute of the module that has the weight.
     """
 
     role: Role
@@ -143,6 +144,11 @@ class Companion:
     dtypes: frozenset[str]
     fits: Fits = anything
     needed: bool = True
+    of_module: bool = False
+
+    def name(self, stem: str) -> str:
+        """Its name beside codes of the stem `stem`."""
+        return f"{stem[: stem.rfind('.') + 1] if self.of_module else stem}{self.suffix}"
 
 
 def _also(role: Role, suffix: str, dtypes: frozenset[str] = ANY, fits: Fits = anything) -> Companion:
@@ -182,7 +188,8 @@ _FP8_METHODS = frozenset({"fp8", "compressed-tensors", "modelopt", "fbgemm_fp8",
 _TWO = frozenset({2, 3})
 _ACTIVATIONS = (
     _also("activation scale", "_input_scale", FLOATS),
-    _also("activation scale", ".input_scale", FLOATS),
+    Companion("activation scale", "input_scale", FLOATS, needed=False, of_module=True),
+    Companion("activation scale", "input_zero_point", INTEGERS, needed=False, of_module=True),
 )
 _BNB_4BIT = "bitsandbytes/functional.py QuantState"
 _CT = "compressed_tensors/compressors/"
@@ -203,6 +210,7 @@ SCHEMES: tuple[Scheme, ...] = (
         (
             Companion("scale", "_scale", frozenset({"float8_e4m3fn"}), groups_of(16, per_item=2)),
             Companion("second scale", "_scale_2", frozenset({"float32"}), blocks),
+            *_ACTIVATIONS,
         ),
         "E2M1(codes) * scale * second scale, a scale for each 16",
         "modelopt/torch/quantization/qtensor/nvfp4_tensor.py", frozenset({"modelopt", "modelopt_fp4", "NVFP4"}),
@@ -515,15 +523,20 @@ def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Q
     said = tuple(scheme for scheme in SCHEMES if scheme.methods & set(methods))
     weights: list[Quantized] = []
     taken: set[str] = set()
-    for entry in listed:
-        found = _subclass(entry) or _of(entry, by_at[entry.at], said)
-        if found is not None and entry.name not in taken:
-            weights.append(found)
-            taken.update(found.names)
-    for entry in listed if said else ():
-        if entry.name not in taken and (orphan := _orphan(entry, said)) is not None:
-            weights.append(orphan)
-            taken.add(entry.name)
+
+    def take(look: Callable[[TensorEntry], Quantized | None]) -> None:
+        for entry in listed:
+            if entry.name not in taken and (found := look(entry)) is not None:
+                weights.append(found)
+                taken.update(found.names)
+
+    take(lambda entry: _subclass(entry) or _of(entry, by_at[entry.at], ()))
+    if said:
+        # Of what names, dtypes and shapes do not settle: a scale may have the dtype of codes.
+        take(lambda entry: _orphan(entry, said))
+        take(lambda entry: _of(entry, by_at[entry.at], said))
+    places = {entry.name: place for place, entry in enumerate(listed)}
+    weights.sort(key=lambda row: places[row.names[0]])
     roles: dict[str, tuple[Role, Quantized]] = {}
     for row in weights:
         if row.codes is not None:
@@ -564,7 +577,7 @@ def _companions(
     """The companions of codes; None where one that is needed is not there, or another tensor has its name."""
     found: list[tuple[Role, str]] = []
     for companion in scheme.companions:
-        other = beside.get(stem + companion.suffix)
+        other = beside.get(companion.name(stem))
         if other is None and companion.needed and not known:
             return None
         if other is None or other is entry:
