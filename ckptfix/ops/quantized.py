@@ -25,7 +25,7 @@ CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
 """Bytes of a config.json that is read; a real one has a few thousand."""
 
-MOST_GLOBS = 4
+MOST_GLOBS = 8
 """Globs in a hint."""
 
 
@@ -110,16 +110,19 @@ def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) ->
         raise Refused(message, path=checkpoint.path, where=wrong[0], hint=hint)
 
 
-def keeping(names: Collection[str], others: Collection[str]) -> str:
-    """Options of ``cast`` that leave the keys `names` out, and none of `others`; in words where that takes many."""
+def selecting(names: Collection[str], others: Collection[str]) -> str:
+    """Options of ``cast`` that leave the keys `names` out, and none of `others`; empty where that takes many globs."""
     globs: list[str] = []
     for key, glob in zip(names, map(_last, names), strict=True):
         if glob not in globs:
             globs.append(glob)
     if _apart(globs, names, others):
-        return _options(globs)
-    globs = list(patterns(names))
-    return _options(globs) if _apart(globs, names, others) else ""
+        return _options("--keep", globs)
+    for option, wanted, rest in (("--keep", names, others), ("--only", others, names)):
+        globs = list(patterns(wanted))
+        if _apart(globs, wanted, rest):
+            return _options(option, globs)
+    return ""
 
 
 def _last(key: str) -> str:
@@ -134,8 +137,8 @@ def _apart(globs: Sequence[str], names: Collection[str], others: Collection[str]
     return all(map(made.match, names)) and not any(map(made.match, others))
 
 
-def _options(globs: Sequence[str]) -> str:
-    return " ".join(f"--keep {word(glob)}" for glob in globs)
+def _options(option: str, globs: Sequence[str]) -> str:
+    return " ".join(f"{option} {word(glob)}" for glob in globs)
 
 
 _ALIGNED = frozenset({"stack", "unstack"})

@@ -188,10 +188,11 @@ def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only:
         return
     taken = [entry for entry in mine if (only.match(entry.key) if only else True) and not keep.match(entry.key)]
     belonging = [entry.key for entry in mine if entry.name in roles]
-    others = [entry.key for entry in taken if entry.name not in roles]
-    options = quantized.keeping(belonging, others)
-    hint = f"{options} leaves them as they are" if options else "--keep GLOB leaves them as they are"
-    if not others:
+    others = [entry for entry in taken if entry.name not in roles]
+    castable = [entry.key for entry in others if _why_not(entry, named=False, asked=False, stays=False) is None]
+    options = quantized.selecting(belonging, castable)
+    hint = f"{options or '--keep GLOB'} leaves what is quantized as it is"
+    if not castable:
         hint = "the library that wrote the file dequantizes it; nothing else in it could be cast"
     quantized.refuse(checkpoint, [entry.name for entry in taken], "a cast would make other weights of it", hint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_codes_are_said_and_not_computed_with(tmp_path: Path, row: Fixture, kind
         assert cast.value.where == name and title in cast.value.message
     with pytest.raises(Refused) as cast:
         ckptfix.cast(source, output(source, tmp_path, "cast"), "float16")
-    assert cast.value.where == row.codes and "--keep" in str(cast.value.hint)
+    assert cast.value.where == row.codes and "leaves" in str(cast.value.hint)
     assert not output(source, tmp_path, "cast").exists() and not output(source, tmp_path, "mean").exists()
 
     done = ckptfix.cast(source, output(source, tmp_path, "cast"), "float16", keep=list(row.tensors))
@@ -68,10 +69,31 @@ def test_the_hint_of_cast_works_as_printed(tmp_path: Path, row: Fixture) -> None
     source = written({**row.tensors, **BESIDE}, tmp_path, "safetensors")
     with pytest.raises(Refused) as refused:
         ckptfix.cast(source, tmp_path / "out.safetensors", "float16")
-    options = str(refused.value.hint).partition(" leaves")[0].replace("'", "").split()
-    assert options[::2] == ["--keep"] * (len(options) // 2)
-    done = ckptfix.cast(source, tmp_path / "out.safetensors", "float16", keep=options[1::2])
+    check_hint(source, refused.value)
+
+
+def check_hint(source: Path, refused: Refused) -> None:
+    """The options in a hint of cast cast what is beside the quantized weights."""
+    options = shlex.split(str(refused.hint).partition(" leaves")[0])
+    assert options and {*options[::2]} <= {"--keep", "--only"}
+    globs: dict[str, Any] = {"keep": [], "only": []}
+    for option, glob in zip(options[::2], options[1::2], strict=True):
+        globs[option.removeprefix("--")].append(glob)
+    done = ckptfix.cast(source, source.with_name("hinted" + source.suffix), "float16", **globs)
     assert set(done.cast) == set(BESIDE)
+
+
+def test_the_hint_of_a_whole_model_is_short(tmp_path: Path) -> None:
+    state: dict[str, torch.Tensor] = dict(BESIDE)
+    for layer in range(3):
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            state[f"model.layers.{layer}.{name}_proj.weight"] = torch.rand(8, 8).to(FP8)
+            state[f"model.layers.{layer}.{name}_proj.weight_scale"] = torch.rand(8, 1)
+    source = written(state, tmp_path, "safetensors")
+    with pytest.raises(Refused) as refused:
+        ckptfix.cast(source, tmp_path / "out.safetensors", "float16")
+    assert "42 such tensors" in refused.value.message
+    check_hint(source, refused.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
