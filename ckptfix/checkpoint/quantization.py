@@ -5,8 +5,8 @@ is recognised where the name, the dtype and the shape of the codes and of every 
 `layer_scale`, a `logit_scale`, the `scale` of a norm, an int8 buffer, or a float `weight` beside a `weight_scale` agree
 in one of them at most, and are no codes. Where a ``config.json`` names the scheme, companions may be in another file.
 
-A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the stem ``l.weight`` with the suffixes ``""``
-and ``"_scale_inv"``; ``l.qweight`` and ``l.scales`` are the stem ``l.`` with ``"qweight"`` and ``"scales"``.
+A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the stem ``l.weight`` with the suffixes
+``""`` and ``"_scale_inv"``; ``l.qweight`` and ``l.scales`` are the stem ``l.`` with ``"qweight"`` and ``"scales"``.
 """
 
 from __future__ import annotations

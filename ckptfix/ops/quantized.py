@@ -112,10 +112,7 @@ def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) ->
 
 def selecting(names: Collection[str], others: Collection[str]) -> str:
     """Options of ``cast`` that leave the keys `names` out, and none of `others`; empty where that takes many globs."""
-    globs: list[str] = []
-    for key, glob in zip(names, map(_last, names), strict=True):
-        if glob not in globs:
-            globs.append(glob)
+    globs = list(dict.fromkeys(map(_last, names)))
     if _apart(globs, names, others):
         return _options("--keep", globs)
     for option, wanted, rest in (("--keep", names, others), ("--only", others, names)):

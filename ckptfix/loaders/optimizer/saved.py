@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import given, join, shown
 from ckptfix.errors import NoSuchTensor, Refused
-from ckptfix.formats.torch import calls, tensor_classes
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.object import MAX_ADDRESS
 from ckptfix.formats.torch.tensors import is_tensor
@@ -18,6 +18,7 @@ from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
 from ckptfix.loaders.optimizer.parameters import Key, SavedGroup, State
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
+from ckptfix.ops import tensor_classes
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.pickles.graph import Node, children
 from ckptfix.words import where_else
@@ -126,7 +127,7 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
         what = _class_of(foreign)
         library = tensor_classes.library_of(what)
         message = f"it holds an object of class {what}, which is not imported"
-        hint = None
+        hint: str | None = None
         if library is not None:
             message = f"it holds tensors of class {what}, which only {library.name} can rebuild"
             hint = f"run `{library.statement}`, then torch.load(..., weights_only=True) and optimizer.load_state_dict"

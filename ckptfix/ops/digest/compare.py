@@ -50,8 +50,7 @@ class Check:
     @property
     def rows(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """The names that are not verified, and why."""
-        lists = (self.changed, "changed"), (self.missing, "missing"), (self.added, "added"), (self.no_data, "no data")
-        return lists
+        return (self.changed, "changed"), (self.missing, "missing"), (self.added, "added"), (self.no_data, "no data")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

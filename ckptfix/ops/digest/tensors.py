@@ -120,11 +120,11 @@ def digests(
             done += nbytes
             if progress is not None:
                 progress(done, total)
-    rows = [
+    made = [
         Digest(entry.name if at is None else entry.key, known[_place(entry)], entry.dtype, entry.shape, entry.at)
         for entry in entries
     ]
-    return rows, empty
+    return made, empty
 
 
 def _at(checkpoint: Checkpoint, entries: Sequence[TensorEntry], at: str) -> list[TensorEntry]:

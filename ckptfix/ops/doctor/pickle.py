@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.torch import tensor_classes, weights_only
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import Memory
-from ckptfix.ops import inside
+from ckptfix.ops import inside, tensor_classes
 from ckptfix.ops.inside import Hidden
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
 from ckptfix.pickles import opcodes as op

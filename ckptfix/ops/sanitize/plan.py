@@ -15,14 +15,14 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.base import ByFile, file_by_file
-from ckptfix.formats.torch import demands, tensor_classes, versions, weights_only
+from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
 from ckptfix.formats.torch.rewrite import plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.ops import choose
+from ckptfix.ops import choose, tensor_classes
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.sanitize.convert import Converter

@@ -45,7 +45,7 @@ def test_codes_are_said_and_not_computed_with(tmp_path: Path, row: Fixture, kind
 
     for options in ({}, {"ema": 0.5}, {"weights": [1, 3]}):
         with pytest.raises(Refused) as average:
-            ckptfix.average([source, source], output(source, tmp_path, "mean"), **options)  # type: ignore[arg-type]
+            ckptfix.average([source, source], output(source, tmp_path, "mean"), **options)
         assert average.value.where == row.codes and title in average.value.message
 
     for name in row.tensors:

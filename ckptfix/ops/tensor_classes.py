@@ -68,6 +68,6 @@ def _classes(graph: Graph) -> Iterator[str]:
         if type(node) is not Call or type(node.args) is not tuple:
             continue
         row = calls.of(node.func)
-        place = {"subclass": 1, "wrapper": 0}.get(row.kind) if row is not None else None
+        place = None if row is None else 1 if row.kind == "subclass" else 0 if row.kind == "wrapper" else None
         if place is not None and len(node.args) > place and type(cls := node.args[place]) is Global:
             yield weights_only.canonical(cls)
