@@ -33,8 +33,8 @@ def test_nothing_is_said_of_values_that_do_not_exist(tmp_path: Path, legacy: boo
     assert checked.check is not None and checked.check.no_data == (name,) and checked.exit_code == 1
     assert not checked.check.verified and any(name in line for line in checked.lines)
     compared = ckptfix.diff(path, copy)
-    assert not compared.same and [row.a for row in compared.tensors] == [name]
-    assert compared.tensors[0].values is not None and compared.tensors[0].values.reason == "no data on both sides"
+    assert not compared.same and [row.name_a for row in compared.changed] == [name]
+    assert compared.changed[0].values is not None and compared.changed[0].values.reason == "no data on both sides"
     for options in ({"to": "dcp"}, {"to": "safetensors"}, {"to": "hf"}):
         with pytest.raises(CkptfixError, match="data"):
             ckptfix.convert(path, tmp_path / "out", **options)  # type: ignore[arg-type]
@@ -51,8 +51,8 @@ def test_data_on_one_side_alone(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.pth")
     torch.save({**torch.load(path), "fc.bias": torch.zeros(3)}, tmp_path / "whole.pth")
     for a, b in (("m", "whole"), ("whole", "m")):
-        changed = ckptfix.diff(tmp_path / f"{a}.pth", tmp_path / f"{b}.pth").tensors
-        assert [row.a for row in changed] == ["fc.bias"] and changed[0].values is not None
+        changed = ckptfix.diff(tmp_path / f"{a}.pth", tmp_path / f"{b}.pth").changed
+        assert [row.name_a for row in changed] == ["fc.bias"] and changed[0].values is not None
         assert changed[0].values.reason == "no data on one side"
         assert ckptfix.digest(tmp_path / f"{a}.pth", check=tmp_path / f"{b}.pth").exit_code == 1
 
