@@ -98,6 +98,7 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "numbers.pth", saved(lambda: numbers)
     codes = {"fc.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(1, 1)}
     yield "quantized.pth", saved(lambda: codes)
+    yield "nodata.pth", saved(lambda: {"fc.weight": torch.ones(3), "fc.bias": torch.empty(3, device="meta")})
     yield "tiny.pth", saved(lambda: {"w": torch.tensor([1e-30, 1e30])})
     yield "damaged.pth", damaged()
     yield "renamed.pth", state(new__weight=(1, 2, 3), fc__bias=(4, 5))
@@ -140,7 +141,8 @@ RUNS: dict[str, tuple[str, ...]] = {
              "diff a.pth b.pth --atol 2", "diff module.pth meta.pth", "diff copies.pth original.pth",
              "diff tied.pth untied.pth", "diff a.pth renamed.pth", "diff damaged.pth a.pth"),
     "digest": ("digest ddp.pth --check rich.pth", "digest --files ddp.pth", "digest a.pth --check b.pth",
-               "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total"),
+               "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total",
+               "digest nodata.pth", "digest nodata.pth --check nodata.pth"),
     "stats": ("stats ddp.pth --by-layer", "stats numbers.pth --filter * --filter none", "stats a.pth --depth 1"),
     "git": ("git enable --global --dry-run", "git textconv a.pth"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
