@@ -36,7 +36,7 @@ def test_nothing_is_said_of_values_that_do_not_exist(tmp_path: Path, legacy: boo
     assert not compared.same and [row.name_a for row in compared.changed] == [name]
     assert compared.changed[0].values is not None and compared.changed[0].values.reason == "no data on both sides"
     for options in ({"to": "dcp"}, {"to": "safetensors"}, {"to": "hf"}):
-        with pytest.raises(CkptfixError, match="data|meta"):
+        with pytest.raises(CkptfixError, match=r"data|meta"):
             ckptfix.convert(path, tmp_path / "out", **options)  # type: ignore[arg-type]
     with pytest.raises(CkptfixError) as average:
         ckptfix.average([path, copy], tmp_path / "mean.pth")
