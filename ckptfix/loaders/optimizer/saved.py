@@ -127,11 +127,11 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
         what = _class_of(foreign)
         library = tensor_classes.library_of(what)
         message = f"it holds an object of class {what}, which is not imported"
-        hint: str | None = None
+        advice: str | None = None
         if library is not None:
             message = f"it holds tensors of class {what}, which only {library.name} can rebuild"
-            hint = f"run `{library.statement}`, then torch.load(..., weights_only=True) and optimizer.load_state_dict"
-        raise Refused(message, path=checkpoint.path, where=address, hint=hint)
+            advice = f"run `{library.statement}`, then torch.load(..., weights_only=True) and optimizer.load_state_dict"
+        raise Refused(message, path=checkpoint.path, where=address, hint=advice)
     return address, saved
 
 

@@ -29,7 +29,7 @@ class _Wrapper(torch.Tensor):
         self.codes, self.scale = codes, scale
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotImplementedError(func)
