@@ -330,3 +330,25 @@ def missing_slices(folder: Path) -> Path:
 @sample("index-total")
 def wrong_total(folder: Path) -> Path:
     return sharded(folder, {"w": SHARD}, total=9)
+
+
+def saved(id: str, make: Callable[[], Any]) -> None:
+    """What torch.save writes of an object."""
+
+    def build(folder: Path) -> Path:
+        torch.save(make(), folder / "model.pth")
+        return folder / "model.pth"
+
+    SAMPLES.append(Sample(id, build))
+
+
+def jagged() -> Any:
+    return torch.nested.nested_tensor([torch.zeros(2), torch.ones(3)], layout=torch.jagged)
+
+
+saved("tensor-class", lambda: {"n": jagged(), "fc.weight": torch.ones(3)})
+saved("no-data", lambda: {"fc.weight": torch.ones(3), "fc.bias": torch.empty(3, device="meta")})
+saved(
+    "quantized",
+    lambda: {"fc.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(1, 1)},
+)

@@ -109,6 +109,14 @@ class TensorEntry:
         return self.parts[0].location if self.parts else "meta"
 
     @property
+    def has_data(self) -> bool:
+        """Whether the file holds the elements: those of a tensor on the meta device are nowhere."""
+        if self.kind == "meta":
+            return not self.numel
+        own = self.storage is None or self.storage.data is not None or not self.numel
+        return own and all(part.has_data for part in self.parts)
+
+    @property
     def is_contiguous(self) -> bool:
         return is_contiguous(self.shape, self.stride) or self.numel == 0
 
@@ -136,6 +144,10 @@ class TensorEntry:
             return storage.data.sub(dtypes.by_name(self.dtype).nbytes(self.offset), self.nbytes)
         except ValueError as error:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
+
+
+NO_DATA = "the file holds no data of it: it was saved on the meta device"
+NO_DATA_HINT = "save it again once it has values, or take it from a checkpoint that has them"
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:

@@ -18,17 +18,31 @@ from ckptfix.ops.writing import How
         ["--encoding"], metavar="CODEC", help="What the strings of a Python 2 file are encoded in, such as latin-1."
     ),
     click.Option(["--torch"], metavar="VERSION", help="Write what this torch can read: 1.5 or later."),
+    click.Option(
+        ["--parts"], is_flag=True,
+        help="Write tensors of torchao, tensordict and torch.nested as dicts of their parts.",
+    ),
     example="ckptfix sanitize training.ckpt plain.ckpt",
 )
 def command(
-    source: str, dest: str, how: How, *, keep_only: Literal["weights"] | None, encoding: str | None, torch: str | None
+    source: str,
+    dest: str,
+    how: How,
+    *,
+    keep_only: Literal["weights"] | None,
+    encoding: str | None,
+    torch: str | None,
+    parts: bool,
 ) -> Written:
     """Write OUT: IN with plain values for what torch.load(weights_only=True) refuses.
 
     numpy scalars become numbers, arrays tensors, paths strings; a Namespace, an OmegaConf or an unknown class becomes
     what its state holds, as dict, list or value. Functions, classes and whole modules are left out, each named, with
     exit code 3. Nothing is imported, and tensors keep their bytes. --torch also re-emits the calls that rebuild
-    tensors as that version knows them.
+    tensors as that version knows them. Tensors of torchao, tensordict and torch.nested are refused without --parts:
+    torch.load takes them once their library is imported.
     """
 
-    return sanitize.sanitize(source, dest, keep_only=keep_only, encoding=encoding, torch=torch, **how.keywords())
+    return sanitize.sanitize(
+        source, dest, keep_only=keep_only, encoding=encoding, torch=torch, parts=parts, **how.keywords()
+    )

@@ -39,6 +39,26 @@ CONTENTS: tuple[Entry, ...] = (
         (E.NOT_ALLOWED, E.CLASS_OF_SCRIPT, E.PACKAGE_MISSING, E.PATH_OBJECT, E.NUMPY2), _SANITIZE,
     ),
     Entry(
+        "tensor-class", "error", "the pickle contains a tensor class whose library is to be imported first",
+        "Quantized weights of torchao, a TensorDict or a nested tensor are objects of their library, which registers "
+        "them with torch when it is imported; then torch.load(weights_only=True) takes them. Without it, torch says "
+        "`Unsupported global`. Plain values in their place would be codes and scales that no framework loads.",
+        (E.NOT_ALLOWED, E.PACKAGE_MISSING), "import the library before torch.load",
+    ),
+    Entry(
+        "quantized", "info", "quantized weights: codes, which mean a weight only with their scales",
+        "The file holds small numbers and, beside them, scales and zero points. They can be renamed, selected, "
+        "converted and sharded; a mean, a cast or a copy into a float model would make other weights of them. A model "
+        "that its library has quantized in the same way loads them.",
+        (E.SHAPES, E.PREFIX), None,
+    ),
+    Entry(
+        "no-data", "error", "a tensor without data: it was saved on the meta device",
+        "A model was saved before its weights were there: made under init_empty_weights or torch.device('meta'), or "
+        "offloaded. torch.load gives a meta tensor, and the first use says `Cannot copy out of meta tensor; no data!`.",
+        (E.NO_DATA,), "save it again once its weights are loaded; the values are not in this file",
+    ),
+    Entry(
         "unsupported-opcode", "error", "the pickle has an opcode that weights_only=True refuses",
         "torch.load(weights_only=True) reads what protocol 2 writes. torch.save with pickle_protocol=4, or another "
         "program, "

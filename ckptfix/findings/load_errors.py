@@ -75,6 +75,7 @@ class LoadError(IntEnum):
     NO_MMAP = 60
     WRONG_VALUES = 61
     NO_MODEL_FILE = 62
+    NO_DATA = 63
 
 
 MEANINGS: dict[LoadError, str] = {
@@ -148,5 +149,6 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.NO_MODEL_FILE:
         "the folder has no model file of a name that from_pretrained looks for: it is an adapter's, lacks an index, or "
         "holds what a trainer saved in another form",
+    LoadError.NO_DATA: "a tensor is on the meta device: it has a shape and no values",
 }
 """What each usually means, in one sentence without a full stop."""

@@ -32,12 +32,14 @@ class Source:
         entries: name -> tensor, in file order, tied names too.
         versions: module path -> its ``_metadata``.
         extra: names of values that are not tensors and that the model may take -> their nodes.
+        made: names of tensors that are made of others -> the address of the first of these.
     """
 
     row: Candidate
     entries: Mapping[str, TensorEntry]
     versions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     extra: Mapping[str, Node] = field(default_factory=dict)
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def at(self) -> str:

@@ -96,6 +96,9 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "single.pth", saved(lambda: {"weight": torch.ones(2, 3), "tied": torch.zeros(3)})
     numbers = {"c": torch.tensor([1 + 2j, 3]), "q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)}
     yield "numbers.pth", saved(lambda: numbers)
+    codes = {"fc.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(1, 1)}
+    yield "quantized.pth", saved(lambda: codes)
+    yield "nodata.pth", saved(lambda: {"fc.weight": torch.ones(3), "fc.bias": torch.empty(3, device="meta")})
     yield "tiny.pth", saved(lambda: {"w": torch.tensor([1e-30, 1e30])})
     yield "damaged.pth", damaged()
     yield "renamed.pth", state(new__weight=(1, 2, 3), fc__bias=(4, 5))
@@ -128,7 +131,7 @@ def plan(name: str) -> str:
 
 RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
-                "inspect run", "inspect module.pth"),
+                "inspect run", "inspect module.pth", "inspect quantized.pth"),
     "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth"),
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
@@ -138,7 +141,8 @@ RUNS: dict[str, tuple[str, ...]] = {
              "diff a.pth b.pth --atol 2", "diff module.pth meta.pth", "diff copies.pth original.pth",
              "diff tied.pth untied.pth", "diff a.pth renamed.pth", "diff damaged.pth a.pth"),
     "digest": ("digest ddp.pth --check rich.pth", "digest --files ddp.pth", "digest a.pth --check b.pth",
-               "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total"),
+               "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total",
+               "digest nodata.pth", "digest nodata.pth --check nodata.pth"),
     "stats": ("stats ddp.pth --by-layer", "stats numbers.pth --filter * --filter none", "stats a.pth --depth 1"),
     "git": ("git enable --global --dry-run", "git textconv a.pth"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),

@@ -763,3 +763,10 @@ def flipped(folder: Path) -> Path:
     data = bytearray(content(big()))
     data[data.index(big()["b.weight"].numpy().tobytes()) + 1001] ^= 4
     return written(folder, bytes(data))
+
+
+@case(62, "no-data", "NotImplementedError: Cannot copy out of meta tensor; no data!", words="save it again")
+def without_data(folder: Path) -> Path:
+    with torch.device("meta"):
+        state = net().state_dict()
+    return saved(folder, state)

@@ -37,7 +37,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 """The rooms of the house from the bottom up: a room imports from layers below its own, or as `BESIDE` says."""
 
 OPS: tuple[tuple[str, ...], ...] = (
-    ("averages", "candidates", "inplace", "inside", "law", "naming", "numbers", "record", "taken"),
+    (
+        *("averages", "candidates", "inplace", "inside", "law", "naming", "numbers", "quantized", "record", "taken"),
+        "tensor_classes",
+    ),
     ("choose", "drafts", "hazards"),
     ("pieces", "writing"),
     ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),

@@ -38,9 +38,9 @@ def command(
 ) -> Written:
     """Write OUT: IN with its floating-point tensors in another dtype.
 
-    The values are those of torch's tensor.to(DTYPE), bit for bit. Integers, the optimizer, and statistics and scales
-    (running_mean, running_var, weight_scale ...) stay as they are, unless --only names them. Numbers that leave the
-    range of DTYPE are counted, and named.
+    The values are those of torch's tensor.to(DTYPE), bit for bit. Integers, the optimizer, and statistics
+    (running_mean, running_var ...) stay as they are, unless --only names them. Codes of quantized weights and their
+    scales are refused; --keep leaves them out. Numbers that leave the range of DTYPE are counted, and named.
     """
 
     return cast.cast(source, dest, dtype, only=only, keep=keep, at=at, on_overflow=on_overflow, **how.keywords())

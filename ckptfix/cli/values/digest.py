@@ -93,13 +93,14 @@ def command(
     else:
         for line in done.manifest.removesuffix("\n").split("\n"):
             console.say(line)
+        console.done([line for line in done.lines if line.startswith("no data")])
     return done.exit_code
 
 
 def _show(console: Console, check: Check, lines: Sequence[str]) -> None:
     most = console.rows(None, ROWS)
     console.done(lines[:1])
-    for names, what in ((check.changed, "changed"), (check.missing, "missing"), (check.added, "added")):
+    for names, what in check.rows:
         for name in names[: most or None]:
             console.say(f"{what}: {printable(name)}")
         if most and len(names) > most:

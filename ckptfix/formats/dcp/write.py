@@ -26,7 +26,7 @@ from ckptfix.checkpoint import (
     segment_length,
 )
 from ckptfix.checkpoint.address import join
-from ckptfix.checkpoint.tensors import contiguous_stride
+from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT, contiguous_stride
 from ckptfix.errors import DamagedFile, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -166,6 +166,8 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             entry = entries.get(id(node)) if is_tensor(node) else None
             if entry is not None and entry.kind == "wrapper":
                 raise Unsupported("a tensor that is one rank's piece, or wrapped", where=entry.name)
+            if entry is not None and not entry.has_data:
+                raise Unsupported(NO_DATA, where=entry.name, hint=NO_DATA_HINT)
             if entry is not None and _is_plain(entry):
                 _refuse_impossible(entry)
                 flat.tensors.append((path, entry))

@@ -10,6 +10,7 @@ from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.align.result import Skipped
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
+from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
@@ -20,6 +21,7 @@ from ckptfix.names import bases, spellings, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.match.fused import Operations, rules, with_operations
+from ckptfix.ops.quantized import quantization_of
 from ckptfix.ops.rename.transform import Made
 
 if TYPE_CHECKING:
@@ -157,7 +159,10 @@ def _transformed(checkpoint: Checkpoint, source: Source, operations: Operations)
     entries: dict[str, TensorEntry] = {}
     for old, (new, entry) in made.sites[0].after():
         entries[new] = source.entries[old] if entry is None else entry
-    return replace(source, entries=entries)
+    from_names = {
+        new: join(source.at, one.old[0]) for one in operations.taken for new in one.new if one.old
+    }
+    return replace(source, entries=entries, made=from_names)
 
 
 def _settle(
@@ -289,6 +294,25 @@ def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
     if tensor.layout == torch.strided and not is_lazy(tensor):
         yield from zip(tensor.shape, tensor.stride(), strict=True)
+
+
+def refuse_codes(checkpoint: Checkpoint, fit: Fit) -> bool:
+    """Whether codes of quantized weights would become parameters of another dtype: these become mismatches."""
+    roles = quantization_of(checkpoint).roles
+    codes = {name: row for name, (role, row) in roles.items() if role == "codes"}
+    if not codes:
+        return False
+    found = False
+    for name, old in list(fit.pairs.items()):
+        entry, tensor = fit.source.entries.get(old), fit.target.tensors.get(name)
+        row = codes.get(fit.source.made.get(old, "") or (entry.name if entry is not None else ""))
+        if entry is None or tensor is None or row is None or dtype_of(tensor) == entry.dtype:
+            continue
+        why = f"codes of a quantized weight ({row.label}), {entry.dtype} in the file, {dtype_of(tensor)} in the model"
+        fit.mismatched.append(Mismatch(name, old, shape_of(tensor), entry.shape, why))
+        del fit.pairs[name]
+        found = True
+    return found
 
 
 def refuse_two_values(fit: Fit, maker: TensorMaker) -> None:

@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
 from ckptfix.io.source import cause_of
 from ckptfix.loaders.model import direct, torch_way
-from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_two_values
+from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_codes, refuse_two_values
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.overlaps import refuse_other_values
 from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
@@ -77,8 +77,9 @@ def load_into(
             fit, there is a warning.
 
     Raises:
-        LoadMismatch: model and file disagree, and `strict`, or nothing of the file fits the model; its `report` has
-            everything, and nothing was changed.
+        LoadMismatch: model and file disagree, and `strict`, or nothing of the file fits the model, or codes of a
+            quantized weight would become a parameter of another dtype; its `report` has everything, and nothing was
+            changed.
         Refused: several state dicts fit equally well, or, with `strict` False, several base prefixes; or the model is
             on the meta device and not `assign`, or made in inference mode; or it is none.
         NoSuchTensor: no state dict at `at`.
@@ -103,6 +104,7 @@ def load_into(
     where = restore if assign or callable(map_location) else unmoved
     maker = TensorMaker(checkpoint, where, warn=assign, verify=verify, mmap=mmap)
     fit = best_fit(checkpoint, found, goal, match, assign=assign)
+    codes = refuse_codes(checkpoint, fit)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
     _refuse_unwritable(fit, assign)
@@ -117,15 +119,15 @@ def load_into(
         looked_at = TensorMaker(checkpoint, where, mmap=True, reading=maker.reading)
         torch_way.rehearse(fit, looked_at, extra, assign=assign)
     empty = not (fit.pairs or fit.complete or allow_empty)
-    done = fit.complete or not (strict or empty)
+    done = fit.complete or not (strict or empty or codes)
     report = _report(checkpoint, fit, done, assign)
     if not done:
         raise LoadMismatch(
-            "; ".join([*(() if strict else ("nothing of the file fits the model",)), *report.trouble()]),
+            "; ".join([*(() if strict or codes else ("nothing of the file fits the model",)), *report.trouble()]),
             report=report,
             path=checkpoint.path,
             where=fit.source.at or None,
-            hint=_HINT if strict else _EMPTY,
+            hint=_CODES if codes else _HINT if strict else _EMPTY,
         )
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
@@ -149,6 +151,7 @@ def load_into(
 
 
 _HINT = "strict=False loads what fits; match='structure' aligns models that name the same layers differently"
+_CODES = "load it into a model that its library has quantized in the same way; or save the weights dequantized first"
 _EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True lets it pass"
 
 

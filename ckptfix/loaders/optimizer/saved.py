@@ -9,6 +9,7 @@ from typing import TypeAlias
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import given, is_inside, join, shown
 from ckptfix.errors import NoSuchTensor, Refused
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.object import MAX_ADDRESS
 from ckptfix.formats.torch.tensors import is_tensor
@@ -17,6 +18,7 @@ from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
 from ckptfix.loaders.optimizer.parameters import Key, SavedGroup, State
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
+from ckptfix.ops import tensor_classes
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.pickles.graph import Node, children
 from ckptfix.words import where_else
@@ -126,9 +128,23 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
     saved, made = build()
     foreign = next((value for value in made if isinstance(value, ForeignObject)), None)
     if foreign is not None:
-        what = f"{foreign.module}.{foreign.name}"
-        raise Refused(f"it holds an object of class {what}, which is not imported", path=checkpoint.path, where=address)
+        what = _class_of(foreign)
+        library = tensor_classes.library_of(what)
+        message = f"it holds an object of class {what}, which is not imported"
+        advice: str | None = None
+        if library is not None:
+            message = f"it holds tensors of class {what}, which only {library.name} can rebuild"
+            advice = f"run `{library.statement}`, then torch.load(..., weights_only=True) and optimizer.load_state_dict"
+        raise Refused(message, path=checkpoint.path, where=address, hint=advice)
     return address, saved
+
+
+def _class_of(foreign: ForeignObject) -> str:
+    """The class of a foreign object: of a tensor that a rebuild call of torch makes, the one that the call is given."""
+    name = f"{foreign.module}.{foreign.name}"
+    place = {calls.FROM_TYPE.full: 1, calls.FROM_TYPE_V1.full: 1, calls.WRAPPER.full: 0}.get(name)
+    given = foreign.args[place] if place is not None and len(foreign.args) > place else None
+    return f"{given.module}.{given.name}" if isinstance(given, ForeignObject) else name
 
 
 def parts(saved: Mapping[str, object]) -> tuple[list[SavedGroup], State]:

@@ -20,10 +20,11 @@ from ckptfix.checkpoint import (
     dtypes,
     same_place,
 )
+from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
 from ckptfix.errors import Refused
 from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.mapped import mapped
-from ckptfix.ops import choose, numbers
+from ckptfix.ops import choose, numbers, quantized
 from ckptfix.ops.law.promise import holders, listed
 from ckptfix.words import plural, some
 
@@ -96,11 +97,13 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
         at: address of the state dict in each.
 
     Raises:
-        Refused: names, shapes or dtypes differ; all such names are said.
+        Refused: names, shapes or dtypes differ; all such names are said. Or a tensor is one of a quantized weight, or
+            has no data.
     """
     ats = [choose.mapping(checkpoint, at).at for checkpoint in checkpoints]
     tables = [_table(checkpoint, at) for checkpoint, at in zip(checkpoints, ats, strict=True)]
     _refuse_others(checkpoints, tables)
+    _refuse_without_values(checkpoints, tables)
     mine = tables[-1]
     puts: Table = {}
     made: dict[object, Storage] = {}
@@ -160,6 +163,17 @@ def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -
         if faults:
             hint = f"the first is {checkpoints[0].path}; `ckptfix diff` compares them"
             raise Refused(f"it cannot be averaged with the first: {'; '.join(faults)}", path=checkpoint.path, hint=hint)
+
+
+def _refuse_without_values(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -> None:
+    """Refuse tensors whose elements are no values of a weight: codes and their scales, and those without data."""
+    hint = "load the files with the library that wrote them, and average the weights that it dequantizes"
+    for checkpoint, table in zip(checkpoints, tables, strict=True):
+        names = [entry.name for entry in table.values()]
+        quantized.refuse(checkpoint, names, "a mean of codes or scales is no mean of weights", hint)
+        empty = next((entry for entry in table.values() if not entry.has_data), None)
+        if empty is not None:
+            raise Refused(NO_DATA, path=checkpoint.path, where=empty.name, hint=NO_DATA_HINT)
 
 
 def _named(names: Sequence[str]) -> str:

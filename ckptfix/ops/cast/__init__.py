@@ -66,7 +66,7 @@ def cast(
 ) -> CastResult:
     """Write `source` to `dest` with its floating-point tensors in another dtype, as ``tensor.to`` gives them.
 
-    Integers, the optimizer, and what a table names (statistics of BatchNorm, scales of quantized weights) stay.
+    Integers, the optimizer, and what a table names (statistics of BatchNorm) stay.
 
     Args:
         to: such as ``"bfloat16"`` or ``"float8_e4m3fn"``.
@@ -77,7 +77,7 @@ def cast(
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
-        Refused: no such dtype.
+        Refused: no such dtype; or codes of a quantized weight, or their scales, are among the tensors.
         WouldLoseData: a number leaves the range, with ``on_overflow="error"``.
         NoSuchTensor, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """

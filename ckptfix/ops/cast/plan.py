@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint.quantization import observers
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.mapped import mapped
 from ckptfix.names.globs import Globs
-from ckptfix.ops import choose, numbers
+from ckptfix.ops import choose, numbers, quantized
 from ckptfix.ops.law.promise import holders, listed
 
 SHORT = {
@@ -32,14 +33,8 @@ STAY: dict[str, str] = {
     "num_batches_tracked": "the same: a counter",
     "n_averaged": "torch.optim.swa_utils.AveragedModel: a counter",
     "inv_freq": "rotary embeddings: frequencies whose rounding grows with the position",
-    "scale": "torch.ao and compressed-tensors: the scale of quantized weights",
-    "zero_point": "torch.ao: the zero of quantized weights",
-    "scales": "GPTQ and AWQ: scales of quantized weights",
-    "weight_scale": "compressed-tensors, Hugging Face fp8: the scale of quantized weights",
-    "weight_scale_inv": "DeepSeek fp8: the same, for blocks",
-    "input_scale": "compressed-tensors: the scale of quantized activations",
 }
-"""Last component of a name -> why it stays as it is unless it is named."""
+"""Last component of a name -> why it stays as it is unless it is named. Scales are in `checkpoint.quantization`."""
 
 
 @dataclass(slots=True)
@@ -133,7 +128,7 @@ def cast(
     """The tensors of the model's state dicts in the dtype `to`, but for those that stay.
 
     Raises:
-        Refused: the dtype is none.
+        Refused: the dtype is none. Or codes of a quantized weight, or what belongs to them, are among what is cast.
         NoSuchTensor: there is no state dict at `at`.
     """
     to = dtype_of(to)
@@ -147,11 +142,14 @@ def cast(
     everyone = listed(checkpoint)
     called = Counter(entry.name for entry in everyone)
     around = holders(everyone)
-    for entry in everyone:
-        if entry.at not in ats:
-            continue
+    mine = [entry for entry in everyone if entry.at in ats]
+    _refuse_quantized(checkpoint, mine, only_by, kept_by)
+    observed = observers(mine)
+    for entry in mine:
         named, stays = only_by.match(entry.key), kept_by.match(entry.key)
         why = _why_not(entry, named=named, asked=bool(only_by), stays=stays)
+        if why is None and not named:
+            why = observed.get(entry.name)
         if why is None and entry.name in around:
             why = "it carries other tensors"
         if why is None and called[entry.name] > 1:
@@ -186,11 +184,29 @@ def cast(
     return Casts(edits, puts, old, kept, tallies, (*only_by.unused(), *kept_by.unused()))
 
 
+def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only: Globs, keep: Globs) -> None:
+    """Refuse a selection in which codes of quantized weights are, or what belongs to them."""
+    roles = quantized.quantization_of(checkpoint).roles
+    if not roles:
+        return
+    taken = [entry for entry in mine if (only.match(entry.key) if only else True) and not keep.match(entry.key)]
+    belonging = [entry.key for entry in mine if entry.name in roles]
+    others = [entry for entry in taken if entry.name not in roles]
+    castable = [entry.key for entry in others if _why_not(entry, named=False, asked=False, stays=False) is None]
+    options = quantized.selecting(belonging, castable)
+    hint = f"{options or '--keep GLOB'} leaves what is quantized as it is"
+    if not castable:
+        hint = "the library that wrote the file dequantizes it; nothing else in it could be cast"
+    quantized.refuse(checkpoint, [entry.name for entry in taken], "a cast would make other weights of it", hint)
+
+
 def _why_not(entry: TensorEntry, *, named: bool, asked: bool, stays: bool) -> str | None:
     """Why a tensor stays; empty where that goes without saying, None if it does not."""
     row = dtypes.find(entry.dtype)
     if stays:
         return "as asked"
+    if entry.kind == "meta":
+        return "the file does not hold its data"
     if entry.kind != "dense" or row is None or row.family not in ("float", "int", "bool"):
         said = named or (row is not None and row.family in ("float", "complex"))
         return f"a {entry.kind} tensor of {entry.dtype}" if said else ""

@@ -106,6 +106,9 @@ class Tensors:
         """Compare the properties of two tensors, and note what of their data is to be compared."""
         row = self._add_row(a, b, match, properties(a, b, self.unstated))
         parts_a, parts_b = leaves(a), leaves(b)
+        if not (a.has_data and b.has_data):
+            row.reason = "no data on both sides" if a.has_data == b.has_data else "no data on one side"
+            return
         if a.kind != b.kind:
             return
         if len(parts_a) != len(parts_b):

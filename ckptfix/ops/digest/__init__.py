@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ckptfix.arguments import typed
@@ -14,7 +14,7 @@ from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.digest import files, manifest, tensors
 from ckptfix.ops.digest.compare import Check, compare
 from ckptfix.ops.digest.tensors import Digest
-from ckptfix.ops.writing import write_text
+from ckptfix.ops.writing import LOSSES, write_text
 from ckptfix.pickles.collector import without_collections
 from ckptfix.shown import html
 from ckptfix.urls import as_path
@@ -34,6 +34,7 @@ class Digests:
         entries: in the order of the file; none of files that were checked.
         named: the digest of all of them under their names: of their manifest, sorted. None of files.
         unnamed: the digest of all of them without their names: of the digests, a line each, sorted. None of files.
+        no_data: names of tensors without a digest: they are on the meta device, and the file holds no data of them.
         check: how they compare with `check`; None where nothing was to be checked.
     """
 
@@ -43,12 +44,15 @@ class Digests:
     entries: tuple[Digest, ...] = ()
     named: str | None = None
     unnamed: str | None = None
+    no_data: tuple[str, ...] = ()
     check: Check | None = None
 
     @property
     def exit_code(self) -> int:
-        """1 where a check failed."""
-        return int(self.check is not None and not self.check.verified)
+        """1 where a check failed, 3 where a tensor has no digest."""
+        if self.check is not None:
+            return int(not self.check.verified)
+        return LOSSES if self.no_data else 0
 
     @property
     def manifest(self) -> str:
@@ -61,13 +65,14 @@ class Digests:
         noun = "tensor" if self.of == "tensors" else "file"
         check = self.check
         if check is None:
-            return (f"{plural(len(self.entries), noun)}, {self.algorithm}",)
+            without = (f"no data: {some(self.no_data)}",) if self.no_data else ()
+            return (f"{plural(len(self.entries), noun)}, {self.algorithm}", *without)
         present = plural(check.same + len({row.old for row in check.moved}), noun)
         lines = [f"{'verified' if check.verified else 'DIFFERENT'}: {present} of {check.against} intact"]
         if check.moved:
             first = check.moved[0]
             lines[0] += f", {len(check.moved):,} under other names, as in {first.old} -> {first.new}"
-        for names, what in ((check.changed, "changed"), (check.missing, "missing"), (check.added, "added")):
+        for names, what in check.rows:
             if names:
                 lines.append(f"{what}: {some(names)}")
         for at, count in check.left_out.items():
@@ -100,6 +105,7 @@ class Digests:
             ],
             "named": self.named,
             "unnamed": self.unnamed,
+            "no_data": list(self.no_data),
             "check": None if self.check is None else self.check.as_dict(),
             "summary": list(self.lines),
         }
@@ -185,7 +191,7 @@ def _of_tensors(
 ) -> Digests:
     algorithm = known.algorithm if known is not None else algorithm
     checkpoint = open_checkpoint(path)
-    rows = tensors.digests(checkpoint, algorithm, at=at, progress=progress)
+    rows, empty = tensors.digests(checkpoint, algorithm, at=at, progress=progress)
     named, unnamed = tensors.of_set(rows, algorithm)
     found: Check | None = None
     if other is not None:
@@ -193,8 +199,9 @@ def _of_tensors(
         if known is not None:
             wanted = known.digests
         else:
-            wanted = tensors.digests(open_checkpoint(other), algorithm, at=check_at, progress=progress)
-        found = compare(rows, wanted, other)
+            wanted, none = tensors.digests(open_checkpoint(other), algorithm, at=check_at, progress=progress)
+            empty = list(dict.fromkeys([*empty, *none]))
+        found = replace(compare(rows, wanted, other), no_data=tuple(empty))
     return Digests(
         path=path,
         of="tensors",
@@ -202,6 +209,7 @@ def _of_tensors(
         entries=tuple(rows),
         named=named,
         unnamed=unnamed,
+        no_data=tuple(empty) if found is None else (),
         check=found,
     )
 

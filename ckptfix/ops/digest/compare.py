@@ -30,6 +30,7 @@ class Check:
         changed: names that both have, with other tensors.
         added: names of the copy whose tensors the original does not have.
         left_out: address of a whole mapping of the original of which the copy has nothing -> tensors in it.
+        no_data: names of either side whose values are in no file: they are not verified.
     """
 
     against: str
@@ -39,11 +40,17 @@ class Check:
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
+    no_data: tuple[str, ...] = ()
 
     @property
     def verified(self) -> bool:
-        """Whether nothing is missing, changed or added."""
-        return not (self.missing or self.changed or self.added)
+        """Whether nothing is missing, changed or added, and all that there is has values."""
+        return not (self.missing or self.changed or self.added or self.no_data)
+
+    @property
+    def rows(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """The names that are not verified, and why."""
+        return (self.changed, "changed"), (self.missing, "missing"), (self.added, "added"), (self.no_data, "no data")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -56,6 +63,7 @@ class Check:
             "changed": list(self.changed),
             "added": list(self.added),
             "left_out": dict(self.left_out),
+            "no_data": list(self.no_data),
         }
 
 

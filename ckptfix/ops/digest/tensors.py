@@ -91,8 +91,10 @@ class Digest:
 
 def digests(
     checkpoint: Checkpoint, algorithm: str, *, at: str | None = None, progress: Progress | None = None
-) -> list[Digest]:
-    """The digest of every tensor, or of those of the mapping at an address, under their keys.
+) -> tuple[list[Digest], list[str]]:
+    """The digest of every tensor, or of those of the mapping at an address, under their keys; and who has none.
+
+    A tensor on the meta device has no elements in the file, and no digest.
 
     Raises:
         WouldLoseData: a tensor that cannot be read as it was written.
@@ -104,6 +106,8 @@ def digests(
     choose.refuse_damaged(checkpoint)
     if at is not None:
         entries = _at(checkpoint, entries, at)
+    empty = [entry.name if at is None else entry.key for entry in entries if not entry.has_data]
+    entries = [entry for entry in entries if entry.has_data]
     unique = {_place(entry): entry for entry in entries}
     total = sum(entry.nbytes for entry in unique.values())
     done = 0
@@ -115,10 +119,11 @@ def digests(
             done += nbytes
             if progress is not None:
                 progress(done, total)
-    return [
+    made = [
         Digest(entry.name if at is None else entry.key, known[_place(entry)], entry.dtype, entry.shape, entry.at)
         for entry in entries
     ]
+    return made, empty
 
 
 def _at(checkpoint: Checkpoint, entries: Sequence[TensorEntry], at: str) -> list[TensorEntry]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside, shown
-from ckptfix.checkpoint.tensors import reach
+from ckptfix.checkpoint.tensors import NO_DATA, reach
 from ckptfix.commands import verbatim, word
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
@@ -22,7 +22,7 @@ from ckptfix.formats.torch.common import pickled
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import spellings, wrappers
 from ckptfix.names.attributes import bare_names
-from ckptfix.ops import averages, choose
+from ckptfix.ops import averages, choose, quantized
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.words import plural
 
@@ -71,6 +71,8 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _devices(checkpoint)
     yield from _nesting(checkpoint)
     yield from _sizes(checkpoint)
+    yield from _without_data(checkpoint)
+    yield from quantized.notes(checkpoint)
     yield from _sharing(checkpoint)
     yield from _spellings(checkpoint)
     yield from format_of(checkpoint).remarks(checkpoint)
@@ -206,6 +208,12 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         names = ", ".join(entry.name for entry in empty[:3])
         message = f"{len(empty):,} of {len(mine):,} tensors have the shape [0] and no values: {names}"
         yield found("zero-size", message, where=empty[0].name)
+
+
+def _without_data(checkpoint: Checkpoint) -> Iterator[Finding]:
+    for entry in checkpoint.entries:
+        if not entry.has_data:
+            yield found("no-data", NO_DATA, where=entry.name)
 
 
 def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -213,8 +213,9 @@ def _examined(
     if checkpoint is not None and not format_of(checkpoint).edits:
         folder = format_of(checkpoint).folder
         remedies = [with_conversion(row, name, folder=folder) for row in remedies]
-    if any(finding.id in ("one-rank", "flat-parameters") for finding in ordered):
-        # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks.
+    if any(finding.id in ("one-rank", "flat-parameters", "tensor-class") for finding in ordered):
+        # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks. Those of a
+        # library's tensors are their parts.
         remedies = [_without(row, "sanitize") for row in remedies]
     done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
     form = checkpoint.format if checkpoint is not None else None

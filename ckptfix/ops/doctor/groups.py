@@ -17,6 +17,7 @@ _EXAMPLES = frozenset({"one-rank", "optimizer-state"})
 
 _ABOUT = {
     "foreign-global": "torch.load refuses this file: it contains objects that weights_only=True does not allow ({})",
+    "tensor-class": "torch.load needs the library of these tensors to be imported first: {}",
     "dangerous-global": "the pickle contains {}, which can run code or open files",
 }
 """id -> a sentence about all that such findings name (`Finding.about`)."""

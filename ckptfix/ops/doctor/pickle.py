@@ -13,7 +13,7 @@ from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.call_classes import UNINITIALIZED, class_of
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.layers import Memory
-from ckptfix.ops import inside
+from ckptfix.ops import inside, tensor_classes
 from ckptfix.ops.inside import Hidden
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
 from ckptfix.pickles import opcodes as op
@@ -49,12 +49,17 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
         base: offset in the file of the first byte that the graph's spans count from.
     """
     calls = _calls(graph)
+    known = tensor_classes.libraries(graph)
     seen: set[str] = set()
     for node in graph.globals:
         name = weights_only.canonical(node)
         if name not in seen and not weights_only.accepted(name):
             seen.add(name)
-            yield _global(name, where, base + node.start, calls.get(name), base)
+            library = next((row for row in known if row.has(name)), None)
+            if library is not None:
+                yield _tensor_class(name, library, where, base + node.start)
+            else:
+                yield _global(name, where, base + node.start, calls.get(name), base)
     opcode = weights_only.refused_opcode(graph, strict=not seen)
     if opcode is not None:
         place, what = opcode
@@ -73,6 +78,12 @@ def _global(name: str, where: str, offset: int, call: int | None, base: int) -> 
     what = f"{name} ({about or f'from the package {module}'})" if about or module else name
     message = f"torch.load refuses this file: weights_only=True does not allow {what}{called}"
     return found("foreign-global", message, where=where, offset=offset, about=name)
+
+
+def _tensor_class(name: str, library: tensor_classes.Library, where: str, offset: int) -> Finding:
+    message = f"torch.load needs {library.name} for this file: it holds tensors of that library ({name})"
+    advice = f"run `{library.statement}` before torch.load(..., weights_only=True), which then takes the file"
+    return found("tensor-class", message, where=where, offset=offset, fix=advice, about=name)
 
 
 def _calls(graph: Graph) -> dict[str, int]:

@@ -18,7 +18,7 @@ from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress
 from ckptfix.names import wrappers as keys
 from ckptfix.names.attributes import bare_names
-from ckptfix.ops import choose
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
@@ -45,6 +45,7 @@ class Inspection:
         members: the files of the folder that was asked about, where the checkpoint is one of them.
         training: what the trainer kept of where it was, by address; ``lr`` has the learning rates.
         modules: the whole pickled modules.
+        quantization: what a quantization scheme is called -> how many weights have it.
     """
 
     path: str
@@ -67,6 +68,7 @@ class Inspection:
     members: tuple[Member, ...] = ()
     training: Mapping[str, object] = field(default_factory=dict)
     modules: tuple[Whole, ...] = ()
+    quantization: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def named_entries(self) -> tuple[TensorEntry, ...]:
@@ -131,6 +133,7 @@ class Inspection:
             "members": [asdict(member) for member in self.members],
             "training": dict(self.training),
             "modules": [{"at": whole.at, "class": whole.name, "tensors": whole.taken} for whole in self.modules],
+            "quantization": dict(self.quantization),
         }
 
 
@@ -209,6 +212,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         entries=entries,
         training=training_of(checkpoint.values()),
         modules=modules_in(checkpoint),
+        quantization=quantized.quantization_of(checkpoint).counts,
     )
 
 
@@ -266,6 +270,7 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
         ("parameters", [f"{inspection.parameters:,}"]),
         ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
         ("dtypes", [_counts(inspection.dtypes)]),
+        ("quantized", _capped([_scheme(*item) for item in inspection.quantization.items()], most)),
         ("devices", [_counts(inspection.devices)]),
         ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
         ("training", [shown(inspection.training)]),
@@ -319,6 +324,10 @@ def _trait(name: str, value: object) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} x {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _scheme(label: str, count: int) -> str:
+    return f"{plural(count, 'weight')}: {label}"
 
 
 def _wrapper(component: str, found: tuple[int, str]) -> str:

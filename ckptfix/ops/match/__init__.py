@@ -20,6 +20,7 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
+from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
@@ -28,6 +29,7 @@ from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
+from ckptfix.ops.quantized import refuse_apart
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -180,6 +182,7 @@ def find(
         )
         planned = None
         try:
+            _refuse_apart(checkpoint, one, matching, operations)
             planned = match_plan.plan(checkpoint, one, matching, operations)
         except CkptfixError as error:
             refusals.append(error)
@@ -187,6 +190,20 @@ def find(
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
     return Found(checkpoint, one, target, matching, planned, tuple(refusals), notes)
+
+
+def _refuse_apart(
+    checkpoint: Checkpoint, side: targets.Side, matching: Matching, operations: Operations
+) -> None:
+    """Refuse to change tensors of quantized weights other than in name, unless what belongs together changes alike."""
+    steps = [(one.old, one.operations) for one in operations.taken]
+    reshaped = [((pair.source,), (_reshaped(pair.reshape),)) for pair in matching.pairs if pair.reshape is not None]
+    refuse_apart(checkpoint, side.at or "", [*steps, *reshaped])
+
+
+def _reshaped(shape: Sequence[int]) -> Operation:
+    sizes = tuple((size, ()) for size in shape)
+    return Operation("reshape", {"from": sizes, "to": sizes})
 
 
 def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:

@@ -24,6 +24,7 @@ from ckptfix.io import arranged
 from ckptfix.io.arranged import Array
 from ckptfix.names.rulefile import Rules, TensorRule, several
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
+from ckptfix.ops.quantized import refuse_apart
 from ckptfix.ops.rename.groups import Group, Grouped, Slot, grouped
 from ckptfix.ops.rename.values import Misfit, Nested, Worker
 
@@ -101,6 +102,8 @@ class Made:
         if groups.groups or groups.added:
             refuse_piece(checkpoint, site.at)
             refuse_odd_keys(checkpoint, site.at)
+            steps = [(group.old(), group.rule.operations) for group in groups.groups.values()]
+            refuse_apart(checkpoint, site.at, steps)
         found = Site(site.at, keys, {}, entries, groups.groups, groups.members)
         for key in keys:
             if key in groups.groups:

@@ -54,6 +54,7 @@ def sanitize(
     keep_only: Literal["weights"] | None = None,
     encoding: str | None = None,
     torch: str | None = None,
+    parts: bool = False,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -65,18 +66,20 @@ def sanitize(
         keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
         encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
         torch: a version, such as ``"1.5"``, that is to read the file.
+        parts: write tensors of torchao, tensordict and torch.nested as dicts of their parts; they are refused by
+            default, because torch.load takes them once their library is imported.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Returns:
         A result whose `exit_code` is 3 when something was left out without being asked for.
 
     Raises:
-        Refused: nothing would be left, as of a whole pickled module.
+        Refused: nothing would be left, as of a whole pickled module; or, without `parts`, a tensor would be its parts.
         Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SanitizeResult]:
-        done = plan.sanitize(checkpoint, dest, keep_only=keep_only, encoding=encoding, torch=torch)
+        done = plan.sanitize(checkpoint, dest, keep_only=keep_only, encoding=encoding, torch=torch, parts_too=parts)
         unasked = [loss for loss in done.losses if not loss.asked]
         findings = (*(_finding(loss, checkpoint.path) for loss in unasked), *done.unloadable)
         return Draft(

@@ -22,7 +22,7 @@ from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
 from ckptfix.formats.torch.rewrite import plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.ops import choose
+from ckptfix.ops import choose, tensor_classes
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inside import TEXT, look
@@ -72,6 +72,7 @@ def sanitize(
     keep_only: str | None = None,
     encoding: str | None = None,
     torch: str | None = None,
+    parts_too: bool = False,
 ) -> Sanitized:
     """Plan `dest` as `checkpoint` with plain values in place of foreign objects.
 
@@ -79,9 +80,11 @@ def sanitize(
         keep_only: ``"weights"`` leaves nothing but the state dicts, where they are.
         encoding: codec of the byte strings of a Python 2 file.
         torch: a version from ``"1.5"`` on, whose rebuild calls and container are to be used.
+        parts_too: write tensors of a library that registers its classes with torch as dicts of their parts.
 
     Raises:
-        Refused: nothing of the object would be left, or what `keep_only` names is not there.
+        Refused: nothing of the object would be left, or what `keep_only` names is not there. Or a tensor would be its
+            parts, without `parts_too`.
         Unsupported: not a torch file, a folder that is not to become one, an unknown version or codec, or a tensor that
             the version cannot have.
         KeyConflict: two keys would become one.
@@ -96,7 +99,7 @@ def sanitize(
     by_file = format_of(checkpoint).by_file
     if by_file is not None:
         refuse_damaged(checkpoint)
-        options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch)
+        options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch, parts_too=parts_too)
         return _sanitize_files(checkpoint, by_file, options, dest)
     own = format_of(checkpoint)
     if own.folder and as_path(dest).suffix not in SUFFIXES:
@@ -116,6 +119,8 @@ def sanitize(
     if root is DROPPED:
         raise _nothing_left(checkpoint, converter.report)
     report = converter.report
+    if not parts_too:
+        _refuse_parts(checkpoint, report)
     moved = own.folder or not own.edits or (settings.legacy and torch_zip.archive_of(checkpoint) is not None)
     if not moved:
         _hidden_beside(checkpoint, report)
@@ -263,6 +268,19 @@ def _held(node: Node) -> Iterable[Asked]:
         yield from node
     elif type(node) is Dict:
         yield from (value for _, value in node.items)
+
+
+def _refuse_parts(checkpoint: Checkpoint, report: Report) -> None:
+    """Refuse to write codes, scales and offsets in place of the tensors that a library makes of them."""
+    rows = [(at, what) for at, what, _ in report.changes]
+    rows += [(loss.where, loss.what) for loss in report.losses if not loss.asked]
+    for at, what in rows:
+        library = tensor_classes.library_of(what)
+        if library is not None:
+            message = f"{what} is a tensor class of {library.name}, and plain values would be its parts"
+            hint = f"run `{library.statement}` before torch.load(..., weights_only=True), which then takes the file; "
+            hint += "--parts writes dicts of the parts"
+            raise Refused(message, path=checkpoint.path, where=at or None, hint=hint)
 
 
 def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:

@@ -1,0 +1,636 @@
+"""The table of quantization schemes: by which names, dtypes and shapes a weight is recognised as codes.
+
+A code is a number that means a weight only together with its companions: a scale, a zero point, a codebook. A scheme
+is recognised where the name, the dtype and the shape of the codes and of every companion that it needs agree. A
+`layer_scale`, a `logit_scale`, the `scale` of a norm, an int8 buffer, or a float `weight` beside a `weight_scale` agree
+in one of them at most, and are no codes. Where a ``config.json`` names the scheme, companions may be in another file.
+
+A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the stem ``l.weight`` with the suffixes
+``""`` and ``"_scale_inv"``; ``l.qweight`` and ``l.scales`` are the stem ``l.`` with ``"qweight"`` and ``"scales"``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptfix.checkpoint.tensors import TensorEntry
+
+Shape = tuple[int, ...]
+
+Role = Literal[
+    "codes", "scale", "zero point", "second scale", "codebook", "group index", "shape", "activation scale", "state",
+]  # fmt: skip
+"""What a tensor is for a quantized weight; ``state`` is what else the scheme's own code keeps (a packed record)."""
+
+Fits = Callable[[Shape, Shape], bool]
+"""Whether a companion of the second shape goes with codes of the first."""
+
+FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
+FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
+EXPONENTS = frozenset({"uint8", "float8_e8m0fnu"})
+"""A power of two a group, as MX formats have it."""
+
+INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
+NIBBLES = frozenset({"uint8", "int8", "float4_e2m1fn_x2"})
+"""Two codes of four bits a byte."""
+
+ANY = FLOATS | FLOAT8 | INTEGERS | EXPONENTS | {"bool", "uint32"}
+
+
+def anything(codes: Shape, own: Shape) -> bool:
+    """Whatever shape the companion has."""
+    return True
+
+
+def one(codes: Shape, own: Shape) -> bool:
+    """One number for the whole tensor."""
+    return math.prod(own) == 1
+
+
+def flat(codes: Shape, own: Shape) -> bool:
+    """A vector."""
+    return len(own) == 1
+
+
+def blocks(codes: Shape, own: Shape) -> bool:
+    """A number for the tensor, for each of its first dimensions (a row, an expert), or for each block of it."""
+    if math.prod(own) == 1:
+        return True
+    if len(own) < len(codes):
+        return own == codes[: len(own)]
+    if len(own) != len(codes) or not all(own) or not all(codes):
+        return False
+    return all(part <= whole and -(-whole // -(-whole // part)) == part for whole, part in zip(codes, own, strict=True))
+
+
+def rows(codes: Shape, own: Shape) -> bool:
+    """A number for each row."""
+    return bool(codes) and own in ((codes[0],), (codes[0], 1))
+
+
+def groups_of(*sizes: int, per_item: int = 1) -> Fits:
+    """A number for each group of one of these sizes along the last dimension, `per_item` codes being one element."""
+
+    def fits(codes: Shape, own: Shape) -> bool:
+        if len(own) != len(codes) or not own or own[:-1] != codes[:-1] or not own[-1]:
+            return False
+        return any(-(-codes[-1] * per_item // size) == own[-1] for size in sizes)
+
+    return fits
+
+
+def packed_groups(codes: Shape, own: Shape) -> bool:
+    """A number for each row, or each group of a row, whose codes are packed in elements of 32 bits."""
+    return one(codes, own) or (len(own) == len(codes) and bool(own) and own[:-1] == codes[:-1] and 0 < own[-1])
+
+
+_BITS = (2, 3, 4, 5, 6, 8)
+
+
+def mlx_groups(codes: Shape, own: Shape) -> bool:
+    """A number for each group of 16 to 128, the codes being packed in elements of 32 bits."""
+    if len(own) != len(codes) or not own or own[:-1] != codes[:-1] or not own[-1]:
+        return False
+    sizes = (codes[-1] * 32 / bits / own[-1] for bits in _BITS)
+    return any(size in (16, 32, 64, 128) for size in sizes)
+
+
+def gptq_columns(codes: Shape, own: Shape) -> bool:
+    """Rows are groups of inputs; a column for each output, as the codes have: these are packed along the inputs."""
+    return len(own) == len(codes) == 2 and own[1] == codes[1] and 0 < own[0]
+
+
+def gptq_zeros(codes: Shape, own: Shape) -> bool:
+    """Rows are groups of inputs; columns are outputs, packed in 32 bits."""
+    return len(own) == len(codes) == 2 and any(own[1] == -(-codes[1] * bits // 32) for bits in (2, 3, 4, 8))
+
+
+def awq_columns(codes: Shape, own: Shape) -> bool:
+    """Rows are groups of inputs; a column for each output, of which the codes pack several in a column."""
+    return len(own) == len(codes) == 2 and 0 < own[0] <= codes[0] and own[1] in (codes[1] * 8, codes[1] * 4)
+
+
+def awq_zeros(codes: Shape, own: Shape) -> bool:
+    """Rows are groups of inputs; columns are packed as those of the codes."""
+    return len(own) == len(codes) == 2 and own[1] == codes[1] and 0 < own[0] <= codes[0]
+
+
+def mx_groups(codes: Shape, own: Shape) -> bool:
+    """The shape of the codes without their last dimension, which is one group."""
+    return len(codes) >= 2 and own == codes[:-1]
+
+
+def columns(codes: Shape, own: Shape) -> bool:
+    """A number for each column."""
+    return bool(codes) and own in ((codes[-1],), (1, codes[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """A tensor beside the codes that they mean nothing without, or that goes with them.
+
+    Attributes:
+        suffix: what stands in its name behind the stem.
+        needed: the scheme is not recognised without it.
+        of_module: it stands behind the stem without its last component: an attribute of the module that has the weight.
+    """
+
+    role: Role
+    suffix: str
+    dtypes: frozenset[str]
+    fits: Fits = anything
+    needed: bool = True
+    of_module: bool = False
+
+    def name(self, stem: str) -> str:
+        """Its name beside codes of the stem `stem`."""
+        return f"{stem[: stem.rfind('.') + 1] if self.of_module else stem}{self.suffix}"
+
+
+def _also(role: Role, suffix: str, dtypes: frozenset[str] = ANY, fits: Fits = anything) -> Companion:
+    return Companion(role, suffix, dtypes, fits, needed=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A row of the table.
+
+    Attributes:
+        id: its name, which never changes.
+        title: what a message calls it.
+        suffix: of the codes, behind the stem.
+        dtypes: of the codes.
+        dimensions: how many the codes may have; empty for any.
+        companions: in the order of the formula.
+        formula: the weight, with the roles as names.
+        source: code that defines it.
+        methods: ``quant_method`` and ``quant_algo`` in config.json.
+        last: the last components that codes may have where only config.json says that they are; empty for any.
+    """
+
+    id: str
+    title: str
+    suffix: str
+    dtypes: frozenset[str]
+    companions: tuple[Companion, ...]
+    formula: str
+    source: str
+    methods: frozenset[str] = frozenset()
+    dimensions: frozenset[int] = frozenset()
+    last: frozenset[str] = frozenset({"weight"})
+
+
+_FP8_METHODS = frozenset({"fp8", "compressed-tensors", "modelopt", "fbgemm_fp8", "float-quantized", "FP8"})
+_TWO = frozenset({2, 3})
+_ACTIVATIONS = (
+    _also("activation scale", "_input_scale", FLOATS),
+    Companion("activation scale", "input_scale", FLOATS, needed=False, of_module=True),
+    Companion("activation scale", "input_zero_point", INTEGERS, needed=False, of_module=True),
+)
+_BNB_4BIT = "bitsandbytes/functional.py QuantState"
+_CT = "compressed_tensors/compressors/"
+
+SCHEMES: tuple[Scheme, ...] = (
+    Scheme(
+        "fp8-scale-inv", "fp8 with weight_scale_inv (DeepSeek, transformers)", "", FLOAT8,
+        (
+            Companion("scale", "_scale_inv", FLOATS | {"float8_e8m0fnu"}, blocks),
+            _also("activation scale", "_activation_scale", FLOATS),
+        ),
+        "codes * scale, a scale for each block (128 x 128) or tensor; the name says inv, and it is multiplied",
+        "DeepSeek-V3 inference/kernel.py weight_dequant; transformers integrations/finegrained_fp8.py",
+        _FP8_METHODS, last=frozenset(),
+    ),
+    Scheme(
+        "nvfp4-modelopt", "NVFP4 (ModelOpt)", "", NIBBLES,
+        (
+            Companion("scale", "_scale", frozenset({"float8_e4m3fn"}), groups_of(16, per_item=2)),
+            Companion("second scale", "_scale_2", frozenset({"float32"}), blocks),
+            *_ACTIVATIONS,
+        ),
+        "E2M1(codes) * scale * second scale, a scale for each 16",
+        "modelopt/torch/quantization/qtensor/nvfp4_tensor.py", frozenset({"modelopt", "modelopt_fp4", "NVFP4"}),
+        _TWO,
+    ),
+    Scheme(
+        "nvfp4-pack-quantized", "NVFP4 (compressed-tensors)", "_packed", NIBBLES,
+        (
+            Companion("scale", "_scale", frozenset({"float8_e4m3fn"}), groups_of(16, per_item=2)),
+            Companion("second scale", "_global_scale", frozenset({"float32"}), blocks),
+            _also("activation scale", "_input_global_scale", FLOATS),
+        ),
+        "E2M1(codes) * scale / second scale, a scale for each 16",
+        f"{_CT}nvfp4", frozenset({"compressed-tensors"}), _TWO, frozenset({"weight_packed"}),
+    ),
+    Scheme(
+        "mxfp4-pack-quantized", "MXFP4 (compressed-tensors)", "_packed", NIBBLES,
+        (Companion("scale", "_scale", EXPONENTS, groups_of(32, per_item=2)),),
+        "E2M1(codes) * 2 ** (scale - 127), a scale for each 32",
+        f"{_CT}mxfp4", frozenset({"compressed-tensors"}), _TWO, frozenset({"weight_packed"}),
+    ),
+    Scheme(
+        "mxfp4-blocks", "MXFP4 (gpt-oss)", "_blocks", frozenset({"uint8", "float4_e2m1fn_x2"}),
+        (Companion("scale", "_scales", EXPONENTS, mx_groups),),
+        "E2M1(codes) * 2 ** (scale - 127), a scale for each 32",
+        "gpt-oss gpt_oss/torch/weights.py; transformers integrations/mxfp4.py", frozenset({"mxfp4"}),
+        last=frozenset({"gate_up_proj_blocks", "down_proj_blocks", "mlp1_weight_blocks", "mlp2_weight_blocks"}),
+    ),
+    Scheme(
+        "mx-pairs", "MXFP4 (weight.blocks and weight.scales)", ".blocks", frozenset({"uint8", "float4_e2m1fn_x2"}),
+        (Companion("scale", ".scales", EXPONENTS, mx_groups),),
+        "E2M1(codes) * 2 ** (scale - 127), a scale for each 32",
+        "gpt-oss gpt_oss/torch/weights.py", last=frozenset({"blocks"}),
+    ),
+    Scheme(
+        "mxfp8", "MXFP8", "", FLOAT8,
+        (Companion("scale", "_scale", EXPONENTS, groups_of(32)),),
+        "codes * 2 ** (scale - 127), a scale for each 32",
+        f"{_CT}mxfp8", frozenset({"compressed-tensors", "modelopt", "mxfp8"}), _TWO,
+    ),
+    Scheme(
+        "fp8-scale", "fp8 with weight_scale (compressed-tensors, ModelOpt, FBGEMM)", "", FLOAT8,
+        (Companion("scale", "_scale", FLOATS | {"float8_e8m0fnu"}, blocks), *_ACTIVATIONS),
+        "codes * scale, a scale for the tensor, each row or each block",
+        f"{_CT}naive_quantized; modelopt/torch/quantization/qtensor/fp8_tensor.py", _FP8_METHODS, last=frozenset(),
+    ),
+    Scheme(
+        "fp8-module-scale", "fp8 with scale (DeepSeek's own inference)", "weight", FLOAT8,
+        (Companion("scale", "scale", FLOATS | {"float8_e8m0fnu"}, blocks),),
+        "codes * scale, a scale for each block",
+        "DeepSeek-V3 inference/convert.py and model.py", dimensions=_TWO,
+    ),
+    Scheme(
+        "fp8-scale-weight", "fp8 with scale_weight (ComfyUI)", "weight", FLOAT8,
+        (
+            Companion("scale", "scale_weight", FLOATS, blocks),
+            _also("activation scale", "scale_input", FLOATS),
+        ),
+        "codes * scale", "ComfyUI comfy/ops.py fp8_linear", dimensions=_TWO,
+    ),
+    Scheme(
+        "bitsandbytes-int8", "int8 with SCB (bitsandbytes)", "weight", frozenset({"int8"}),
+        (Companion("scale", "SCB", FLOATS, rows), _also("state", "weight_format", INTEGERS)),
+        "codes * scale / 127, a scale for each row",
+        "bitsandbytes/nn/modules.py Int8Params; functional.int8_vectorwise_dequant", frozenset({"bitsandbytes"}),
+        frozenset({2}),
+    ),
+    Scheme(
+        "bitsandbytes-4bit", "4 bits (bitsandbytes nf4, fp4)", "weight",
+        frozenset({"uint8", "bfloat16", "float16", "float32"}),
+        (
+            Companion("scale", "weight.absmax", frozenset({"float32", "uint8"}), flat),
+            Companion("codebook", "weight.quant_map", frozenset({"float32"}), flat),
+            _also("state", "weight.quant_state.bitsandbytes__nf4"),
+            _also("state", "weight.quant_state.bitsandbytes__fp4"),
+            _also("second scale", "weight.nested_absmax", frozenset({"float32"})),
+            _also("codebook", "weight.nested_quant_map", frozenset({"float32"})),
+        ),
+        "codebook[codes] * scale, a scale for each block of 64; a scale may be codes itself (double quantization)",
+        _BNB_4BIT, frozenset({"bitsandbytes"}),
+    ),
+    Scheme(
+        "gptq", "GPTQ", "qweight", frozenset({"int32"}),
+        (
+            Companion("scale", "scales", FLOATS, gptq_columns),
+            _also("zero point", "qzeros", frozenset({"int32"}), gptq_zeros),
+            _also("group index", "g_idx", frozenset({"int32", "int64"}), flat),
+        ),
+        "(codes - zero point) * scale, a scale for each group of inputs",
+        "gptqmodel/nn_modules/qlinear/torch.py", frozenset({"gptq", "autoround", "auto-round", "intel/auto-round"}),
+        frozenset({2}), frozenset({"qweight"}),
+    ),
+    Scheme(
+        "awq", "AWQ", "qweight", frozenset({"int32"}),
+        (
+            Companion("scale", "scales", FLOATS, awq_columns),
+            Companion("zero point", "qzeros", frozenset({"int32"}), awq_zeros),
+        ),
+        "(codes - zero point) * scale, a scale for each group of inputs, columns in the order 0 2 4 6 1 3 5 7",
+        "awq/utils/packing_utils.py, awq/modules/linear/gemm.py", frozenset({"awq"}),
+        frozenset({2}), frozenset({"qweight"}),
+    ),
+    Scheme(
+        "pack-quantized", "pack-quantized (compressed-tensors)", "_packed", frozenset({"int32"}),
+        (
+            Companion("scale", "_scale", FLOATS, packed_groups),
+            _also("shape", "_shape", frozenset({"int32", "int64"}), flat),
+            _also("zero point", "_zero_point", frozenset({"int32", "int8"})),
+            _also("group index", "_g_idx", frozenset({"int32", "int64"}), flat),
+        ),
+        "(codes - zero point) * scale, a scale for each row or group of a row; shape is that of the weight",
+        f"{_CT}pack_quantized", frozenset({"compressed-tensors"}), last=frozenset({"weight_packed"}),
+    ),
+    Scheme(
+        "int8-scale", "int8 with weight_scale (compressed-tensors)", "", frozenset({"int8"}),
+        (
+            Companion("scale", "_scale", FLOATS, blocks),
+            _also("zero point", "_zero_point", frozenset({"int8", "int32"})),
+            *_ACTIVATIONS,
+        ),
+        "(codes - zero point) * scale, a scale for the tensor, each row or each group",
+        f"{_CT}naive_quantized", frozenset({"compressed-tensors", "int-quantized"}), _TWO,
+    ),
+    Scheme(
+        "eetq", "int8 with weight_scales (EETQ)", "weight", frozenset({"int8"}),
+        (Companion("scale", "weight_scales", FLOATS, columns),),
+        "codes * scale, a scale for each output", "EETQ eetq/modules/qlinear.py", frozenset({"eetq"}), frozenset({2}),
+    ),
+    Scheme(
+        "bitnet", "BitNet (packed ternary)", "weight", frozenset({"uint8"}),
+        (Companion("scale", "weight_scale", FLOATS, one),),
+        "(codes of two bits - 1) * scale", "transformers integrations/bitnet.py", frozenset({"bitnet"}), frozenset({2}),
+    ),
+    Scheme(
+        "int4-modelopt", "int4 (ModelOpt)", "weight", frozenset({"uint8", "int8"}),
+        (
+            Companion("scale", "weight_scale", FLOATS, lambda codes, own: len(own) == 2 and own[0] == 2 * codes[0]),
+            _also("second scale", "weight_scale_2", FLOATS, one),
+            _also("activation scale", "pre_quant_scale", FLOATS),
+        ),
+        "codes * scale, two codes a byte along the rows, a scale for each group",
+        "modelopt/torch/export/quant_utils.py", frozenset({"modelopt", "W4A16_AWQ"}), frozenset({2}),
+    ),
+    Scheme(
+        "quanto", "quanto", "._data", FLOAT8 | {"int8", "uint8"},
+        (
+            Companion("scale", "._scale", FLOATS),
+            _also("zero point", "._shift", FLOATS | INTEGERS),
+            _also("zero point", "._zeropoint", FLOATS | INTEGERS),
+        ),
+        "codes * scale, or codes * scale - zero point", "optimum/quanto/tensor/weights/qbytes.py",
+        frozenset({"quanto"}), last=frozenset({"_data"}),
+    ),
+    Scheme(
+        "quanto-packed", "quanto, packed", "._data._data", frozenset({"uint8", "int32"}),
+        (
+            Companion("scale", "._scale", FLOATS),
+            _also("zero point", "._shift", FLOATS | INTEGERS),
+            _also("zero point", "._zeropoint", FLOATS | INTEGERS),
+        ),
+        "codes * scale - zero point, several codes a byte", "optimum/quanto/tensor/weights/qbits.py, packed.py",
+        frozenset({"quanto"}), last=frozenset({"_data"}),
+    ),
+    *(
+        Scheme(
+            f"torchao-{kind}", "torchao", f"{mark}qdata", FLOAT8 | INTEGERS | {"float4_e2m1fn_x2", "uint32"},
+            (
+                Companion("scale", f"{mark}scale", FLOATS | FLOAT8 | EXPONENTS),
+                _also("zero point", f"{mark}zero_point"),
+                _also("zero point", f"{mark}zero"),
+                _also("second scale", f"{mark}per_tensor_scale", FLOATS),
+                _also("activation scale", f"{mark}act_quant_scale", FLOATS),
+                _also("activation scale", f"{mark}act_pre_scale", FLOATS),
+            ),
+            "as the tensor's class in the metadata of the file says: (codes - zero point) * scale",
+            "torchao/prototype/safetensors/safetensors_support.py", frozenset({"torchao"}),
+            last=frozenset({"_weight_qdata", "weight:qdata"}),
+        )
+        for kind, mark in (("flattened", "_"), ("colon", ":"))
+    ),
+    Scheme(
+        "mlx", "MLX", "weight", frozenset({"uint32"}),
+        (Companion("scale", "scales", FLOATS, mlx_groups), Companion("zero point", "biases", FLOATS, mlx_groups)),
+        "codes * scale + zero point, a scale for each group of 16 to 128",
+        "mlx/backend/cpu/quantized.cpp; mlx.nn.QuantizedLinear", dimensions=_TWO,
+    ),
+    Scheme(
+        "mlx-mx", "MLX (mxfp4, mxfp8, nvfp4)", "weight", frozenset({"uint32"}),
+        (Companion("scale", "scales", EXPONENTS, mlx_groups),),
+        "E2M1 or E4M3(codes) * scale", "mlx.core.quantize, mode mxfp4", dimensions=_TWO,
+    ),
+    Scheme(
+        "hqq", "HQQ", "W_q", frozenset({"uint8", "int8", "int32", "float16", "bfloat16"}),
+        (Companion("scale", "scale", FLOATS), Companion("zero point", "zero", FLOATS)),
+        "(codes - zero point) * scale, groups along an axis that the file states", "hqq/core/quantize.py",
+        frozenset({"hqq"}), last=frozenset({"W_q"}),
+    ),
+    Scheme(
+        "marlin", "Marlin", "B", frozenset({"int32"}), (Companion("scale", "s", FLOATS),),
+        "", "marlin/__init__.py Layer: codes in the order of its kernel", frozenset({"marlin"}), frozenset({2}),
+        frozenset({"B"}),
+    ),
+    Scheme(
+        "exl2", "EXL2", "q_weight", frozenset({"int32"}),
+        (
+            Companion("scale", "q_scale", INTEGERS),
+            Companion("second scale", "q_scale_max", FLOATS),
+            _also("group index", "q_groups"), _also("group index", "q_invperm"), _also("group index", "q_perm"),
+        ),
+        "", "exllamav2/linear.py: bits differ by group", frozenset({"exl2"}), last=frozenset({"q_weight"}),
+    ),
+    Scheme(
+        "exl3", "EXL3", "trellis", frozenset({"int16", "uint16"}),
+        (Companion("scale", "suh", FLOATS), Companion("scale", "svh", FLOATS), _also("state", "mcg"),
+         _also("state", "mul1")),
+        "", "exllamav3/modules/quant/exl3.py: a trellis", frozenset({"exl3"}), last=frozenset({"trellis"}),
+    ),
+    Scheme(
+        "aqlm", "AQLM", "codes", frozenset({"int8", "int16", "int32", "uint8"}),
+        (Companion("codebook", "codebooks", FLOATS), Companion("scale", "scales", FLOATS)),
+        "", "aqlm/inference.py: sums of codebook vectors", frozenset({"aqlm"}), last=frozenset({"codes"}),
+    ),
+    Scheme(
+        "quip", "QuIP#", "Qidxs", frozenset({"int64", "int32", "int16", "uint8"}),
+        (Companion("scale", "SU", FLOATS | INTEGERS), Companion("scale", "SV", FLOATS | INTEGERS),
+         _also("codebook", "codebook_id"), _also("scale", "Wscale", FLOATS)),
+        "", "quip-sharp lib/linear/quantized_linear.py: a lattice", frozenset({"quip"}), last=frozenset({"Qidxs"}),
+    ),
+)  # fmt: skip
+"""In the order in which they are tried: the first that fits is it. Those without a formula are known, not computed."""
+
+LIBRARIES: Mapping[str, str] = {
+    "torchao": "torchao",
+    "optimum": "optimum-quanto",
+    "bitsandbytes": "bitsandbytes",
+    "hqq": "hqq",
+}
+"""Top module of tensor classes that are quantized weights -> the package that has it."""
+
+SUBCLASS = Scheme(
+    "tensor-class", "a tensor class of its library", "", frozenset(), (), "the library's dequantize()",
+    "torch._utils._rebuild_wrapper_subclass", last=frozenset(),
+)  # fmt: skip
+"""A quantized weight that a torch file holds as one object, with its codes and scales as parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """A quantized weight of a checkpoint.
+
+    Attributes:
+        codes: address of the tensor with the codes; None where the file has companions alone, and config.json says of
+            what.
+        companions: role and address of each tensor that belongs to it.
+        label: what a message calls the scheme.
+    """
+
+    scheme: Scheme
+    codes: str | None
+    companions: tuple[tuple[Role, str], ...] = ()
+    label: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The addresses of all its tensors."""
+        return (*(() if self.codes is None else (self.codes,)), *(name for _, name in self.companions))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """What of a checkpoint is quantized.
+
+    Attributes:
+        weights: in file order.
+        roles: address of a tensor -> the weight that it belongs to, and as what.
+    """
+
+    weights: tuple[Quantized, ...] = ()
+    roles: Mapping[str, tuple[Role, Quantized]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.weights)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What a message calls a scheme -> how many weights have it."""
+        found: dict[str, int] = {}
+        for row in self.weights:
+            found[row.label] = found.get(row.label, 0) + 1
+        return found
+
+
+SUFFIXES: Mapping[str, tuple[Scheme, ...]] = {
+    dtype: tuple(scheme for scheme in SCHEMES if dtype in scheme.dtypes)
+    for dtype in sorted(set().union(*(scheme.dtypes for scheme in SCHEMES)))
+}
+"""dtype -> the schemes whose codes may have it."""
+
+
+def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Quantization:
+    """The quantized weights among `entries`.
+
+    Args:
+        methods: what config.json calls the scheme; its codes and companions are recognised without each other then.
+    """
+    listed = list(entries)
+    by_at: dict[str, dict[str, TensorEntry]] = {}
+    for entry in listed:
+        by_at.setdefault(entry.at, {})[entry.key] = entry
+    said = tuple(scheme for scheme in SCHEMES if scheme.methods & set(methods))
+    weights: list[Quantized] = []
+    taken: set[str] = set()
+
+    def take(look: Callable[[TensorEntry], Quantized | None]) -> None:
+        for entry in listed:
+            if entry.name not in taken and (found := look(entry)) is not None:
+                weights.append(found)
+                taken.update(found.names)
+
+    take(lambda entry: _subclass(entry) or _of(entry, by_at[entry.at], ()))
+    if said:
+        # Of what names, dtypes and shapes do not settle: a scale may have the dtype of codes.
+        take(lambda entry: _orphan(entry, said))
+        take(lambda entry: _of(entry, by_at[entry.at], said))
+    places = {entry.name: place for place, entry in enumerate(listed)}
+    weights.sort(key=lambda row: places[row.names[0]])
+    roles: dict[str, tuple[Role, Quantized]] = {}
+    for row in weights:
+        if row.codes is not None:
+            roles[row.codes] = ("codes", row)
+        for role, name in row.companions:
+            roles.setdefault(name, (role, row))
+    return Quantization(tuple(weights), roles)
+
+
+def _subclass(entry: TensorEntry) -> Quantized | None:
+    """A tensor of a class whose library has nothing but quantized ones."""
+    top = entry.detail.partition(".")[0]
+    if entry.kind != "wrapper" or top not in LIBRARIES:
+        return None
+    return Quantized(SUBCLASS, entry.name, (), f"{LIBRARIES[top]} ({entry.detail})")
+
+
+def _of(entry: TensorEntry, beside: Mapping[str, TensorEntry], said: Sequence[Scheme]) -> Quantized | None:
+    """The weight whose codes `entry` is, by the first scheme that fits."""
+    if entry.kind != "dense":
+        return None
+    for scheme in SUFFIXES.get(entry.dtype, ()):
+        if not entry.key.endswith(scheme.suffix) or (scheme.dimensions and len(entry.shape) not in scheme.dimensions):
+            continue
+        stem = entry.key[: len(entry.key) - len(scheme.suffix)]
+        if scheme.suffix[:1].isalnum() and stem and stem[-1] not in "._/":
+            continue
+        known = scheme in said and (not scheme.last or entry.key.rpartition(".")[2] in scheme.last)
+        found = _companions(scheme, stem, entry, beside, known=known and entry.dtype not in FLOATS)
+        if found is not None:
+            return Quantized(scheme, entry.name, found, scheme.title)
+    return None
+
+
+def _companions(
+    scheme: Scheme, stem: str, entry: TensorEntry, beside: Mapping[str, TensorEntry], *, known: bool
+) -> tuple[tuple[Role, str], ...] | None:
+    """The companions of codes; None where one that is needed is not there, or another tensor has its name."""
+    found: list[tuple[Role, str]] = []
+    for companion in scheme.companions:
+        other = beside.get(companion.name(stem))
+        if other is None and companion.needed and not known:
+            return None
+        if other is None or other is entry:
+            continue
+        fits = other.kind == "dense" and other.dtype in companion.dtypes and companion.fits(entry.shape, other.shape)
+        if fits:
+            found.append((companion.role, other.name))
+        elif companion.needed:
+            return None
+    return tuple(found)
+
+
+def _orphan(entry: TensorEntry, said: Sequence[Scheme]) -> Quantized | None:
+    """A companion whose codes are in another file, of a scheme that config.json names."""
+    for scheme in said:
+        for companion in scheme.companions:
+            if not companion.needed or entry.dtype not in companion.dtypes or entry.kind != "dense":
+                continue
+            if _ends(entry.key, scheme, companion):
+                return Quantized(scheme, None, ((companion.role, entry.name),), scheme.title)
+    return None
+
+
+def _ends(key: str, scheme: Scheme, companion: Companion) -> bool:
+    """Whether a name is that of a companion of such codes as the scheme names."""
+    suffix = companion.suffix
+    if scheme.suffix in ("", *(scheme.last or ("weight",))):
+        whole = f"weight{suffix}" if not scheme.suffix else suffix
+        return key == whole or key.endswith(f".{whole}")
+    return any(
+        key == last.removesuffix(scheme.suffix) + suffix or key.endswith(f".{last.removesuffix(scheme.suffix)}{suffix}")
+        for last in scheme.last
+    )
+
+
+def observers(entries: Iterable[TensorEntry]) -> dict[str, str]:
+    """Address of a scale or zero point that torch.ao keeps of a module's output, or of a fake quantizer -> which.
+
+    A `scale` is one where an integer `zero_point` of its shape is beside it.
+    """
+    listed = {(entry.at, entry.key): entry for entry in entries}
+    found: dict[str, str] = {}
+    for (at, key), entry in listed.items():
+        stem, _, leaf = key.rpartition(".")
+        if leaf != "zero_point" or entry.dtype not in INTEGERS:
+            continue
+        scale = listed.get((at, f"{stem}.scale" if stem else "scale"))
+        if scale is not None and scale.shape == entry.shape:
+            found[scale.name] = "torch.ao: the scale of quantized values"
+            found[entry.name] = "torch.ao: the zero of quantized values"
+    return found
+
+
+def patterns(names: Iterable[str]) -> Iterator[str]:
+    """Globs that match the names, those that differ in numbers alone as one."""
+    yield from dict.fromkeys(re.sub(r"\d+", "*", re.sub(r"([\[\]?*])", r"[\1]", name)) for name in names)

@@ -1,0 +1,220 @@
+"""Which tensors of a checkpoint are codes of quantized weights, and why a verb leaves them alone.
+
+The scheme is read from names, dtypes and shapes, and from the ``config.json`` beside the file where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint.address import join
+from ckptfix.checkpoint.quantization import Quantization, Quantized, Role, patterns, recognised
+from ckptfix.commands import word
+from ckptfix.errors import CkptfixError, Refused
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.io.source import found_as, is_local, open_source
+from ckptfix.names.globs import Globs
+from ckptfix.urls import as_path
+from ckptfix.words import plural
+
+CONFIG = "config.json"
+MOST_CONFIG = 1 << 22
+"""Bytes of a config.json that is read; a real one has a few thousand."""
+
+MOST_GLOBS = 8
+"""Globs in a hint."""
+
+
+def quantization_of(checkpoint: Checkpoint) -> Quantization:
+    """The quantized weights of a checkpoint; no tensor byte is read."""
+    return checkpoint.once(_quantization)
+
+
+def _quantization(checkpoint: Checkpoint) -> Quantization:
+    optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
+    entries = [entry for entry in checkpoint.entries if entry.at not in optimizer]
+    return recognised(entries, methods_of(checkpoint))
+
+
+def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the config.json beside a checkpoint calls its quantization; empty where it says nothing."""
+    if not is_local(checkpoint.path):
+        return ()
+    path = as_path(checkpoint.path)
+    config = str((path if found_as(checkpoint.path) == "folder" else path.parent) / CONFIG)
+    if found_as(config) != "file":
+        return ()
+    try:
+        with open_source(config) as source:
+            if source.size > MOST_CONFIG:
+                return ()
+            made = json.loads(source.read(0, source.size))
+    except (CkptfixError, ValueError, RecursionError):
+        return ()  # It is no part of the checkpoint: what it cannot say, the tensors do.
+    return tuple(_methods(made))
+
+
+def _methods(config: Any) -> Iterable[str]:
+    if not isinstance(config, dict):
+        return
+    inner = config.get("text_config")
+    for holder in (config, inner if isinstance(inner, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            row = holder.get(key)
+            if isinstance(row, dict):
+                values = (row.get(name) for name in ("quant_method", "quant_algo", "format"))
+                yield from (value for value in values if isinstance(value, str))
+
+
+def notes(checkpoint: Checkpoint) -> list[Finding]:
+    """A note for each scheme: how many weights have it, and where the first is."""
+    first: dict[str, str] = {}
+    quantization = quantization_of(checkpoint)
+    for row in quantization.weights:
+        first.setdefault(row.label, row.names[0])
+    return [
+        found("quantized", f"{plural(count, 'tensor')} of quantized weights: {label}", where=first[label], about=label)
+        for label, count in quantization.counts.items()
+    ]
+
+
+def described(name: str, role: Role, weight: Quantized) -> str:
+    """What a tensor is, for a message."""
+    if role == "codes":
+        return f"codes of a quantized weight, {weight.label}"
+    of = "" if weight.codes is None else f" of {weight.codes}"
+    return f"the {role}{of}, {weight.label}"
+
+
+def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) -> None:
+    """Refuse to compute with tensors that are codes, or belong to some.
+
+    Args:
+        names: addresses of the tensors.
+        why: what the verb cannot do with them; follows what the first one is.
+
+    Raises:
+        Refused: one of them is.
+    """
+    roles = quantization_of(checkpoint).roles
+    wrong = [name for name in names if name in roles]
+    if wrong:
+        # The weight is what a person looks for, and its scale may stand before it.
+        wrong.sort(key=lambda name: roles[name][0] != "codes")
+        more = f" ({len(wrong):,} such tensors)" if len(wrong) > 1 else ""
+        message = f"{described(wrong[0], *roles[wrong[0]])}: {why}{more}"
+        raise Refused(message, path=checkpoint.path, where=wrong[0], hint=hint)
+
+
+def selecting(names: Collection[str], others: Collection[str]) -> str:
+    """Options of ``cast`` that leave the keys `names` out, and none of `others`; empty where that takes many globs."""
+    globs = list(dict.fromkeys(map(_last, names)))
+    if _apart(globs, names, others):
+        return _options("--keep", globs)
+    for option, wanted, rest in (("--keep", names, others), ("--only", others, names)):
+        globs = list(patterns(wanted))
+        if _apart(globs, wanted, rest):
+            return _options(option, globs)
+    return ""
+
+
+def _last(key: str) -> str:
+    """A glob for the last component of a key."""
+    return next(patterns([key.rpartition(".")[2]])) if "." not in key else f"*.{key.rpartition('.')[2]}"
+
+
+def _apart(globs: Sequence[str], names: Collection[str], others: Collection[str]) -> bool:
+    if len(globs) > MOST_GLOBS:
+        return False
+    made = Globs(globs)
+    return all(map(made.match, names)) and not any(map(made.match, others))
+
+
+def _options(option: str, globs: Sequence[str]) -> str:
+    return " ".join(f"{option} {word(glob)}" for glob in globs)
+
+
+_ALIGNED = frozenset({"stack", "unstack"})
+"""Operations that leave each tensor whole: right for codes of any scheme, if its companions go the same way."""
+
+_BLOCKWISE = frozenset({"concat", "split", "transpose"})
+"""Operations that are right where codes and scales have the same dimensions, each scale being that of whole blocks."""
+
+def refuse_apart(checkpoint: Checkpoint, at: str, steps: Sequence[tuple[tuple[str, ...], Sequence[Any]]]) -> None:
+    """Refuse operations on codes whose companions do not go the same way.
+
+    Args:
+        at: address of the mapping.
+        steps: keys of tensors that become others together, and the operations (`names.operations.Operation`).
+
+    Raises:
+        Refused: they would be other weights.
+    """
+    roles = quantization_of(checkpoint).roles
+    if not roles:
+        return
+    entries = {entry.name: entry for entry in checkpoint.entries_at(at)}
+    done = {tuple(join(at, key) for key in keys): operations for keys, operations in steps}
+    place = {name: (names, index) for names in done for index, name in enumerate(names)}
+    for names, operations in done.items():
+        wrong = [name for name in names if name in roles]
+        if not wrong or all(one.name in ("drop", "tie", "untie") for one in operations):
+            continue
+        weight = roles[wrong[0]][1]
+        weights = [roles[name][1] for name in names if name in roles]
+        whole = len(wrong) == len(names) and all(_goes_along(weight, place, entries) for weight in weights)
+        if whole and _same_way(weights, done, place, entries):
+            continue
+        said = " | ".join(map(str, operations)) or "a new shape"
+        message = f"{described(wrong[0], *roles[wrong[0]])}: `{said}` without the same for what belongs to it"
+        message += " makes other weights"
+        hint = f"it belongs together: {', '.join(weight.names)}; match it to a model that is quantized in the same way"
+        raise Refused(message, path=checkpoint.path, where=wrong[0], hint=hint)
+
+
+def _goes_along(
+    weight: Quantized, place: Mapping[str, tuple[tuple[str, ...], int]], entries: Mapping[str, TensorEntry]
+) -> bool:
+    """Whether all that belongs to a weight is changed, too."""
+    return weight.codes is not None and all(name in place for name in weight.names if name in entries)
+
+
+def _same_way(
+    weights: Sequence[Quantized],
+    done: Mapping[tuple[str, ...], Sequence[Any]],
+    place: Mapping[str, tuple[tuple[str, ...], int]],
+    entries: Mapping[str, TensorEntry],
+) -> bool:
+    """Whether codes and companions go through the same operations in the same order, and blocks stay whole."""
+    first = weights[0]
+    steps = done[place[first.names[0]][0]]
+    texts = tuple(map(str, steps))
+    blockwise = not {one.name for one in steps} <= _ALIGNED
+    if blockwise and not {one.name for one in steps} <= _ALIGNED | _BLOCKWISE:
+        return False
+    ratios: set[tuple[int, ...]] = set()
+    for weight in weights:
+        assert weight.codes is not None
+        order = place[weight.codes][1]
+        for name in weight.names:
+            around, index = place[name]
+            if tuple(map(str, done[around])) != texts or index != order or len(around) != len(weights):
+                return False
+        if blockwise:
+            codes = entries[weight.codes].shape
+            for name in weight.names[1:]:
+                shape = entries[name].shape
+                even = len(shape) == len(codes) and all(
+                    part and not whole % part for whole, part in zip(codes, shape, strict=True)
+                )
+                if not even:
+                    return False
+                ratios.add(tuple(whole // part for whole, part in zip(codes, shape, strict=True)))
+    # A split is of sizes that a scale has in proportion, which one text cannot say of both.
+    if any(one.name == "split" and one.numbers("sizes") for one in steps):
+        return False
+    return len(ratios) <= 1

@@ -1,0 +1,172 @@
+"""A state dict for each row of the table of quantization schemes, and mappings that look like one and are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+import ckptfix
+
+State = dict[str, torch.Tensor]
+
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """Quantized tensors of one scheme.
+
+    Attributes:
+        tensors: the codes first, then what belongs to them.
+        method: what config.json calls it.
+    """
+
+    scheme: str
+    tensors: State
+    method: str | None = None
+
+    @property
+    def codes(self) -> str:
+        return next(iter(self.tensors))
+
+
+def _ints(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    info = torch.iinfo(torch.int32 if dtype is torch.uint32 else dtype)
+    made = torch.randint(max(info.min, -(2**20)), min(info.max, 2**20), shape)
+    return made.to(dtype)
+
+
+def _floats(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (torch.rand(shape) + 0.5).to(dtype)
+
+
+def fixtures() -> list[Fixture]:
+    """Layouts as the schemes' own code writes them, with 64 outputs and 128 inputs."""
+    torch.manual_seed(0)
+    u8, i8, i32 = torch.uint8, torch.int8, torch.int32
+    half = torch.float16
+    m = "model.layers.3.mlp.up"
+    w = f"{m}.weight"
+    fp8 = _floats(64, 128, dtype=FP8)
+    packed = _ints(u8, 64, 64)
+    e8 = _ints(u8, 64, 4)
+    rows = [
+        ("fp8-scale-inv", {w: fp8, f"{w}_scale_inv": _floats(1, 1)}, "fp8"),
+        ("fp8-scale-inv", {w: _floats(300, 130, dtype=FP8), f"{w}_scale_inv": _floats(3, 2)}, "fp8"),
+        ("fp8-scale-inv", {f"{m}.gate_up_proj": _floats(4, 64, 128, dtype=FP8),
+                           f"{m}.gate_up_proj_scale_inv": _floats(4, 1, 1)}, "fp8"),
+        ("fp8-scale", {w: fp8, f"{w}_scale": torch.tensor(0.5), f"{m}.input_scale": torch.tensor(1.0)}, "modelopt"),
+        ("fp8-scale", {w: fp8, f"{w}_scale": _floats(64, 1, dtype=torch.bfloat16)}, "compressed-tensors"),
+        ("fp8-scale", {w: fp8.to(torch.float8_e5m2), f"{w}_scale": _floats(1)}, "fp8"),
+        ("fp8-module-scale", {w: fp8, f"{m}.scale": _floats(1, 1)}, None),
+        ("fp8-scale-weight", {w: fp8, f"{m}.scale_weight": _floats(1)}, None),
+        ("mxfp8", {w: fp8, f"{w}_scale": e8}, "modelopt"),
+        ("nvfp4-modelopt", {w: packed, f"{w}_scale": _floats(64, 8, dtype=FP8), f"{w}_scale_2": torch.tensor(1.0)},
+         "modelopt"),
+        ("nvfp4-pack-quantized", {f"{w}_packed": packed, f"{w}_scale": _floats(64, 8, dtype=FP8),
+                                  f"{w}_global_scale": _floats(1)}, "compressed-tensors"),
+        ("mxfp4-pack-quantized", {f"{w}_packed": packed, f"{w}_scale": e8}, "compressed-tensors"),
+        ("mxfp4-blocks", {f"{m}.down_proj_blocks": _ints(u8, 2, 64, 4, 16),
+                          f"{m}.down_proj_scales": _ints(u8, 2, 64, 4)}, "mxfp4"),
+        ("mx-pairs", {f"{w}.blocks": _ints(u8, 64, 4, 16), f"{w}.scales": e8}, None),
+        ("bitsandbytes-int8", {w: _ints(i8, 64, 128), f"{m}.SCB": _floats(64), f"{m}.weight_format":
+                               torch.tensor(0, dtype=u8)}, "bitsandbytes"),
+        ("bitsandbytes-4bit", {w: _ints(u8, 4096, 1), f"{w}.absmax": _floats(128), f"{w}.quant_map": _floats(16),
+                               f"{w}.quant_state.bitsandbytes__nf4": _ints(u8, 80)}, "bitsandbytes"),
+        ("bitsandbytes-4bit", {w: _ints(u8, 4096, 1), f"{w}.absmax": _ints(u8, 128), f"{w}.quant_map": _floats(16),
+                               f"{w}.nested_absmax": _floats(1), f"{w}.nested_quant_map": _floats(256),
+                               f"{w}.quant_state.bitsandbytes__fp4": _ints(u8, 80)}, "bitsandbytes"),
+        *(("gptq", {f"{m}.qweight": _ints(i32, 128 * bits // 32, 64), f"{m}.qzeros": _ints(i32, 4, 64 * bits // 32),
+                    f"{m}.scales": _floats(4, 64, dtype=half), f"{m}.g_idx": _ints(i32, 128)}, "gptq")
+          for bits in (2, 3, 4, 8)),
+        ("gptq", {f"{m}.qweight": _ints(i32, 16, 64), f"{m}.qzeros": _ints(i32, 4, 8),
+                  f"{m}.scales": _floats(4, 64, dtype=half)}, None),
+        ("awq", {f"{m}.qweight": _ints(i32, 128, 8), f"{m}.qzeros": _ints(i32, 4, 8),
+                 f"{m}.scales": _floats(4, 64, dtype=half)}, "awq"),
+        ("pack-quantized", {f"{w}_packed": _ints(i32, 64, 16), f"{w}_scale": _floats(64, 4, dtype=torch.bfloat16),
+                            f"{w}_shape": torch.tensor([64, 128])}, "compressed-tensors"),
+        ("pack-quantized", {f"{w}_packed": _ints(i32, 64, 16), f"{w}_scale": _floats(64, 4),
+                            f"{w}_shape": torch.tensor([64, 128]), f"{w}_zero_point": _ints(i32, 8, 4)},
+         "compressed-tensors"),
+        ("int8-scale", {w: _ints(i8, 64, 128), f"{w}_scale": _floats(64, 1)}, "compressed-tensors"),
+        ("eetq", {w: _ints(i8, 128, 64), f"{m}.weight_scales": _floats(64, dtype=half)}, "eetq"),
+        ("bitnet", {w: _ints(u8, 16, 128), f"{w}_scale": _floats(1, dtype=torch.bfloat16)}, "bitnet"),
+        ("int4-modelopt", {w: _ints(u8, 32, 128), f"{w}_scale": _floats(64, 1)}, "modelopt"),
+        ("quanto", {f"{w}._data": _ints(i8, 64, 128), f"{w}._scale": _floats(64, 1)}, "quanto"),
+        ("quanto-packed", {f"{w}._data._data": _ints(u8, 32, 128), f"{w}._scale": _floats(128, 1),
+                           f"{w}._shift": _floats(128, 1)}, "quanto"),
+        ("torchao-flattened", {f"{m}._weight_qdata": fp8, f"{m}._weight_scale": _floats(64, 1)}, "torchao"),
+        ("torchao-colon", {f"{w}:qdata": _ints(i8, 64, 128), f"{w}:scale": _floats(64, 1),
+                           f"{w}:zero_point": _ints(i8, 64, 1)}, "torchao"),
+        ("mlx", {w: _ints(torch.uint32, 64, 16), f"{m}.scales": _floats(64, 2, dtype=half),
+                 f"{m}.biases": _floats(64, 2, dtype=half)}, None),
+        ("mlx-mx", {w: _ints(torch.uint32, 64, 16), f"{m}.scales": _ints(u8, 64, 4)}, None),
+        ("hqq", {f"{m}.W_q": _ints(u8, 64, 64), f"{m}.scale": _floats(1, 128), f"{m}.zero": _floats(1, 128)}, "hqq"),
+        ("marlin", {f"{m}.B": _ints(i32, 8, 128), f"{m}.s": _floats(1, 64, dtype=half)}, None),
+        ("exl2", {f"{m}.q_weight": _ints(i32, 16, 64), f"{m}.q_scale": _ints(i32, 4, 8),
+                  f"{m}.q_scale_max": _floats(4, dtype=half)}, None),
+        ("exl3", {f"{m}.trellis": _ints(torch.int16, 8, 4, 64), f"{m}.suh": _floats(128, dtype=half),
+                  f"{m}.svh": _floats(64, dtype=half)}, None),
+        ("aqlm", {f"{m}.codes": _ints(torch.int16, 64, 16, 1), f"{m}.codebooks": _floats(1, 256, 1, 8, dtype=half),
+                  f"{m}.scales": _floats(64, 1, 1, 1, dtype=half)}, "aqlm"),
+        ("quip", {f"{m}.Qidxs": _ints(torch.int64, 64, 16), f"{m}.SU": _floats(128, dtype=half),
+                  f"{m}.SV": _floats(64, dtype=half)}, "quip"),
+    ]  # fmt: skip
+    return [Fixture(*row) for row in rows]
+
+
+PLAIN: dict[str, Callable[[], State]] = {
+    "layer_scale": lambda: {"blocks.0.layer_scale": torch.rand(8), "blocks.0.weight": torch.rand(8, 8)},
+    "logit_scale": lambda: {"logit_scale": torch.tensor(2.0), "logit.weight": torch.rand(4, 4)},
+    "RMSNorm's scale": lambda: {"norm.scale": torch.rand(8), "fc.weight": torch.rand(8, 8)},
+    "an int8 buffer": lambda: {"mask.weight": torch.ones(4, 4, dtype=torch.int8), "mask.scale": torch.rand(4)},
+    "a float weight beside a weight_scale": lambda: {"l.weight": torch.rand(4, 4), "l.weight_scale": torch.rand(4, 1)},
+    "a float weight beside a weight_scale_inv": lambda: {
+        "l.weight": torch.rand(4, 4, dtype=torch.float16), "l.weight_scale_inv": torch.rand(1, 1),
+    },
+    "a float weight beside scales and biases": lambda: {
+        "l.weight": torch.rand(8, 4), "l.scales": torch.rand(8, 2), "l.biases": torch.rand(8, 2),
+    },
+    "group norm": lambda: {"gn.weight": torch.rand(8), "gn.bias": torch.rand(8), "gn.scale_shift": torch.rand(2, 8)},
+    "batch norm": lambda: torch.nn.BatchNorm2d(4).state_dict(),
+    "fp8 alone": lambda: {"l.weight": torch.rand(8, 8).to(FP8), "l.bias": torch.rand(8)},
+    "int32 positions": lambda: {"pos.index": torch.arange(8, dtype=torch.int32), "pos.scales": torch.rand(8)},
+    "codes of tokens": lambda: {"tok.codes": torch.arange(8, dtype=torch.int32), "tok.scales": torch.rand(8)},
+    "fp8 beside a scale of another shape": lambda: {
+        "l.weight": torch.rand(8, 8).to(FP8), "l.weight_scale": torch.rand(7),
+    },
+    "s and B of other dtypes": lambda: {"ssm.B": torch.rand(8, 8), "ssm.s": torch.rand(8)},
+}  # fmt: skip
+"""Names, dtypes or shapes of a scheme, but never all three."""
+
+BESIDE: State = {"model.norm.weight": torch.ones(16), "model.embed.bias": torch.zeros(16)}
+"""What is in a file beside the quantized weights."""
+
+
+def written(state: State, folder: Path, kind: str, method: str | None = None) -> Path:
+    """A checkpoint of `state` in one of `KINDS`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind == "zip":
+        torch.save(state, folder / "model.pth")
+        return folder / "model.pth"
+    whole = folder / "model.safetensors"
+    safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in state.items()}, whole, {"format": "pt"})
+    if kind == "safetensors":
+        return whole
+    if kind == "hf":
+        ckptfix.convert(whole, folder / "shards", to="hf", shard_size=4096)
+        return folder / "shards"
+    config: dict[str, Any] = {"model_type": "llama"}
+    if method is not None:
+        config["quantization_config"] = {"quant_method": method}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+KINDS = ("zip", "safetensors", "hf", "folder")

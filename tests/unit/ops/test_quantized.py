@@ -1,0 +1,212 @@
+"""Codes of quantized weights: recognised in every format, kept as they are, and never computed with."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from quantized_files import BESIDE, FP8, KINDS, PLAIN, Fixture, fixtures, written
+
+import ckptfix
+from ckptfix.checkpoint.quantization import SCHEMES
+from ckptfix.errors import LoadMismatch, Refused
+from ckptfix.formats import open_checkpoint
+from ckptfix.ops.quantized import quantization_of
+
+FIXTURES = fixtures()
+IDS = [f"{number}-{row.scheme}" for number, row in enumerate(FIXTURES)]
+TITLES = {scheme.id: scheme.title for scheme in SCHEMES}
+
+
+def test_every_scheme_has_a_fixture() -> None:
+    assert {row.scheme for row in FIXTURES} == set(TITLES)
+
+
+def output(source: Path, folder: Path, name: str) -> Path:
+    return folder / (name + source.suffix)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+def test_codes_are_said_and_not_computed_with(tmp_path: Path, row: Fixture, kind: str) -> None:
+    title = TITLES[row.scheme]
+    source = written({**row.tensors, **BESIDE}, tmp_path / "in", kind, row.method)
+    (weight,) = quantization_of(open_checkpoint(ckptfix.formats.located(source))).weights
+    assert (weight.scheme.id, weight.codes) == (row.scheme, row.codes)
+    assert set(weight.names) == set(row.tensors)
+    assert ckptfix.inspect(source).quantization == {title: 1}
+    notes = [finding for finding in ckptfix.doctor(source).findings if finding.id == "quantized"]
+    assert [(note.severity, note.where) for note in notes] == [("info", row.codes)] and title in notes[0].message
+
+    for options in ({}, {"ema": 0.5}, {"weights": [1, 3]}):
+        with pytest.raises(Refused) as average:
+            ckptfix.average([source, source], output(source, tmp_path, "mean"), **options)
+        assert average.value.where == row.codes and title in average.value.message
+
+    for name in row.tensors:
+        with pytest.raises(Refused) as cast:
+            ckptfix.cast(source, output(source, tmp_path, "cast"), "float16", only=[name])
+        assert cast.value.where == name and title in cast.value.message
+    with pytest.raises(Refused) as cast:
+        ckptfix.cast(source, output(source, tmp_path, "cast"), "float16")
+    assert cast.value.where == row.codes and "leaves" in str(cast.value.hint)
+    assert not output(source, tmp_path, "cast").exists() and not output(source, tmp_path, "mean").exists()
+
+    done = ckptfix.cast(source, output(source, tmp_path, "cast"), "float16", keep=list(row.tensors))
+    found = ckptfix.load_state_dict(done.dest)
+    assert all(torch.equal(found[name].view(torch.uint8), tensor.contiguous().view(torch.uint8))
+               for name, tensor in row.tensors.items() if tensor.dim())  # fmt: skip
+    assert {found[name].dtype for name in BESIDE} == {torch.float16}
+
+
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+def test_the_hint_of_cast_works_as_printed(tmp_path: Path, row: Fixture) -> None:
+    source = written({**row.tensors, **BESIDE}, tmp_path, "safetensors")
+    with pytest.raises(Refused) as refused:
+        ckptfix.cast(source, tmp_path / "out.safetensors", "float16")
+    check_hint(source, refused.value)
+
+
+def check_hint(source: Path, refused: Refused) -> None:
+    """The options in a hint of cast cast what is beside the quantized weights."""
+    options = shlex.split(str(refused.hint).partition(" leaves")[0])
+    assert options and {*options[::2]} <= {"--keep", "--only"}
+    globs: dict[str, Any] = {"keep": [], "only": []}
+    for option, glob in zip(options[::2], options[1::2], strict=True):
+        globs[option.removeprefix("--")].append(glob)
+    done = ckptfix.cast(source, source.with_name("hinted" + source.suffix), "float16", **globs)
+    assert set(done.cast) == set(BESIDE)
+
+
+def test_the_hint_of_a_whole_model_is_short(tmp_path: Path) -> None:
+    state: dict[str, torch.Tensor] = dict(BESIDE)
+    for layer in range(3):
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            state[f"model.layers.{layer}.{name}_proj.weight"] = torch.rand(8, 8).to(FP8)
+            state[f"model.layers.{layer}.{name}_proj.weight_scale"] = torch.rand(8, 1)
+    source = written(state, tmp_path, "safetensors")
+    with pytest.raises(Refused) as refused:
+        ckptfix.cast(source, tmp_path / "out.safetensors", "float16")
+    assert "42 such tensors" in refused.value.message
+    check_hint(source, refused.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+def test_what_moves_stays_as_it_is(tmp_path: Path, row: Fixture, kind: str) -> None:
+    source = written({**row.tensors, **BESIDE}, tmp_path / "in", kind, row.method)
+    renamed = ckptfix.add_module(source, output(source, tmp_path, "renamed"), prefix="module")
+    whole = {f"module.{name}": tensor for name, tensor in {**row.tensors, **BESIDE}.items()}
+    check = ckptfix.digest(renamed.dest, check=source).check
+    assert check is not None and len(check.moved) == len(whole) and check.verified
+    one = ckptfix.select(source, output(source, tmp_path, "codes"), keep=[row.codes])
+    assert list(ckptfix.load_state_dict(one.dest)) == [row.codes]
+    there = ckptfix.convert(source, tmp_path / "there.pth")
+    assert ckptfix.diff(source, there.dest).exit_code == 0
+    assert not ckptfix.inspect(there.dest).quantization or ckptfix.inspect(there.dest).quantization == {
+        TITLES[row.scheme]: 1
+    }
+
+
+class Holder(torch.nn.Module):
+    """A model with one parameter or buffer of any name below a module."""
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in state.items():
+            *path, leaf = name.split(".")
+            inside: torch.nn.Module = self
+            for part in path:
+                if part not in dict(inside.named_children()):
+                    inside.add_module(part, torch.nn.Module())
+                inside = inside.get_submodule(part)
+            inside.register_buffer(leaf, tensor)
+
+
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+@pytest.mark.parametrize("kind", ["zip", "safetensors"])
+def test_codes_are_loaded_as_codes_or_not_at_all(tmp_path: Path, row: Fixture, kind: str) -> None:
+    if any(name.startswith(f"{other}.") for name in row.tensors for other in row.tensors):
+        pytest.skip("no module has a tensor and a module of one name")
+    source = written({**row.tensors, **BESIDE}, tmp_path, kind)
+    quantized = Holder({name: torch.zeros_like(tensor) for name, tensor in {**row.tensors, **BESIDE}.items()})
+    ckptfix.load_into(quantized, source)
+    for name, tensor in row.tensors.items():
+        found = quantized.get_buffer(name)
+        assert found.dtype is tensor.dtype and torch.equal(found.to(torch.float64), tensor.to(torch.float64))
+    shape = row.tensors[row.codes].shape
+    for options in ({"strict": False}, {"strict": True}, {"strict": False, "assign": True}, {"allow_empty": True}):
+        plain = Holder({row.codes: torch.full(shape, 7.0), **{name: torch.zeros(16) for name in BESIDE}})
+        with pytest.raises(LoadMismatch) as error:
+            ckptfix.load_into(plain, source, **options)  # type: ignore[arg-type]
+        assert row.codes in error.value.message and TITLES[row.scheme] in error.value.message
+        assert bool((plain.get_buffer(row.codes) == 7).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_only_looks_like_codes(tmp_path: Path, name: str, kind: str) -> None:
+    state = PLAIN[name]()
+    source = written({**state, **BESIDE}, tmp_path / "in", kind)
+    assert not ckptfix.inspect(source).quantization
+    assert not [finding for finding in ckptfix.doctor(source).findings if finding.id == "quantized"]
+    floating = {key for key, tensor in state.items() if tensor.is_floating_point()}
+    stays = {key for key in floating if key.endswith(("running_mean", "running_var"))}
+    done = ckptfix.cast(source, output(source, tmp_path, "cast"), "bfloat16")
+    assert set(done.cast) == (floating - stays) | set(BESIDE)
+    mean = ckptfix.average([source, source], output(source, tmp_path, "mean"))
+    assert set(mean.averaged) == floating | set(BESIDE)
+    other = Holder({key: torch.zeros(tensor.shape) for key, tensor in {**state, **BESIDE}.items()})
+    assert ckptfix.load_into(other, source).done
+
+
+def test_a_config_says_what_names_alone_do_not(tmp_path: Path) -> None:
+    """One shard of several has the codes, or the scales."""
+    halves: dict[str, Any] = {
+        "codes": {"l.weight": torch.rand(8, 8).to(FP8), "l.bias": torch.rand(8)},
+        "scales": {"l.weight_scale_inv": torch.rand(1, 1), "l.bias": torch.rand(8)},
+    }
+    for name, state in halves.items():
+        for method in (None, "fp8"):
+            path = written(state, tmp_path / f"{name}{method}", "folder", method) / "model.safetensors"
+            roles = quantization_of(open_checkpoint(path)).roles
+            assert set(roles) == ({next(iter(state))} if method else set())
+
+
+def test_a_broken_config_is_no_fault_of_the_weights(tmp_path: Path) -> None:
+    state = {"l.weight": torch.rand(4, 4)}
+    for text in ("{", "[]", '{"quantization_config": 3}', '{"quantization_config": {"quant_method": ["fp8"]}}', "\xff"):
+        safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+        assert not ckptfix.inspect(tmp_path / "model.safetensors").quantization
+
+
+def test_codes_are_not_fused_without_their_scales(tmp_path: Path) -> None:
+    names = [f"layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    rest = {"layers.0.norm.weight": torch.rand(128), "layers.0.self_attn.o_proj.weight": torch.rand(128, 128)}
+    target = {"layers.0.self_attn.qkv_proj.weight": torch.rand(384, 128), **rest}
+    torch.save(target, tmp_path / "target.pth")
+    plain = {name: torch.rand(128, 128) for name in names}
+    torch.save({**plain, **rest}, tmp_path / "plain.pth")
+    ckptfix.match(tmp_path / "plain.pth", tmp_path / "fused.pth", tmp_path / "target.pth", partial=True)
+    assert "layers.0.self_attn.qkv_proj.weight" in torch.load(tmp_path / "fused.pth")
+    codes = {name: tensor.to(FP8) for name, tensor in plain.items()}
+    scales = {f"{name}_scale": torch.rand(1) for name in names}
+    torch.save({**codes, **scales, **rest}, tmp_path / "codes.pth")
+    with pytest.raises(Refused) as error:
+        ckptfix.match(tmp_path / "codes.pth", tmp_path / "out.pth", tmp_path / "target.pth", partial=True)
+    assert error.value.where in names and TITLES["fp8-scale"] in error.value.message
+    rules = tmp_path / "rules.txt"
+    rules.write_text("layers.{n}.self_attn.{q,k,v}_proj.weight -> layers.{n}.self_attn.qkv_proj.weight concat\n")
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_json_of_inspect_has_the_schemes(tmp_path: Path) -> None:
+    row = FIXTURES[0]
+    made = ckptfix.inspect(written(row.tensors, tmp_path, "safetensors")).as_dict()
+    assert json.loads(json.dumps(made))["quantization"] == {TITLES[row.scheme]: 1}
