@@ -324,7 +324,7 @@ def _state_dicts(inspection: Inspection) -> Iterator[str]:
     for whole in modules:
         kind = f" of class {whole.name}" if whole.name else ""
         line = f"{whole.at or 'the file itself'}: a whole module{kind}, {plural(whole.taken, 'tensor')}"
-        lines.append((any(part in choose.ASIDE for part in whole.at.split("/")), line))
+        lines.append((kinds.of(whole.at, ()) not in (None, "average"), line))
     for state in states:
         if not state.optimizer:
             extra = f" and {plural(state.extra, 'other value')}" if state.extra else ""

@@ -20,7 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 import ckptfix
 from ckptfix import errors
 from ckptfix.cli.shared.exits import describe
-from ckptfix.ops import averages, choose
+from ckptfix.names import kinds
+from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate, candidates
 
 SHARED = ROOT.parent / "shared"
@@ -408,7 +409,7 @@ def test_a_module_that_cannot_be_read_whole_is_not_the_same(tmp_path: Path) -> N
 
 
 def test_the_tables_have_a_source_and_no_key_twice() -> None:
-    tables = (choose.NAMES, choose.ASIDE, choose.COPIES, averages.KEYS)
+    tables = (choose.NAMES, {key: who for key, (_, who) in kinds.ASIDE.items()}, choose.COPIES, kinds.AVERAGES)
     keys = [key for table in tables for key in table]
     assert len(keys) == len(set(keys))
     assert all(source for table in tables for source in table.values())
