@@ -37,20 +37,40 @@ def is_average(at: str, names: Sequence[str]) -> bool:
 
 
 def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
-    """Whether the first ``module.`` of `names`, which stand at `site`, comes from a wrapper that averages."""
-    if wrappers.is_average(names):
+    """Whether the first ``module.`` of `names`, the ones of `site` by now, comes from a wrapper that averages."""
+    if wrappers.is_average(counting(checkpoint, site, names, wrappers.AVERAGED)):
         return True
     if not is_under_key(site.at) or any(name in wrappers.COUNTERS for name in site.names):
         return False
+    shaped = checkpoint.shaped(site.at, site.names)
+    names = [name for name, before in zip(names, site.names, strict=True) if before in shaped]
     levels = _levels(names)
+    if not levels:
+        return False
     bare = {name.removeprefix("module." * levels) for name in names}
     beside = [other for other in checkpoint.sites if other.kind == "state_dict" and not is_under_key(other.at)]
     found = []
-    for other in (other.names for other in beside if len(other.names) == len(names)):
+    for other in (tuple(checkpoint.shaped(other.at, other.names)) for other in beside):
+        if len(other) != len(names):
+            continue
         count = _levels(other)
         if bare == {name.removeprefix("module." * count) for name in other}:
             found.append(count)
     return bool(found) and levels > max(found)
+
+
+def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
+    """Those of `names`, which those of `site` are by now, that say whether a prefix is on all of them.
+
+    Numbers, text, mappings and tensors without a dimension may be a trainer's, and count only where they have one of
+    the `prefixes` themselves: ``module.bn.num_batches_tracked`` is the model's, and ``epoch`` says nothing.
+    """
+    having = [any(wrappers.has_prefix(name, prefix) for prefix in prefixes) for name in names]
+    if site.kind != "state_dict" or all(having) or not any(having):
+        return list(names)
+    shaped = checkpoint.shaped(site.at, site.names)
+    rows = zip(names, site.names, having, strict=True)
+    return [name for name, before, has in rows if has or before in shaped or name in wrappers.COUNTERS]
 
 
 def _levels(names: Sequence[str]) -> int:

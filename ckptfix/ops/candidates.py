@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
@@ -59,24 +59,12 @@ def _compared(checkpoint: Checkpoint) -> list[Candidate]:
     return [
         replace(
             row,
-            shaped=shaped(checkpoint, row.at, row.names) if row.module is None else None,
+            shaped=tuple(checkpoint.shaped(row.at, row.names)) if row.module is None else None,
             nested=any(at != row.at and is_inside(at, row.at) for at in ats),
             versions=row.at in versions,
         )
         for row in checkpoint.once(_candidates)
     ]
-
-
-def shaped(checkpoint: Checkpoint, at: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Those of the keys `names` of the mapping at `at` that hold a tensor with at least one dimension.
-
-    All of them where none does, or where the tensors cannot be read.
-    """
-    try:
-        scalars = {entry.key: not entry.shape for entry in checkpoint.entries_at(at)}
-    except CkptfixError:
-        return tuple(names)
-    return tuple(name for name in names if scalars.get(name) is False) or tuple(names)
 
 
 def _candidates(checkpoint: Checkpoint) -> list[Candidate]:

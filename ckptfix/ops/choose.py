@@ -24,6 +24,7 @@ from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, add
 from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings.folders import LOST
+from ckptfix.formats import format_of
 from ckptfix.io.source import truncated_hint
 from ckptfix.names import kinds, wrappers
 from ckptfix.names.kinds import Kind
@@ -142,7 +143,7 @@ def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _standings(rows: Sequence[Candidate]) -> dict[str, tuple[int, int]]:
-    """Address -> what it is by its key and its names, the likeliest model first; and its depth, where a key names it."""
+    """Address -> what it is by its key and its names, the likeliest model first; and its depth, if a key names it."""
     around = [row.at for row in rows if row.nested and _is_like_module(row)]
     return {row.at: _standing(row, around) for row in rows}
 
@@ -281,7 +282,9 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
     sizes: dict[str, int] = {}
     tops: dict[str, int] = {}
     for at, entries in left.items():
-        if at in optimizers or kinds.of(at, names.get(at, ())) in kinds.RECOGNISED or _is_copy(_shapes(entries), copies):
+        if at in optimizers or kinds.of(at, names.get(at, ())) in kinds.RECOGNISED:
+            continue
+        if _is_copy(_shapes(entries), copies):
             continue
         for entry in entries:
             if kinds.of_key(entry.key) in kinds.RECOGNISED:
@@ -344,6 +347,31 @@ def _is_copy(shapes: Mapping[str, tuple[int, ...]], chosen: Sequence[Mapping[str
     if all(name.isdigit() for name in shapes):
         return any(not Counter(shapes.values()) - Counter(own.values()) for own in chosen)
     return any(shapes.items() <= own.items() and len(shapes) * 2 > len(own) for own in chosen)
+
+
+def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
+    """Every tensor of an optimizer's state, those among a model's names too."""
+    fronts = frozenset(_state_of(state.at) for state in checkpoint.state_dicts if state.optimizer)
+    mixed: dict[str, frozenset[str]] = {}
+    found = []
+    for entry in checkpoint.entries:
+        if entry.at not in mixed:
+            mixed[entry.at] = kinds.optimizer_names(row.key for row in checkpoint.entries_at(entry.at))
+        if is_inside_any(entry.at, fronts) or entry.key in mixed[entry.at]:
+            found.append(entry)
+    return found
+
+
+def _state_of(at: str) -> str:
+    """Up to ``state`` in the address of a part of an optimizer's state; all of it if that is flattened."""
+    parts = at.split("/")
+    return "/".join(parts[: parts.index("state") + 1]) if "state" in parts else at
+
+
+def optimizers(checkpoint: Checkpoint) -> list[str]:
+    """Addresses of the optimizers inside it."""
+    ats = (_state_of(state.at) for state in checkpoint.state_dicts if state.optimizer)
+    return list(dict.fromkeys(at.removesuffix("/state") for at in ats if at not in ("", "state")))
 
 
 MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
@@ -409,6 +437,37 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
         refuse_doubt(checkpoint, [row for row in models(checkpoint) if row.at in weights])
         return [site for site in sites if site.at in weights]
     return sites
+
+
+def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
+    """Keys of a state dict under which a trainer keeps other mappings: ``optimizer``, ``normalizer``."""
+    front = f"{site.at}/" if site.at else ""
+    tensors = {entry.key for entry in checkpoint.entries_at(site.at)}
+    below = [other.at for other in checkpoint.sites if other.at != site.at and other.at.startswith(front)]
+    below += [place for place, _ in checkpoint.values() if place.startswith(front) and "/" in place[len(front) :]]
+    found = {place[len(front) :].partition("/")[0] for place in below}
+    return frozenset(key for key in found if key not in tensors and "." not in key and not key.startswith("_"))
+
+
+def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
+    """Keys of a state dict that its model has: without what a trainer put among them.
+
+    Left out are numbers and mappings under a plain key, counters and scores that are tensors, and an optimizer's names.
+    """
+    tensors = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
+    ties = format_of(checkpoint).ties(checkpoint) if not site.at else {}
+    dotted = any("." in name for name in checkpoint.shaped(site.at, site.names))
+    gone = kinds.optimizer_names(site.names)
+
+    def is_own(name: str) -> bool:
+        entry = tensors.get(name)
+        if name in gone and len(gone) < len(site.names):
+            return False
+        if entry is None:
+            return "." in name or name.startswith("_") or name in ties
+        return bool(entry.shape) or not dotted or not kinds.is_progress(name)
+
+    return tuple(filter(is_own, site.names))
 
 
 def refuse_module(checkpoint: Checkpoint) -> None:

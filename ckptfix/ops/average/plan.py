@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import Check, Checkpoint, Data, Edit, Put, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.errors import Refused
+from ckptfix.formats import without_optimizer
 from ckptfix.formats.safetensors.write import row_major
 from ckptfix.io.mapped import mapped
 from ckptfix.ops import choose, numbers
@@ -94,7 +95,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
 
 def _table(checkpoint: Checkpoint, at: str) -> Table:
     choose.refuse_damaged(checkpoint)
-    return {entry.key: entry for entry in listed(checkpoint) if entry.at == at}
+    return {entry.key: entry for entry in without_optimizer(tuple(row for row in listed(checkpoint) if row.at == at))}
 
 
 def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -> None:

@@ -146,8 +146,9 @@ def cast(
     everyone = listed(checkpoint)
     called = Counter(entry.name for entry in everyone)
     around = holders(everyone)
+    optimizer = {entry.name for entry in choose.optimizer_tensors(checkpoint)} if at is None else set()
     for entry in everyone:
-        if entry.at not in ats:
+        if entry.at not in ats or entry.name in optimizer:
             continue
         named, stays = only_by.match(entry.key), kept_by.match(entry.key)
         why = _why_not(entry, named=named, asked=bool(only_by), stays=stays)

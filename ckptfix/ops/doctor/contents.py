@@ -92,7 +92,8 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         own = averages.has_own_level(checkpoint, site, site.names)
         whole = own and not site.at
-        names = averages.inside(site.names) if own and not whole else site.names
+        seen = averages.counting(checkpoint, site, site.names, *wrappers.LEADING)
+        names = averages.inside(seen) if own and not whole else seen
         carried = wrappers.wrappers_in(names)
         beside = {*wrappers.COMPANIONS, *(wrappers.COUNTERS if whole else ())}
         others = [name for name in names if name not in beside]
@@ -155,9 +156,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             fix = "ckptfix extract {source} {weights} --at {at}"
             yield found("training-checkpoint", message, where=state.at, fix=fix)
-    fronts = _optimizers(checkpoint)
-    lengths = sorted(set(map(len, fronts)))
-    optimizer = [entry for entry in checkpoint.entries if any(entry.at[:length] in fronts for length in lengths)]
+    optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
         held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}
         message = f"an optimizer's state is {sum(held.values()):,} of its {checkpoint.size:,} bytes"
@@ -166,11 +165,6 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
         if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
             yield found("no-lightning-version")
-
-
-def _optimizers(checkpoint: Checkpoint) -> frozenset[str]:
-    """Beginnings of addresses that are an optimizer's."""
-    return frozenset(state.at.rpartition("/")[0] for state in checkpoint.state_dicts if state.optimizer)
 
 
 def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
@@ -326,7 +320,8 @@ def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
         # Reported as what a wrapper added.
         return
     for state in weights(checkpoint):
-        names = [entry.key for entry in checkpoint.entries_at(state.at)]
+        shaped = checkpoint.shaped(state.at, [entry.key for entry in checkpoint.entries_at(state.at)])
+        names = [entry.key for entry in checkpoint.entries_at(state.at) if entry.key in shaped]
         carrying, others = wrappers.split_prefix(names, prefix.name)
         if bool(carrying) != prefix.in_file:
             continue

@@ -9,7 +9,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import weights_of
+from ckptfix.formats import weights_of, without_optimizer
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
@@ -17,7 +17,7 @@ from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
-from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module
+from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module, state_dict_of
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles import Call, PersId
@@ -43,11 +43,12 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     check_whole(made, checkpoint.size_of)
     refuse_damaged(checkpoint, MISREAD, candidate.at)
     if candidate.module is None:
-        beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
+        own = {entry.name for entry in state_dict_of(checkpoint, candidate)}
+        beside = [entry for entry in checkpoint.entries if entry.name not in own]
         return replace(made, beside=tuple(beside))
-    own = beside_state_dict(checkpoint, candidate.at, made.entries)
-    beside = [*own, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
-    left = dict.fromkeys((*made.left, *(entry.name for entry in own)))
+    rest = beside_state_dict(checkpoint, candidate.at, made.entries)
+    beside = [*rest, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
+    left = dict.fromkeys((*made.left, *(entry.name for entry in rest)))
     return replace(made, beside=tuple(beside), left=tuple(left))
 
 
@@ -86,7 +87,8 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         own = tuple(detached_entry(entry, entry.key) for entry in weights_of(checkpoint, at))
         return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
     found = parts.found
-    tensors = [(key, node) for where, key, node in found.tensors if where == at]
+    gone = _optimizer_names(checkpoint, at)
+    tensors = [(key, node) for where, key, node in found.tensors if where == at and key not in gone]
     entries = plain_entries(checkpoint, tensors)
     return Weights(
         path=checkpoint.path,
@@ -99,6 +101,12 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         findings=tuple(_losses(checkpoint, at, left)),
         byteorder=checkpoint.byteorder,
     )
+
+
+def _optimizer_names(checkpoint: Checkpoint, at: str) -> set[str]:
+    """The names in the mapping at `at` that are an optimizer's, beside those of a model."""
+    entries = checkpoint.entries_at(at)
+    return {entry.key for entry in entries} - {entry.key for entry in without_optimizer(entries)}
 
 
 def _versions(node: Node) -> dict[str, dict[str, object]] | None:
@@ -125,13 +133,18 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     dict, and are not.
     """
     own = at.split("/") if at else []
-    taken = {} if module else {entry.name: entry for entry in checkpoint.entries_at(at)}
+    entries = checkpoint.entries_at(at)
+    taken = {} if module else {entry.name: entry for entry in without_optimizer(entries)}
+    gone = set() if module else {entry.name for entry in entries} - taken.keys()
     left: dict[str, None] = {}
     for address, holder in leaves(checkpoint):
         if (tensor := _around(address, taken)) is not None:
             # What a wrapper carries is kept with it; a plain tensor is written again, without attributes.
             if holder is not None and tensor.kind == "dense":
                 left[address] = None
+            continue
+        if address in gone:
+            left[address] = None
             continue
         parts = address.split("/")
         common = 0
@@ -159,9 +172,13 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
     parts = pickled(checkpoint)
     unread = frozenset(parts.found.unread(at) if parts is not None else ())
     packed = {*tensors, *("/".join(address.split("/")[:depth]) for address in tensors)}
+    mappings = [site.at for site in checkpoint.sites if site.kind == "state_dict" and site.at != at]
+    gone = _optimizer_names(checkpoint, at)
     for address in left:
         name = address[len(at) :].lstrip("/")
-        if not address.startswith(at) or (at and name == address):
+        if not address.startswith(at) or (at and name == address) or name in gone:
+            continue
+        if any(is_inside(mapping, address) for mapping in mappings):
             continue
         if address in unread:
             yield found("not-taken", "a tensor that is made of what is no tensor, as of a list", where=address)

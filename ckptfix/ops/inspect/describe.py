@@ -16,6 +16,7 @@ from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress
+from ckptfix.names import kinds
 from ckptfix.names import wrappers as keys
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import state_dict_of, view

@@ -37,7 +37,9 @@ def training_of(values: Iterable[tuple[str, object]]) -> dict[str, object]:
             rates.setdefault(value)
             continue
         above, _, key = address.rpartition("/")
-        if "/" not in above and kinds.of_key(above) in (None, "training state") and _is_state(key, value) and len(found) < MOST:
+        if "/" in above or kinds.of_key(above) not in (None, "training state"):
+            continue
+        if _is_state(key, value) and len(found) < MOST:
             found[address] = value
     if rates:
         found["lr"] = list(rates)[:MOST]

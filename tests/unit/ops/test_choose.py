@@ -284,7 +284,7 @@ def test_a_tie_is_asked_for_by_every_verb(saved: Callable[[str], Path], tmp_path
         choice: Any = (ats[0], "") if verb == "diff" else ats[0]
         assert (caught.value.hint or "").startswith(f"choose one with {argument}={choice!r}")
         option = f"--{argument.replace('_', '-')}"
-        said = f"choose one with {option} {ats[0]}" + (f" {option} ''" if verb == "diff" else "")
+        said = f"choose one with {option} {ats[0]}" + (f" {option} /" if verb == "diff" else "")
         assert describe(caught.value)["hint"].startswith(said)
         assert not (tmp_path / "o.pt").exists() and not (tmp_path / "o.safetensors").exists()
     for at in ats:
@@ -316,7 +316,7 @@ def test_the_command_line_asks_in_its_words(program: Forks, saved: Callable[[str
     for arguments, hint in (
         (("extract", source, tmp_path / "o.pt"), "--at generator"),
         (("convert", source, tmp_path / "o.safetensors"), "--at generator"),
-        (("diff", source, tmp_path / "plain.pt"), "--at generator --at ''"),
+        (("diff", source, tmp_path / "plain.pt"), "--at generator --at /"),
         (like, "--like-at generator"),
     ):
         done = program(MAIN, arguments)
