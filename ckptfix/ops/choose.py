@@ -16,14 +16,16 @@ reason to doubt: where no key named the model, and more bytes of other tensors a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
 from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
+from ckptfix.findings import table
 from ckptfix.findings.folders import LOST
+from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.io.source import truncated_hint
 from ckptfix.names import kinds, wrappers
@@ -311,6 +313,14 @@ def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> None:
     ats = tuple(dict.fromkeys((*(row.at for row in rows), *found.ats)))
     message = f"{doubt(rows, found)}; state dicts are {', '.join(address.shown(at, to_type=True) for at in ats)}"
     raise Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
+
+
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The same as a finding, for what only reads and never stops."""
+    rows = meant(checkpoint)
+    found = outside(checkpoint, rows) if len(rows) == 1 else None
+    if found is not None and found.doubtful:
+        yield table.found("doubtful-model", doubt(rows, found), where=rows[0].at)
 
 
 def doubt(rows: Sequence[Candidate], found: Outside) -> str:

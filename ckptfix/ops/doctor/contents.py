@@ -151,11 +151,13 @@ def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
 
 def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     tops = {entry.at.partition("/")[0] or entry.key for entry in checkpoint.entries if entry.at}
-    for state in weights(checkpoint):
+    found_at = [row.at for row in choose.meant(checkpoint)]
+    for state in weights(checkpoint) if found_at != [""] else ():
         if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             fix = "ckptfix extract {source} {weights} --at {at}"
             yield found("training-checkpoint", message, where=state.at, fix=fix)
+    yield from choose.remarks(checkpoint)
     optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
         held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}

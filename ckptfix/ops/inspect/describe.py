@@ -206,7 +206,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         globals=tuple((name, trusted.accepted(name)) for name in found),
         weights_only=trusted.refusal(graph) if graph else None,
         metadata=checkpoint.metadata,
-        findings=tuple(checkpoint.findings),
+        findings=(*checkpoint.findings, *choose.remarks(checkpoint)),
         entries=entries,
         training=training_of(checkpoint.values()),
         modules=modules_in(checkpoint),
