@@ -42,7 +42,7 @@ def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) 
         return True
     if not is_under_key(site.at) or any(name in wrappers.COUNTERS for name in site.names):
         return False
-    shaped = checkpoint.shaped(site.at, site.names)
+    shaped = checkpoint.shaped(site.at, site.names) - kinds.optimizer_names(site.names)
     names = [name for name, before in zip(names, site.names, strict=True) if before in shaped]
     levels = _levels(names)
     if not levels:
@@ -62,13 +62,14 @@ def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) 
 def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
     """Those of `names`, which those of `site` are by now, that say whether a prefix is on all of them.
 
-    Numbers, text, mappings and tensors without a dimension may be a trainer's, and count only where they have one of
-    the `prefixes` themselves: ``module.bn.num_batches_tracked`` is the model's, and ``epoch`` says nothing.
+    Numbers, text, mappings, tensors without a dimension and an optimizer's may be a trainer's, and count only where
+    they have one of the `prefixes` themselves: ``module.bn.num_batches_tracked`` is the model's, and ``epoch`` says
+    nothing.
     """
     having = [any(wrappers.has_prefix(name, prefix) for prefix in prefixes) for name in names]
     if site.kind != "state_dict" or all(having) or not any(having):
         return list(names)
-    shaped = checkpoint.shaped(site.at, site.names)
+    shaped = checkpoint.shaped(site.at, site.names) - kinds.optimizer_names(site.names)
     rows = zip(names, site.names, having, strict=True)
     return [name for name, before, has in rows if has or before in shaped or name in wrappers.COUNTERS]
 
