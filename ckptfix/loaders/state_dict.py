@@ -48,7 +48,7 @@ def load_state_dict(
             device it was saved from if that exists here, and else to the CPU, with a warning.
         strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
             that one, None keeps the names.
-        at: address of the state dict, or of a whole pickled module, when there are several.
+        at: address of the state dict, or of a whole pickled module, when there are several; ``""`` is the top level.
         verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
             none). That reads all loaded data again: a second or so for a GB that is in memory already. With
             False, tensors are a map of the file whose pages are read when they are touched. The pickle is
@@ -62,7 +62,9 @@ def load_state_dict(
         with a warning.
 
     Raises:
-        Refused: no state dict was found, or several and no `at`.
+        Refused: no state dict was found.
+        Undecided: without `at`, there are several; or the names chose one, and more bytes of other tensors would be
+            left, of which nothing says what they are.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         PartialPrefix: only some names have the prefix `strip`.

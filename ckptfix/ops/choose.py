@@ -62,15 +62,16 @@ COPIES: dict[str, str] = {
 _NAMED, _PARAMETERS, _COPY, _OTHER, _OTHER_COPY, _ASIDE = range(6)
 
 
-def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
+def choose(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Candidate:
     """The state dict or whole module that is meant, for verbs that take one and leave the rest.
 
     Args:
         at: its address, where the caller says it.
+        doubt: refuse one that is in doubt (`refuse_doubt`); False where nothing is written or returned.
 
     Raises:
         NoSuchTensor: there is none at `at`.
-        Undecided: there are several, and nothing decides between them; or the one found is in doubt (`refuse_doubt`).
+        Undecided: there are several, and nothing decides between them; or the one found is in doubt.
         Refused: there is none.
     """
     if at is not None:
@@ -81,17 +82,18 @@ def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
         raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=hint)
     if len(rows) > 1:
         raise undecided(checkpoint, rows)
-    refuse_doubt(checkpoint, rows)
+    if doubt:
+        refuse_doubt(checkpoint, rows)
     return rows[0]
 
 
-def mapping(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
+def mapping(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Candidate:
     """The state dict that is meant, for verbs that work on mappings alone.
 
     Raises:
         Refused: it is a whole module; or as `choose`.
     """
-    row = choose(checkpoint, at)
+    row = choose(checkpoint, at, doubt=doubt)
     if row.module is not None:
         raise whole_module(checkpoint, row.at)
     return row
@@ -278,8 +280,9 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     optimizers = {state.at for state in checkpoint.state_dicts if state.optimizer}
     left: dict[str, list[TensorEntry]] = {}
+    parts = {name for row in rows for name in _parts(checkpoint, row)}
     for entry in checkpoint.entries:
-        if entry.at not in ats and not is_inside_any(entry.at, inside):
+        if entry.at not in ats and not is_inside_any(entry.at, inside) and not is_inside_any(entry.at, parts):
             left.setdefault(entry.at, []).append(entry)
     sizes: dict[str, int] = {}
     tops: dict[str, int] = {}
@@ -299,6 +302,18 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
             sizes[at] = sizes.get(at, 0) + count
     found = sorted((at for at in sizes if at in names), key=lambda at: -sizes[at])
     return Outside(tops, tuple(found), sum(taken.values())) if sizes else None
+
+
+def _parts(checkpoint: Checkpoint, row: Candidate) -> Iterator[str]:
+    """Addresses in a state dict below which tensors are its module's own: packed weights, attributes of tensors."""
+    front = f"{row.at}/" if row.at else ""
+    tensors = {entry.name for entry in checkpoint.entries_at(row.at)}
+    others = {site.at for site in checkpoint.sites if site.kind == "state_dict"}
+    for at in {entry.at for entry in checkpoint.entries if entry.at != row.at and entry.at.startswith(front)}:
+        key = at[len(front) :].partition("/")[0]
+        name = front + key
+        if name in tensors or (name not in others and ("." in key or key.startswith("_"))):
+            yield name
 
 
 def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> None:
@@ -462,11 +477,12 @@ def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
 def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
     """Keys of a state dict that its model has: without what a trainer put among them.
 
-    Left out are numbers and mappings under a plain key, counters and scores that are tensors, and an optimizer's names.
+    Left out are numbers and mappings under a plain key, an optimizer's names, and beside such things counters and
+    scores that are tensors.
     """
     tensors = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
     ties = format_of(checkpoint).ties(checkpoint) if not site.at else {}
-    dotted = any("." in name for name in checkpoint.shaped(site.at, site.names))
+    trainers = any(name not in tensors and "." not in name and name not in ties for name in site.names)
     gone = kinds.optimizer_names(site.names)
 
     def is_own(name: str) -> bool:
@@ -475,7 +491,7 @@ def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
             return False
         if entry is None:
             return "." in name or name.startswith("_") or name in ties
-        return bool(entry.shape) or not dotted or not kinds.is_progress(name)
+        return bool(entry.shape) or not trainers or not kinds.is_progress(name)
 
     return tuple(filter(is_own, site.names))
 

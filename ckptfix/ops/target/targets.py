@@ -69,20 +69,20 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
     if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not INDEX.search(text):
         return _keys_file(text, at)
     try:
-        return of_checkpoint(open_checkpoint(text), at)
+        return of_checkpoint(open_checkpoint(text), at, doubt=False)
     except Undecided as error:
         error.choose_with({"like_at": error.choices[0]})
         raise
 
 
-def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
+def of_checkpoint(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Side:
     """The state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
 
     Raises:
         Refused: there is none, or there are several.
         NoSuchTensor: there is none at `at`.
     """
-    return of_candidate(checkpoint, choose.mapping(checkpoint, at))
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at, doubt=doubt))
 
 
 def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
