@@ -376,7 +376,7 @@ def _is_copy(shapes: Mapping[str, tuple[int, ...]], chosen: Sequence[Mapping[str
 
 def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
     """Every tensor of an optimizer's state, those among a model's names too."""
-    fronts = frozenset(_state_of(state.at) for state in checkpoint.state_dicts if state.optimizer)
+    fronts = frozenset(_states_of_optimizers(checkpoint))
     mixed: dict[str, frozenset[str]] = {}
     found = []
     for entry in checkpoint.entries:
@@ -387,16 +387,26 @@ def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
     return found
 
 
-def _state_of(at: str) -> str:
-    """Up to ``state`` in the address of a part of an optimizer's state; all of it if that is flattened."""
-    parts = at.split("/")
-    return "/".join(parts[: parts.index("state") + 1]) if "state" in parts else at
-
-
 def optimizers(checkpoint: Checkpoint) -> list[str]:
     """Addresses of the optimizers inside it."""
-    ats = (_state_of(state.at) for state in checkpoint.state_dicts if state.optimizer)
-    return list(dict.fromkeys(at.removesuffix("/state") for at in ats if at not in ("", "state")))
+    ats = (front.removesuffix("/state") for front in _states_of_optimizers(checkpoint) if front != "state")
+    return [at for at in dict.fromkeys(ats) if at]
+
+
+def _states_of_optimizers(checkpoint: Checkpoint) -> list[str]:
+    """Address of each optimizer's ``state``, or of the whole of one that is flattened."""
+    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
+    found: dict[str, None] = {}
+    for state in checkpoint.state_dicts:
+        if not state.optimizer:
+            continue
+        above = state.at.split("/")[:-1]
+        if "state" in above and not kinds.is_flat_optimizer(names.get(state.at, ())):
+            above = above[: len(above) - above[::-1].index("state")]
+            found.setdefault("/".join(above))
+        else:
+            found.setdefault(state.at)
+    return list(found)
 
 
 MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
