@@ -376,37 +376,38 @@ def _is_copy(shapes: Mapping[str, tuple[int, ...]], chosen: Sequence[Mapping[str
 
 def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
     """Every tensor of an optimizer's state, those among a model's names too."""
-    fronts = frozenset(_states_of_optimizers(checkpoint))
+    fronts, flat = _states_of_optimizers(checkpoint)
     mixed: dict[str, frozenset[str]] = {}
     found = []
     for entry in checkpoint.entries:
         if entry.at not in mixed:
             mixed[entry.at] = kinds.optimizer_names(row.key for row in checkpoint.entries_at(entry.at))
-        if is_inside_any(entry.at, fronts) or entry.key in mixed[entry.at]:
+        if entry.at in flat or is_inside_any(entry.at, fronts) or entry.key in mixed[entry.at]:
             found.append(entry)
     return found
 
 
 def optimizers(checkpoint: Checkpoint) -> list[str]:
     """Addresses of the optimizers inside it."""
-    ats = (front.removesuffix("/state") for front in _states_of_optimizers(checkpoint) if front != "state")
+    fronts, flat = _states_of_optimizers(checkpoint)
+    ats = (*(front.removesuffix("/state") for front in fronts if front != "state"), *flat)
     return [at for at in dict.fromkeys(ats) if at]
 
 
-def _states_of_optimizers(checkpoint: Checkpoint) -> list[str]:
-    """Address of each optimizer's ``state``, or of the whole of one that is flattened."""
+def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], frozenset[str]]:
+    """Addresses of each optimizer's ``state``, and of mappings that are a flattened one."""
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
-    found: dict[str, None] = {}
+    fronts: set[str] = set()
+    flat: set[str] = set()
     for state in checkpoint.state_dicts:
         if not state.optimizer:
             continue
         above = state.at.split("/")[:-1]
         if "state" in above and not kinds.is_flat_optimizer(names.get(state.at, ())):
-            above = above[: len(above) - above[::-1].index("state")]
-            found.setdefault("/".join(above))
+            fronts.add("/".join(above[: len(above) - above[::-1].index("state")]))
         else:
-            found.setdefault(state.at)
-    return list(found)
+            flat.add(state.at)
+    return frozenset(fronts), frozenset(flat)
 
 
 MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}

@@ -270,8 +270,9 @@ def _note_mapping(
         if odd := _odd_keys(named, mapping):
             found.odd_keys[at] = odd
         metadata = _metadata_of(node)
-        weights = not optimizer and (metadata is not None or _looks_like_weights(named, mapping, at, nested=nested))
-        found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, optimizer, weights))
+        own = optimizer or kinds.is_flat_optimizer([str(key) for key in named if isinstance(key, str)])
+        weights = not own and (metadata is not None or _looks_like_weights(named, mapping, at, nested=nested))
+        found.state_dicts.append(StateDict(at, tensors, len(mapping) - tensors, own, weights))
         found.sites.append(Site(at, "state_dict", _key_uses(node)))
         if metadata is not None:
             found.metadata[at] = metadata

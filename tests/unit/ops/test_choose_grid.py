@@ -32,8 +32,9 @@ WRAPPERS: dict[str, Callable[[str], str]] = {
     "compile": lambda name: f"_orig_mod.{name}",
     "compile of DDP": lambda name: f"_orig_mod.module.{name}",
 }
-LAYOUTS = ("root", "named", "unnamed", "deep", "two models", "folder")
-RECOGNISED = ("ema", "optimizer", "optimizer, flat", "optimizer, Megatron", "dataloader", "scheduler", "rng", "replay")
+LAYOUTS = ("root", "named", "unnamed", "deep", "below state", "two models", "folder")
+OUTSIDE = ("state_dict", "detector", "state/model")
+"""Addresses of a model that has nothing else in its mapping."""
 
 
 class Net(nn.Module):
@@ -115,7 +116,7 @@ class Made:
 
     @property
     def at(self) -> str:
-        ats = {"named": "state_dict", "unnamed": "detector", "deep": "ckpt/inner"}
+        ats = {"named": "state_dict", "unnamed": "detector", "deep": "ckpt/inner", "below state": "state/model"}
         return ats.get(self.layout, "")
 
     @cached_property
@@ -123,6 +124,8 @@ class Made:
         if self.layout == "two models":
             other = {name: value * 2 for name, value in self.wrapped.items()}
             return {"generator": self.wrapped, "discriminator": other, **self.beside}
+        if self.layout == "below state":
+            return {"state": {"model": self.wrapped, **self.beside}}
         if self.layout == "deep":
             return {"ckpt": {"inner": {**self.wrapped, **self.beside}}}
         return {self.at: self.wrapped, **self.beside} if self.at else {**self.wrapped, **self.beside}
@@ -174,8 +177,8 @@ def same(a: Any, b: Any) -> bool:
 def left(made: Made, path: Path) -> bool:
     """Whether what stands beside the model is as it was."""
     before, after = made.inside(made.path), made.inside(path)
-    if made.layout == "deep":
-        before, after = before["ckpt"]["inner"], after["ckpt"]["inner"]
+    for key in {"deep": ("ckpt", "inner"), "below state": ("state",)}.get(made.layout, ()):
+        before, after = before[key], after[key]
     return all(same(before[key], after[key]) for key in made.beside if key != "best_loss")
 
 
@@ -265,7 +268,7 @@ def test_edits_change_the_model_and_nothing_else(tmp_path: Path, layout: str, wr
     assert bool(slimmed.dropped) == what.startswith("optimizer")
     assert same({name: made.mapping(out)[name] for name in made.wrapped}, made.wrapped)
     assert {name for name in made.beside if name in made.mapping(out)} == (
-        set() if what.startswith("optimizer") or made.at in ("state_dict", "detector") else set(made.beside)
+        set() if what.startswith("optimizer") or made.at in OUTSIDE else set(made.beside)
     )
 
 
