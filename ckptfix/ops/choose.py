@@ -30,7 +30,16 @@ from ckptfix.formats import format_of
 from ckptfix.io.source import truncated_hint
 from ckptfix.names import kinds, wrappers
 from ckptfix.names.kinds import Kind
-from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
+from ckptfix.ops.candidates import (
+    Candidate,
+    at_address,
+    candidates,
+    leaves,
+    module_of,
+    state_dict_of,
+    view,
+    whole_module,
+)
 from ckptfix.words import plural, some
 
 NAMES: dict[str, str] = {
@@ -265,7 +274,9 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
     other names of the chosen tensors.
     """
     ats = {row.at for row in rows}
-    if not rows or any(map(is_named, rows)) or all(entry.at in ats for entry in checkpoint.entries):
+    if not rows or any(map(is_named, rows)):
+        return None
+    if all(holder in ats for _, holder in leaves(checkpoint) if holder is not None):
         return None
     taken: dict[object, int] = {}
     copies: list[dict[str, tuple[int, ...]]] = []
@@ -478,7 +489,7 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
 def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
     """Keys of a state dict under which a trainer keeps other mappings: ``optimizer``, ``normalizer``."""
     front = f"{site.at}/" if site.at else ""
-    tensors = {entry.key for entry in checkpoint.entries_at(site.at)}
+    tensors = _tensor_keys(checkpoint, site.at)
     below = [other.at for other in checkpoint.sites if other.at != site.at and other.at.startswith(front)]
     below += [place for place, _ in checkpoint.values() if place.startswith(front) and "/" in place[len(front) :]]
     found = {place[len(front) :].partition("/")[0] for place in below}
@@ -491,20 +502,21 @@ def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
     Left out are numbers and mappings under a plain key, an optimizer's names, and beside such things counters and
     scores that are tensors.
     """
-    tensors = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
-    ties = format_of(checkpoint).ties(checkpoint) if not site.at else {}
-    trainers = any(name not in tensors and "." not in name and name not in ties for name in site.names)
+    tensors = _tensor_keys(checkpoint, site.at) | (set() if site.at else format_of(checkpoint).ties(checkpoint).keys())
     gone = kinds.optimizer_names(site.names)
+    others = {name for name in site.names if name not in tensors and "." not in name and not name.startswith("_")}
+    counters = {name for name in site.names if others and name in tensors and kinds.is_progress(name)}
+    if counters:
+        counters -= checkpoint.shaped(site.at, site.names)
+    if len(gone) < len(site.names):
+        others |= gone
+    return tuple(name for name in site.names if name not in others and name not in counters)
 
-    def is_own(name: str) -> bool:
-        entry = tensors.get(name)
-        if name in gone and len(gone) < len(site.names):
-            return False
-        if entry is None:
-            return "." in name or name.startswith("_") or name in ties
-        return bool(entry.shape) or not trainers or not kinds.is_progress(name)
 
-    return tuple(filter(is_own, site.names))
+def _tensor_keys(checkpoint: Checkpoint, at: str) -> set[str]:
+    """Keys of the tensors in the mapping at `at`, whether or not they can be read."""
+    length = len(at) + 1 if at else 0
+    return {name[length:] for name, holder in leaves(checkpoint) if holder == at}
 
 
 def refuse_module(checkpoint: Checkpoint) -> None:
