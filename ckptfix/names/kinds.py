@@ -62,6 +62,8 @@ ASIDE: dict[str, tuple[Kind, str]] = {
     "rng": ("rng", "states of random generators"),
     "rng_state": ("rng", "states of random generators"),
     "random_state": ("rng", "states of random generators"),
+    "random_states": ("rng", "states of random generators"),
+    "random": ("rng", "states of random generators"),
     "replay_buffer": ("replay buffer", "Stable-Baselines3 and other reinforcement learning"),
     "replay_memory": ("replay buffer", "reinforcement learning"),
     "rollout_buffer": ("replay buffer", "Stable-Baselines3"),
@@ -172,6 +174,9 @@ _CONTENTS: tuple[tuple[frozenset[str], Kind], ...] = (
 )
 """Names that a mapping has -> what it is."""
 
+_GENERATORS = ((5056,), (16,))
+"""Shapes of the bytes in which torch gives the state of a generator: of the CPU, of a GPU."""
+
 _STATISTICS = frozenset(("mean", "std", "var", "count", "min", "max", "running_mean", "running_var", "m2"))
 """Names of which a mapping of statistics has two or more, and nothing else."""
 
@@ -203,6 +208,11 @@ def of_names(names: Collection[str]) -> Kind | None:
     if are_parameters(list(names)):
         return None
     return next((kind for marks, kind in _CONTENTS if marks <= here), None)
+
+
+def is_generator(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the state of a random generator, wherever it stands."""
+    return dtype == "uint8" and shape in _GENERATORS
 
 
 def of(at: str, names: Collection[str]) -> Kind | None:

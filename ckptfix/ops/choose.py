@@ -303,7 +303,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
         if _is_copy(_shapes(entries), copies):
             continue
         for entry in entries:
-            if kinds.of_key(entry.key) in kinds.RECOGNISED:
+            if kinds.of_key(entry.key) in kinds.RECOGNISED or kinds.is_generator(entry.dtype, entry.shape):
                 continue
             held = {place: nbytes for place, nbytes in _held([entry]).items() if place not in taken}
             taken |= dict.fromkeys(held, 0)

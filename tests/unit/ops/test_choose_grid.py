@@ -339,6 +339,13 @@ def test_copies_are_no_doubt(tmp_path: Path, copy: str) -> None:
     assert same(dict(ckptfix.load_state_dict(tmp_path / "a.pth")), model)
 
 
+@pytest.mark.parametrize("key", ["rng", "random", "of_its_own"])
+def test_states_of_random_generators_are_no_doubt(tmp_path: Path, key: str) -> None:
+    model = {name: value for name, value in trained(1)[0].state_dict().items() if name.startswith("head")}
+    torch.save({"detector": model, key: [torch.get_rng_state()]}, tmp_path / "a.pth")
+    assert same(dict(ckptfix.load_state_dict(tmp_path / "a.pth")), model)
+
+
 def test_stable_baselines_s_policy_is_the_model(tmp_path: Path) -> None:
     policy = {f"actor.{name}": value for name, value in trained(1)[0].state_dict().items()}
     torch.save({"pytorch_variables.pth": {"log_ent_coef": torch.ones(1)}, "policy.pth": policy}, tmp_path / "a.pth")
