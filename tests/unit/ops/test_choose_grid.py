@@ -137,7 +137,7 @@ class Made:
         if self.layout == "folder":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.save(self.object, checkpoint_id=path, no_dist=True)
+                dcp.save(self.object, checkpoint_id=path, no_dist=True)  # type: ignore[attr-defined]
         else:
             torch.save(self.object, path)
         return path
@@ -288,7 +288,7 @@ def _asked_for(made: Made, folder: Path) -> None:
     assert same(dict(ckptfix.load_state_dict(made.path, at="generator", strip=None)), made.wrapped)
 
 
-LARGER = {
+LARGER: dict[str, dict[str, Any]] = {
     "a dict without a known name": {"zeta": {"a": torch.ones(400), "b": torch.ones(400)}},
     "a list": {"history": [torch.ones(300), torch.ones(300)]},
     "statistics": {"stats": {"mean": torch.ones(900), "std": torch.ones(900)}},
