@@ -264,7 +264,8 @@ def _option(name: str, value: object) -> str:
     values = value if isinstance(value, tuple) else (value,)
     from ckptfix.commands import word
 
-    return " ".join(f"{option} {word(str(one))}" for one in values)
+    # The top level has an empty address, which not every shell can quote.
+    return " ".join(f"{option} {word(str(one) or '/')}" for one in values)
 
 
 class NoMatch(Refused):

@@ -113,6 +113,10 @@ put("optimizer-state", builders.torch_zip(
     pickle_of({"model": state_dict_ops({"w": WEIGHT}), "opt": [
         "EMPTY_DICT", "MARK", *push("state"), "EMPTY_DICT", *push(0), *state_dict_ops({"exp_avg": WEIGHT}), "SETITEM",
         *push("param_groups"), *push([{"params": [0]}]), "SETITEMS"]}), [DATA]))  # fmt: skip
+put("doubtful-model", builders.torch_zip(
+    pickle_of({"a.weight": WEIGHT, "x": state_dict_ops({"q": replace(WEIGHT, key="1", shape=(9,), numel=9)})}),
+    [DATA, floats(*range(9))],
+))  # fmt: skip
 two = [replace(WEIGHT, shape=(2,), numel=3), replace(WEIGHT, shape=(2,), numel=3, offset=1)]
 put("shared-memory", builders.torch_zip(pickle_of({"a": two[0], "b": two[1]}), [floats(1, 2, 3)]))
 nan = float("nan")

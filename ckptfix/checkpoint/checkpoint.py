@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from ckptfix.checkpoint.places import Spliced
 from ckptfix.checkpoint.stamp import Mark
 from ckptfix.checkpoint.tensors import TensorEntry
+from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 
 Made = TypeVar("Made")
@@ -110,6 +111,18 @@ class Checkpoint:
     def entries_at(self, at: str) -> tuple[TensorEntry, ...]:
         """The tensors of the mapping at an address, in file order."""
         return self._by_mapping.get(at, ())
+
+    def shaped(self, at: str, names: Sequence[str]) -> frozenset[str]:
+        """Those of the keys `names` of the mapping at an address that hold a tensor with at least one dimension.
+
+        Numbers, text, other mappings and tensors without a dimension may be a trainer's own (``epoch``,
+        ``best_loss``). All of the keys where none holds such a tensor, or where the tensors cannot be read.
+        """
+        try:
+            found = frozenset(entry.key for entry in self.entries_at(at) if entry.shape)
+        except CkptfixError:
+            return frozenset(names)
+        return found.intersection(names) or frozenset(names)
 
     @cached_property
     def _by_mapping(self) -> dict[str, tuple[TensorEntry, ...]]:

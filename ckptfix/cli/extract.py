@@ -17,7 +17,7 @@ from ckptfix.ops.writing import How
         ["--at"],
         metavar="PATH",
         shell_complete=values.addresses,
-        help="Take the state dict or module at this address, such as model (see inspect).",
+        help="Take the state dict or module at this address, such as model (see inspect); / is the top level.",
     ),
     click.Option(["--ema"], is_flag=True, help="Take the averaged weights, under the names of a plain model."),
     click.Option(

@@ -204,6 +204,12 @@ CONTENTS: tuple[Entry, ...] = (
         (E.TRAINING,), None,
     ),
     Entry(
+        "doubtful-model", "info", "no key says which state dict is the model's, and others are larger",
+        "The names chose it. Commands that write or return one state dict ask for its address here: --at ADDRESS, and "
+        "--at / for the top level.",
+        (), None,
+    ),
+    Entry(
         "optimizer-state", "info", "it holds an optimizer's state",
         "Two more tensors a parameter, as a rule: three times the size, and not needed to use the model.",
         (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE), "ckptfix slim {source} {slim} --no-optimizer",

@@ -26,6 +26,7 @@ from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
 from ckptfix.io.source import found_as, is_local, is_place, open_source, opened_once
 from ckptfix.io.system import named, refuse_other_kinds
+from ckptfix.names import kinds
 from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 from ckptfix.zips.several import BEHIND
@@ -197,7 +198,17 @@ def weights_of(checkpoint: Checkpoint, at: str | None = None, *, views: bool = T
     The state dict of a program, which has no format here, is as it stands.
     """
     format = FORMATS.get(checkpoint.format)
-    return (plain_weights if format is None else format.weights)(checkpoint, at, views=views)
+    found = (plain_weights if format is None else format.weights)(checkpoint, at, views=views)
+    return found if at is None else without_optimizer(found)
+
+
+def without_optimizer(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+    """The tensors of one mapping without those of an optimizer whose state is in it too, as in Megatron's folders.
+
+    All of them where there are no others.
+    """
+    gone = kinds.optimizer_names(entry.key for entry in entries)
+    return tuple(entry for entry in entries if entry.key not in gone) or entries if gone else entries
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:

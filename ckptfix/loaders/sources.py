@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.errors import NoSuchTensor, Refused
-from ckptfix.formats import weights_of
+from ckptfix.formats import weights_of, without_optimizer
 from ckptfix.formats.torch.common import pickled
 from ckptfix.loaders.objects import mapping_of
 from ckptfix.names.slots import Slot
@@ -98,11 +98,15 @@ def _sources(checkpoint: Checkpoint, found: Sequence[Candidate], leaves: Collect
     for entry in weights_of(checkpoint):
         below.setdefault(entry.at, {})[entry.key] = entry
     return [
-        Source(row, below.get(row.at, {}), *_beside(checkpoint, row.at, leaves))
+        Source(row, _own(below.get(row.at, {})), *_beside(checkpoint, row.at, leaves))
         if row.module is None
         else _of_module(checkpoint, row)
         for row in found
     ]
+
+
+def _own(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    return {entry.key: entry for entry in without_optimizer(tuple(entries.values()))}
 
 
 def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:

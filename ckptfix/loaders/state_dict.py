@@ -49,7 +49,7 @@ def load_state_dict(
             device it was saved from if that exists here, and else to the CPU, with a warning.
         strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
             that one, None keeps the names.
-        at: address of the state dict, or of a whole pickled module, when there are several.
+        at: address of the state dict, or of a whole pickled module, when there are several; ``""`` is the top level.
         mmap: as for torch.load: CPU tensors are a private map of the file, whose pages are read when they are
             touched. Then the file must not be changed while they live: where it is cut short, the process dies of
             SIGBUS when it touches a page that is gone, and where it is saved over, values change. What cannot be
@@ -64,7 +64,9 @@ def load_state_dict(
         file. Values that are not tensors are left out. A tensor of a subclass comes as a plain one, with a warning.
 
     Raises:
-        Refused: no state dict was found, or several and no `at`.
+        Refused: no state dict was found.
+        Undecided: without `at`, there are several; or the names chose one, and more bytes of other tensors would be
+            left, of which nothing says what they are.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
         ChangedFile: the file was written to while it was read.

@@ -6,7 +6,7 @@ Tried in this order: the names as they are; without wrappers' components on eith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ckptfix.names import wrappers as keys
@@ -35,7 +35,11 @@ class Renaming:
 
 
 def find(
-    source: Sequence[str], target: Sequence[str], complete: Callable[[Mapping[str, str]], bool] | None = None
+    source: Sequence[str],
+    target: Sequence[str],
+    complete: Callable[[Mapping[str, str]], bool] | None = None,
+    *,
+    loose: Collection[str] = (),
 ) -> Renaming:
     """The first renaming under which the names agree completely, or else the one under which most agree.
 
@@ -43,11 +47,12 @@ def find(
         source, target: names, each once.
         complete: given source -> new name, whether that is all that is wanted on both sides. By default: all names
             of both agree.
+        loose: names of the source that may be a trainer's, and do not keep a wrapper on the others.
     """
     wanted = set(target)
     best: Renaming | None = None
     rivals: list[str] = []
-    for rule, base, names in _tries(source, target):
+    for rule, base, names in _tries(source, target, loose):
         agreeing = [new for new in names.values() if new in wanted]
         if len(set(names.values())) != len(names):
             continue
@@ -68,10 +73,12 @@ def _pairs(renaming: Renaming, wanted: Set[str]) -> set[tuple[str, str]]:
     return {(old, new) for old, new in renaming.names.items() if new in wanted}
 
 
-def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, bool, dict[str, str]]]:
+def _tries(
+    source: Sequence[str], target: Sequence[str], loose: Collection[str]
+) -> Iterator[tuple[str, bool, dict[str, str]]]:
     """(rule, whether a base prefix is in it, names) in the order in which they count."""
     yield EXACT, False, dict(zip(source, source, strict=True))
-    bare, taken = unwrapped(source)
+    bare, taken = unwrapped(source, loose)
     goal, added = unwrapped(target)
     wrappers = [_wrapper(component) for component in dict.fromkeys((*taken, *added))]
     if wrappers:
@@ -88,20 +95,28 @@ def _tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[str, 
         yield rule, bool(prefix), _joined(source, new, goal, target)
 
 
-def unwrapped(names: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def unwrapped(names: Sequence[str], loose: Collection[str] = ()) -> tuple[list[str], tuple[str, ...]]:
     """The names without wrappers' components, and the components that were removed.
+
+    Args:
+        loose: names that may be a trainer's, and say nothing where they lack a component.
+
 
     Components that only wrappers have go wherever they stand; ``module`` and ``_module`` only from the front, and
     only while all names have them (known companions such as ``n_averaged`` aside).
     """
     current = [keys.without_anywhere(name) for name in names]
+    aside = {keys.without_anywhere(name) for name in loose} if loose else set()
     taken = [part for part in keys.wrappers_in(names) if part in keys.ANYWHERE]
     while True:
         for component in keys.LEADING:
             carrying, others = keys.split_prefix(current, component)
-            if carrying and not others:
+            if aside.issuperset(carrying):
+                continue
+            if aside.issuperset(others):
                 taken.append(component)
                 current = [keys.strip(name, component) for name in current]
+                aside = {keys.strip(name, component) for name in aside}
                 break
         else:
             return current, tuple(dict.fromkeys(taken))

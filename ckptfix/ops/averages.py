@@ -6,7 +6,7 @@ DataParallel's:
 
 - Its counter of updates stands beside the names (`wrappers.COUNTERS`). Around a DataParallel model the names have two
   levels, ``module.module.x``: one of them is DataParallel's.
-- It stands under a key for averages (`KEYS`) with one level more than the model beside it. So does
+- It stands under a key for averages (`kinds.AVERAGES`) with one level more than the model beside it. So does
   ``ModelEmaV2.state_dict()`` of timm, which has no counter (timm/utils/model_ema.py).
 
 An average without a counter, and with no more levels than the model, is the copy of a DataParallel model: both lose the
@@ -22,34 +22,13 @@ from ckptfix.checkpoint import Checkpoint, NameSite
 from ckptfix.commands import word
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.names import wrappers
+from ckptfix.names import kinds, wrappers
 from ckptfix.words import plural
-
-KEYS: dict[str, str] = {
-    "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
-    "ema_model": "trainers that save the model as model",
-    "model_ema": "torchvision references/classification/train.py (AveragedModel.state_dict)",
-    "model_ema_state_dict": "trainers that save the model as model_state_dict",
-    "ema_model_state_dict": "trainers that save the model as model_state_dict",
-    "ema_state_dict": "trainers that save the model as state_dict; not MMEngine, see `extract.averaged`",
-    "state_dict_ema": "timm utils/checkpoint_saver.py",
-    "ema_state": "trainers that save the model as state",
-    "ema_weights": "trainers that save the model as weights",
-    "averaged_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
-    "swa_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
-    "swa_state_dict": "trainers that save the model as state_dict",
-    "shadow": "tutorials' class EMA (a dict of names)",
-    "params_ema": "BasicSR models/base_model.py save_network, with params beside it",
-    "g_ema": "rosinality/stylegan2-pytorch train.py, with g and d beside it",
-    "G_ema": "NVlabs/stylegan2-ada-pytorch training_loop.py, with G and D beside it",
-    "generator_ema": "trainers of GANs that save generator and discriminator",
-}
-"""Key in an address -> who writes averaged weights under it."""
 
 
 def is_under_key(at: str) -> bool:
     """Whether the address `at` has a key for averaged weights."""
-    return any(part in KEYS for part in at.split("/"))
+    return any(part in kinds.AVERAGES for part in at.split("/"))
 
 
 def is_average(at: str, names: Sequence[str]) -> bool:
@@ -58,20 +37,41 @@ def is_average(at: str, names: Sequence[str]) -> bool:
 
 
 def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
-    """Whether the first ``module.`` of `names`, which stand at `site`, comes from a wrapper that averages."""
-    if wrappers.is_average(names):
+    """Whether the first ``module.`` of `names`, the ones of `site` by now, comes from a wrapper that averages."""
+    if wrappers.is_average(counting(checkpoint, site, names, wrappers.AVERAGED)):
         return True
     if not is_under_key(site.at) or any(name in wrappers.COUNTERS for name in site.names):
         return False
+    shaped = checkpoint.shaped(site.at, site.names) - kinds.optimizer_names(site.names)
+    names = [name for name, before in zip(names, site.names, strict=True) if before in shaped]
     levels = _levels(names)
+    if not levels:
+        return False
     bare = {name.removeprefix("module." * levels) for name in names}
     beside = [other for other in checkpoint.sites if other.kind == "state_dict" and not is_under_key(other.at)]
     found = []
-    for other in (other.names for other in beside if len(other.names) == len(names)):
+    for other in (tuple(checkpoint.shaped(other.at, other.names)) for other in beside):
+        if len(other) != len(names):
+            continue
         count = _levels(other)
         if bare == {name.removeprefix("module." * count) for name in other}:
             found.append(count)
     return bool(found) and levels > max(found)
+
+
+def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
+    """Those of `names`, which those of `site` are by now, that say whether a prefix is on all of them.
+
+    Numbers, text, mappings, tensors without a dimension and an optimizer's may be a trainer's, and count only where
+    they have one of the `prefixes` themselves: ``module.bn.num_batches_tracked`` is the model's, and ``epoch`` says
+    nothing.
+    """
+    having = [any(wrappers.has_prefix(name, prefix) for prefix in prefixes) for name in names]
+    if site.kind != "state_dict" or all(having) or not any(having):
+        return list(names)
+    shaped = checkpoint.shaped(site.at, site.names) - kinds.optimizer_names(site.names)
+    rows = zip(names, site.names, having, strict=True)
+    return [name for name, before, has in rows if has or before in shaped or name in wrappers.COUNTERS]
 
 
 def _levels(names: Sequence[str]) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, is_inside, is_inside_any, join
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
+from ckptfix.formats import without_optimizer
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
@@ -29,11 +30,17 @@ class Candidate:
         at: its address.
         module: the node, if it is a whole module.
         names: keys of the mapping, or of the buffers of the module itself.
+        shaped: those of them that hold a tensor with at least one dimension; None where that is not known.
+        nested: state dicts or optimizers are inside it, too.
+        versions: it has a ``_metadata``, which ``Module.state_dict()`` gives it.
     """
 
     at: str
     module: Node = None
     names: tuple[str, ...] = ()
+    shaped: tuple[str, ...] | None = None
+    nested: bool = False
+    versions: bool = False
 
 
 def candidates(checkpoint: Checkpoint) -> list[Candidate]:
@@ -41,7 +48,23 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 
     A module without tensors (a loss, an activation) counts only where there is nothing else.
     """
-    return list(checkpoint.once(_candidates))
+    rows = checkpoint.once(_candidates)
+    return list(checkpoint.once(_compared)) if len(rows) > 1 else list(rows)
+
+
+def _compared(checkpoint: Checkpoint) -> list[Candidate]:
+    """The same with what tells one from another."""
+    ats = [site.at for site in checkpoint.sites if site.kind == "state_dict"]
+    versions = {site.at for site in checkpoint.sites if site.kind == "metadata"}
+    return [
+        replace(
+            row,
+            shaped=tuple(checkpoint.shaped(row.at, row.names)) if row.module is None else None,
+            nested=any(at != row.at and is_inside(at, row.at) for at in ats),
+            versions=row.at in versions,
+        )
+        for row in checkpoint.once(_candidates)
+    ]
 
 
 def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
@@ -124,7 +147,7 @@ def state_dict_of(checkpoint: Checkpoint, row: Candidate) -> tuple[TensorEntry, 
         CkptfixError: a module that is none, or a tensor of it that cannot be read.
     """
     if row.module is None:
-        return checkpoint.entries_at(row.at)
+        return without_optimizer(checkpoint.entries_at(row.at))
     return module_entries(checkpoint, read_module(checkpoint, row))
 
 

@@ -1,28 +1,49 @@
 """Which state dict of a checkpoint is meant: one answer for every verb.
 
-The answer is an address of the caller, or else what these steps leave of the candidates:
+The answer is an address of the caller, or the state dict that fits a model which the caller has (`best`), or else what
+these steps leave of the candidates. The top level is a candidate like any other.
 
-1. Unlikely ones are dropped: what else trainers keep (`ASIDE`: hyper-parameters, losses, optimizers) where
+1. Unlikely ones are dropped: what else trainers keep (`names.kinds`: optimizers, statistics, hyper-parameters) where
    there is a model or an average; averages and other copies (`COPIES`) where there is a model.
 2. Kept is the one with a name that training code gives its model (`NAMES`), the outermost of several.
-3. Several names for the same tensors are one state dict.
+3. Kept are those whose names look like a module's parameters.
+4. Several names for the same tensors are one state dict.
 
-What still are several is a tie (a generator and a discriminator), and is asked for.
+What still are several is a tie (a generator and a discriminator), and is asked for. Amounts never choose. They are a
+reason to doubt: where no key named the model, and more bytes of other tensors are left than taken, that is asked too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, address
+from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
+from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
+from ckptfix.findings import table
 from ckptfix.findings.folders import LOST
+from ckptfix.findings.row import Finding
+from ckptfix.formats import format_of
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.source import truncated_hint
-from ckptfix.ops import averages
-from ckptfix.ops.candidates import Candidate, at_address, candidates, module_of, state_dict_of, view, whole_module
+from ckptfix.names import kinds, wrappers
+from ckptfix.names.kinds import Kind
+from ckptfix.ops.candidates import (
+    Candidate,
+    at_address,
+    candidates,
+    leaves,
+    module_of,
+    state_dict_of,
+    view,
+    whole_module,
+)
+from ckptfix.words import plural, some
 
 NAMES: dict[str, str] = {
     "model": "torchvision references, fvcore Checkpointer, Ultralytics, fairseq, fastai save_model with its optimizer",
@@ -44,39 +65,6 @@ NAMES: dict[str, str] = {
 AROUND = frozenset(("checkpoint", "ckpt", "state", "app"))
 """Keys of mappings around all that a trainer saves."""
 
-ASIDE: dict[str, str] = {
-    "hyper_parameters": "Lightning: arguments of the module (save_hyperparameters), networks and losses among them",
-    "datamodule_hyper_parameters": "Lightning: arguments of the data module",
-    "hparams": "trainers that save their arguments",
-    "args": "trainers that save their arguments",
-    "config": "trainers that save their arguments",
-    "cfg": "trainers that save their arguments",
-    "callbacks": "Lightning: what its callbacks keep",
-    "loops": "Lightning: counters",
-    "averaging_state": "Lightning WeightAveraging: n_averaged",
-    "loss": "a loss with its own weights",
-    "loss_fn": "a loss with its own weights",
-    "loss_func": "fastai Learner.export",
-    "criterion": "a loss with its own weights",
-    "loss_state_dict": "a loss with its own weights",
-    "criterion_state_dict": "a loss with its own weights",
-    "opt": "fastai save_model: the optimizer's state, a row a parameter",
-    "optim": "an optimizer whose state is not torch's",
-    "optimizer": "an optimizer whose state is not torch's",
-    "optimizers": "optimizers whose state is not torch's",
-    "optimizer_state": "an optimizer whose state is not torch's",
-    "optimizer_states": "Lightning: optimizers",
-    "optimizer_state_dict": "an optimizer whose state is not torch's",
-    "scheduler": "a scheduler that keeps tensors",
-    "lr_scheduler": "a scheduler that keeps tensors",
-    "lr_schedulers": "Lightning: schedulers",
-    "scaler": "a gradient scaler",
-    "rng_state": "states of random generators",
-    "serialized_constants.pt": "torch.export.save before torch 2.8: tensors that are in no state dict",
-    "serialized_example_inputs.pt": "torch.export.save before torch 2.8: arguments of the program",
-}
-"""Key of what trainers keep beside a model, and which may look like one -> what it is."""
-
 COPIES: dict[str, str] = {
     "current_model_state": "Lightning WeightAveraging: the weights before averaging; state_dict has the average",
     "module_16bit": "formats.zero: what a DeepSpeed model computed with; module has the fp32 weights",
@@ -84,18 +72,19 @@ COPIES: dict[str, str] = {
 }
 """Key of weights that stand beside the model's under the same names -> what they are. Averages are others."""
 
-_NAMED, _OTHER, _COPY, _ASIDE = range(4)
+_NAMED, _PARAMETERS, _COPY, _OTHER, _OTHER_COPY, _ASIDE = range(6)
 
 
-def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
-    """The state dict or whole module that is meant.
+def choose(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Candidate:
+    """The state dict or whole module that is meant, for verbs that take one and leave the rest.
 
     Args:
         at: its address, where the caller says it.
+        doubt: refuse one that is in doubt (`refuse_doubt`); False where nothing is written or returned.
 
     Raises:
         NoSuchTensor: there is none at `at`.
-        Undecided: there are several, and nothing decides between them.
+        Undecided: there are several, and nothing decides between them; or the one found is in doubt.
         Refused: there is none.
     """
     if at is not None:
@@ -105,6 +94,8 @@ def choose(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
         raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=_instead(checkpoint))
     if len(rows) > 1:
         raise undecided(checkpoint, rows)
+    if doubt:
+        refuse_doubt(checkpoint, rows)
     return rows[0]
 
 
@@ -117,16 +108,38 @@ def _instead(checkpoint: Checkpoint) -> str:
     return "`ckptfix inspect` shows what it holds"
 
 
-def mapping(checkpoint: Checkpoint, at: str | None = None) -> Candidate:
+def mapping(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Candidate:
     """The state dict that is meant, for verbs that work on mappings alone.
 
     Raises:
         Refused: it is a whole module; or as `choose`.
     """
-    row = choose(checkpoint, at)
+    row = choose(checkpoint, at, doubt=doubt)
     if row.module is not None:
         raise whole_module(checkpoint, row.at)
     return row
+
+
+def best(checkpoint: Checkpoint, score: Callable[[Candidate], Any]) -> Candidate | None:
+    """The candidate that fits a model better than the others; None where none of them fits, or there is one only.
+
+    Args:
+        score: how well one fits, 0 for not at all.
+
+    Raises:
+        Undecided: several fit equally well, and nothing else decides between them.
+    """
+    rows = models(checkpoint)
+    if len(rows) < 2:
+        return None
+    scores = {row.at: score(row) for row in rows}
+    top = max(scores.values())
+    if not top:
+        return None
+    found = meant(checkpoint, [row for row in rows if scores[row.at] == top])
+    if len(found) > 1:
+        raise undecided(checkpoint, found, fit=True)
+    return found[0]
 
 
 def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> list[Candidate]:
@@ -149,20 +162,48 @@ def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
     """As `meant`, by addresses and names alone."""
     if len(rows) < 2:
         return list(rows)
-    standing = {row.at: _standing(row) for row in rows}
+    standing = _standings(rows)
     best = min(standing.values())
     return [row for row in rows if standing[row.at] == best]
 
 
-def _standing(row: Candidate) -> tuple[int, int]:
+def _standings(rows: Sequence[Candidate]) -> dict[str, tuple[int, int]]:
+    """Address -> what it is by its key and its names, the likeliest model first; and its depth, if a key names it."""
+    around = [row.at for row in rows if row.nested and _is_like_module(row)]
+    return {row.at: _standing(row, around) for row in rows}
+
+
+def _standing(row: Candidate, around: Sequence[str]) -> tuple[int, int]:
     parts = row.at.split("/") if row.at else []
-    if any(part in ASIDE for part in parts):
+    kind = kind_of(row)
+    if kind not in (None, "average"):
         return _ASIDE, 0
-    if averages.is_average(row.at, row.names) or any(part in COPIES for part in parts):
-        return _COPY, 0
-    if all(part in NAMES or part in AROUND for part in parts) and (not parts or parts[-1] in NAMES):
+    like_module = _is_like_module(row)
+    if kind == "average" or any(part in COPIES for part in parts):
+        return (_COPY if like_module else _OTHER_COPY), 0
+    if not parts and (row.versions or not row.nested):
+        return _NAMED, 0
+    # 'params' among the names of a module is a value of its trainer, unless parameters are in it.
+    if is_named(row) and (like_module or not any(is_inside(row.at, at) for at in around)):
         return _NAMED, len(parts)
-    return _OTHER, 0
+    return (_PARAMETERS if like_module else _OTHER), 0
+
+
+def is_named(row: Candidate) -> bool:
+    """Whether the key of a candidate is one that training code gives its model."""
+    parts = row.at.split("/") if row.at else []
+    return bool(parts) and parts[-1] in NAMES and all(part in NAMES or part in AROUND for part in parts)
+
+
+def kind_of(row: Candidate) -> Kind | None:
+    """What a candidate is, if it is no model."""
+    return kinds.of(row.at, row.names if row.module is None else ())
+
+
+def _is_like_module(row: Candidate) -> bool:
+    if row.module is not None:
+        return True
+    return kinds.are_parameters(row.names if row.shaped is None else row.shaped, nested=row.nested)
 
 
 def _tensors(checkpoint: Checkpoint, row: Candidate) -> object:
@@ -184,9 +225,17 @@ def models(checkpoint: Checkpoint) -> list[Candidate]:
 
 def _models(checkpoint: Checkpoint) -> list[Candidate]:
     rows = candidates(checkpoint)
-    found = [row for row in rows if _standing(row)[0] != _ASIDE] or rows
+    standing = {at: rank for at, (rank, _) in _standings(rows).items()}
+    likeliest = min(standing.values(), default=_ASIDE)
+    found = [row for row in rows if standing[row.at] < _ASIDE and not _is_around(row, standing[row.at], likeliest)]
+    found = found or rows
     first = {row.at for row in meant(checkpoint, found)}
     return sorted(found, key=lambda row: row.at not in first)
+
+
+def _is_around(row: Candidate, standing: int, likeliest: int) -> bool:
+    """Whether a mapping around others is a trainer's, with a tensor of its own called as a layer's: class weights."""
+    return row.nested and likeliest < standing == _OTHER
 
 
 def states(checkpoint: Checkpoint) -> list[StateDict]:
@@ -205,6 +254,183 @@ def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = 
         message += f"; {', '.join(modules)} {'is a whole pickled module' if len(modules) == 1 else 'are whole modules'}"
     ats = tuple(row.at for row in rows)
     return Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a choice leaves out that may be a model's: tensors that are recognised as nothing else.
+
+    Attributes:
+        rows: address at the top -> bytes of tensors there.
+        ats: addresses of mappings among them, the largest first.
+        taken: bytes of what was chosen.
+    """
+
+    rows: Mapping[str, int]
+    ats: tuple[str, ...]
+    taken: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.rows.values())
+
+    @property
+    def doubtful(self) -> bool:
+        return self.nbytes > self.taken
+
+
+def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None:
+    """What lies outside the candidates `rows`; None where a key names one of them, or there is nothing else.
+
+    Left aside is what is recognised (`kinds.RECOGNISED`), copies with the names and shapes of a chosen one, and
+    other names of the chosen tensors.
+    """
+    ats = {row.at for row in rows}
+    if not rows or any(map(is_named, rows)):
+        return None
+    if all(holder in ats for _, holder in leaves(checkpoint) if holder is not None):
+        return None
+    taken: dict[object, int] = {}
+    copies: list[dict[str, tuple[int, ...]]] = []
+    inside = [row.at for row in rows if row.module is not None]
+    for row in rows:
+        try:
+            own = state_dict_of(checkpoint, row)
+        except CkptfixError:
+            own = tuple(entry for entry in checkpoint.entries if is_inside(entry.name, row.at))
+        taken |= _held(own)
+        copies.append(_shapes(own))
+    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
+    optimizers = {state.at for state in checkpoint.state_dicts if state.optimizer}
+    left: dict[str, list[TensorEntry]] = {}
+    parts = {name for row in rows for name in _parts(checkpoint, row)}
+    for entry in checkpoint.entries:
+        if entry.at not in ats and not is_inside_any(entry.at, inside) and not is_inside_any(entry.at, parts):
+            left.setdefault(entry.at, []).append(entry)
+    sizes: dict[str, int] = {}
+    tops: dict[str, int] = {}
+    for at, entries in left.items():
+        if at in optimizers or kinds.of(at, names.get(at, ())) in kinds.RECOGNISED:
+            continue
+        if _is_copy(_shapes(entries), copies):
+            continue
+        for entry in entries:
+            if kinds.of_key(entry.key) in kinds.RECOGNISED or kinds.is_generator(entry.dtype, entry.shape):
+                continue
+            held = {place: nbytes for place, nbytes in _held([entry]).items() if place not in taken}
+            taken |= dict.fromkeys(held, 0)
+            count = sum(held.values())
+            top = entry.name.partition("/")[0]
+            tops[top] = tops.get(top, 0) + count
+            sizes[at] = sizes.get(at, 0) + count
+    found = sorted((at for at in sizes if at in names), key=lambda at: -sizes[at])
+    return Outside(tops, tuple(found), sum(taken.values())) if sizes else None
+
+
+def _parts(checkpoint: Checkpoint, row: Candidate) -> Iterator[str]:
+    """Addresses in a state dict below which tensors are its module's own: packed weights, attributes of tensors."""
+    front = f"{row.at}/" if row.at else ""
+    tensors = {entry.name for entry in checkpoint.entries_at(row.at)}
+    others = {site.at for site in checkpoint.sites if site.kind == "state_dict"}
+    for at in {entry.at for entry in checkpoint.entries if entry.at != row.at and entry.at.startswith(front)}:
+        key = at[len(front) :].partition("/")[0]
+        name = front + key
+        if name in tensors or (name not in others and ("." in key or key.startswith("_"))):
+            yield name
+
+
+def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> None:
+    """Refuse to take `rows` for all models of the file, where more bytes of tensors would be left than taken.
+
+    Raises:
+        Undecided: no key names one of them as the model's, and what is outside is larger.
+    """
+    found = outside(checkpoint, rows)
+    if found is None or not found.doubtful:
+        return
+    ats = tuple(dict.fromkeys((*(row.at for row in rows), *found.ats)))
+    message = f"{doubt(rows, found)}; state dicts are {', '.join(address.shown(at, to_type=True) for at in ats)}"
+    raise Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
+
+
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """The same as a finding, for what only reads and never stops."""
+    rows = meant(checkpoint)
+    found = outside(checkpoint, rows) if len(rows) == 1 else None
+    if found is not None and found.doubtful:
+        yield table.found("doubtful-model", doubt(rows, found), where=rows[0].at)
+
+
+def doubt(rows: Sequence[Candidate], found: Outside) -> str:
+    """Why `rows` may not be the model, in words."""
+    chosen = " and ".join(address.shown(row.at) for row in rows[:3])
+    others = some(list(found.rows), 4)
+    return (
+        f"no key says which state dict is the model's: {chosen} has {plural(found.taken, 'byte')} of tensors, "
+        f"and {plural(found.nbytes, 'byte')} are elsewhere, in {others}"
+    )
+
+
+def _held(entries: Iterable[TensorEntry]) -> dict[object, int]:
+    """Place of each tensor in the file -> its bytes."""
+    found: dict[object, int] = {}
+    stack = list(entries)
+    while stack:
+        entry = stack.pop()
+        stack += entry.parts
+        if entry.storage is not None:
+            found[view(entry)] = entry.nbytes
+    return found
+
+
+def _shapes(entries: Iterable[TensorEntry]) -> dict[str, tuple[int, ...]]:
+    """Name without wrappers -> shape, of the tensors with at least one dimension."""
+    return {wrappers.unwrapped(entry.key): entry.shape for entry in entries if entry.shape}
+
+
+def _is_copy(shapes: Mapping[str, tuple[int, ...]], chosen: Sequence[Mapping[str, tuple[int, ...]]]) -> bool:
+    """Whether these are the tensors of a chosen state dict again: under its names, or in a list."""
+    if not shapes:
+        return False
+    if all(name.isdigit() for name in shapes):
+        return any(not Counter(shapes.values()) - Counter(own.values()) for own in chosen)
+    return any(shapes.items() <= own.items() and len(shapes) * 2 > len(own) for own in chosen)
+
+
+def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
+    """Every tensor of an optimizer's state, those among a model's names too."""
+    fronts, flat = _states_of_optimizers(checkpoint)
+    mixed: dict[str, frozenset[str]] = {}
+    found = []
+    for entry in checkpoint.entries:
+        if entry.at not in mixed:
+            mixed[entry.at] = kinds.optimizer_names(row.key for row in checkpoint.entries_at(entry.at))
+        if entry.at in flat or is_inside_any(entry.at, fronts) or entry.key in mixed[entry.at]:
+            found.append(entry)
+    return found
+
+
+def optimizers(checkpoint: Checkpoint) -> list[str]:
+    """Addresses of the optimizers inside it."""
+    fronts, flat = _states_of_optimizers(checkpoint)
+    ats = (*(front.removesuffix("/state") for front in fronts if front != "state"), *flat)
+    return [at for at in dict.fromkeys(ats) if at]
+
+
+def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], frozenset[str]]:
+    """Addresses of each optimizer's ``state``, and of mappings that are a flattened one."""
+    names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
+    fronts: set[str] = set()
+    flat: set[str] = set()
+    for state in checkpoint.state_dicts:
+        if not state.optimizer:
+            continue
+        above = state.at.split("/")[:-1]
+        if "state" in above and not kinds.is_flat_optimizer(names.get(state.at, ())):
+            fronts.add("/".join(above[: len(above) - above[::-1].index("state")]))
+        else:
+            flat.add(state.at)
+    return frozenset(fronts), frozenset(flat)
 
 
 MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
@@ -255,6 +481,7 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
     Raises:
         NoSuchTensor: there is none at `at`.
         Refused: a whole module is there.
+        Undecided: with `weights_only`, those that were found are in doubt.
     """
     fixed = {state.at for state in checkpoint.state_dicts if state.payload}
     sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at not in fixed]
@@ -271,8 +498,42 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
     sites = [site for site in sites if site.at not in inside]
     if weights_only:
         weights = {state.at for state in states(checkpoint)}
+        refuse_doubt(checkpoint, [row for row in models(checkpoint) if row.at in weights])
         return [site for site in sites if site.at in weights]
     return sites
+
+
+def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
+    """Keys of a state dict under which a trainer keeps other mappings: ``optimizer``, ``normalizer``."""
+    front = f"{site.at}/" if site.at else ""
+    tensors = _tensor_keys(checkpoint, site.at)
+    below = [other.at for other in checkpoint.sites if other.at != site.at and other.at.startswith(front)]
+    below += [place for place, _ in checkpoint.values() if place.startswith(front) and "/" in place[len(front) :]]
+    found = {place[len(front) :].partition("/")[0] for place in below}
+    return frozenset(key for key in found if key not in tensors and "." not in key and not key.startswith("_"))
+
+
+def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
+    """Keys of a state dict that its model has: without what a trainer put among them.
+
+    Left out are numbers and mappings under a plain key, an optimizer's names, and beside such things counters and
+    scores that are tensors.
+    """
+    tensors = _tensor_keys(checkpoint, site.at) | (set() if site.at else format_of(checkpoint).ties(checkpoint).keys())
+    gone = kinds.optimizer_names(site.names)
+    others = {name for name in site.names if name not in tensors and "." not in name and not name.startswith("_")}
+    counters = {name for name in site.names if others and name in tensors and kinds.is_progress(name)}
+    if counters:
+        counters -= checkpoint.shaped(site.at, site.names)
+    if len(gone) < len(site.names):
+        others |= gone
+    return tuple(name for name in site.names if name not in others and name not in counters)
+
+
+def _tensor_keys(checkpoint: Checkpoint, at: str) -> set[str]:
+    """Keys of the tensors in the mapping at `at`, whether or not they can be read."""
+    length = len(at) + 1 if at else 0
+    return {name[length:] for name, holder in leaves(checkpoint) if holder == at}
 
 
 def refuse_module(checkpoint: Checkpoint) -> None:

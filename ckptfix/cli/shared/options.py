@@ -13,7 +13,7 @@ def at_option() -> click.Option:
         ["--at"],
         metavar="PATH",
         shell_complete=values.addresses,
-        help="Only the mapping at this address, such as model_state_dict (see inspect).",
+        help="Only the mapping at this address, such as model_state_dict (see inspect); / is the top level.",
     )
 
 

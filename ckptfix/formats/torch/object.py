@@ -6,7 +6,6 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
@@ -21,6 +20,7 @@ from ckptfix.formats.torch.call_classes import is_tensor_class
 from ckptfix.formats.torch.plain import described, encoded_bytes, is_container, plain, versions_of
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
+from ckptfix.names import kinds
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
 from ckptfix.pickles.folded import Alone
 from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions, label, pairs, payload_of
@@ -254,8 +254,7 @@ def _is_storage(node: Node) -> TypeGuard[PersId]:
 
 
 def _is_optimizer(mapping: list[tuple[Node, Node]]) -> bool:
-    keys = [key for key, _ in mapping if isinstance(key, str)]
-    return "state" in keys and "param_groups" in keys
+    return kinds.is_optimizer([key for key, _ in mapping if isinstance(key, str)])
 
 
 def _note_mapping(
@@ -270,14 +269,17 @@ def _note_mapping(
         if odd := _odd_keys(named, mapping):
             found.odd_keys[at] = odd
         metadata = _metadata_of(node)
-        weights = metadata is not None or (not nested and _looks_like_weights(named, mapping, at))
-        found.state_dicts.append(_state_dict(at, tensors, len(mapping) - tensors, of, weights))
+        optimizer = of.optimizer or kinds.is_flat_optimizer([str(key) for key in named if isinstance(key, str)])
+        weights = metadata is not None or _looks_like_weights(named, mapping, at, nested=nested)
+        own = of._replace(optimizer=optimizer)
+        found.state_dicts.append(_state_dict(at, tensors, len(mapping) - tensors, own, weights))
         found.sites.append(Site(at, "state_dict", _key_uses(node)))
         if metadata is not None:
             found.metadata[at] = metadata
             found.sites.append(Site(at, "metadata", _key_uses(metadata)))
-    if of.optimizer and not of.payload and _is_optimizer(mapping):
-        _note_optimizer(found, at, {key: value for key, value in mapping if isinstance(key, str)})
+    parts = {key: value for key, value in mapping if isinstance(key, str)}
+    if of.optimizer and not of.payload and kinds.OPTIMIZER <= parts.keys():
+        _note_optimizer(found, at, parts)
 
 
 def _state_dict(at: str, tensors: int, extra: int, of: _Of, weights: bool) -> StateDict:
@@ -299,7 +301,8 @@ def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
         return False
     metadata = _metadata_of(node)
     weights = metadata is not None or _looks_like_weights(names, rows, at)
-    found.state_dicts.append(_state_dict(at, len(names), 0, of, weights))
+    own = of._replace(optimizer=of.optimizer or kinds.is_optimizer(names))
+    found.state_dicts.append(_state_dict(at, len(names), 0, own, weights))
     found.sites.append(Site(at, "state_dict", rows))
     if metadata is not None:
         found.metadata[at] = metadata
@@ -331,24 +334,30 @@ def _metadata_of(node: Node) -> Node:
     return None
 
 
-_PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII)
-"""A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
-
-
-def _looks_like_weights(named: Sequence[Node], mapping: Rows | list[tuple[Node, Node]], at: str) -> bool:
+def _looks_like_weights(
+    named: Sequence[Node], mapping: Rows | list[tuple[Node, Node]], at: str, *, nested: bool = False
+) -> bool:
     """Whether the tensors of these keys are a model's: dotted names, what one layer alone has, or numbers throughout.
 
     Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
     ``best_model_score``, losses.
+
+    Args:
+        nested: the mapping holds other mappings too, as that of a trainer does.
     """
+    if nested:
+        shaped = [str(key) for key in named if isinstance(key, str)]
+        scalars = {str(key) for key, value in mapping if is_tensor(value) and _is_scalar(value)}
+        return kinds.are_parameters([name for name in shaped if name not in scalars])
     if at and not any(
-        type(key) is Text and is_tensor(value) and (not _is_scalar(value) or _PATH_OF_PARAMETER.fullmatch(str(key)))
+        type(key) is Text
+        and is_tensor(value)
+        and (not _is_scalar(value) or kinds.PATH_OF_PARAMETER.fullmatch(str(key)))
         for key, value in mapping
     ):
         return False
     names = [key for key in named if isinstance(key, str)]
-    leaves = ("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var")
-    if any("." in name or name in leaves for name in names):
+    if any("." in name or name in kinds.LEAVES for name in names):
         return True
     return len(names) == len(mapping) and any(_is_number(value) for _, value in mapping)
 

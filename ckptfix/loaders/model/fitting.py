@@ -110,7 +110,8 @@ def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
         over = [old for old, new in names.items() if new not in wanted]
         return None not in (*(_rule(target, name) for name in lacking), *(_source_rule(source, name) for name in over))
 
-    renaming = bases.find(source.names, target.names, complete)
+    loose = [name for name, entry in source.entries.items() if not entry.shape]
+    renaming = bases.find(source.names, target.names, complete, loose=[*loose, *source.extra])
     fit = Fit(source, target, renaming.rule, renaming.names, rivals=renaming.rivals)
     found = {new: old for old, new in renaming.names.items() if new in wanted}
     over = [old for old, new in renaming.names.items() if new not in wanted]

@@ -20,13 +20,13 @@ from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, tar
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
 from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
-from ckptfix.loaders.sources import chosen
+from ckptfix.loaders.sources import Source, chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.pieces import refuse_piece
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def load_into(
             (``model.``, ``backbone.``, ...) removed or added; nothing beyond that is guessed. ``"position"``: in
             definition order, shapes checked. ``"structure"``: by an alignment of names and shapes, with fused tensors
             cut or joined as `ckptfix.match` does.
-        at: address of the state dict. By default the one that fits.
+        at: address of the state dict; ``""`` is the top level. By default the one that fits.
         strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
             shape is never loaded in part.
         assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. On an
@@ -127,7 +127,7 @@ def load_into(
             report=report,
             path=checkpoint.path,
             where=fit.source.at or None,
-            hint=_CODES if codes else _HINT if strict else _EMPTY,
+            hint=_CODES if codes else (_HINT if strict else _EMPTY) + _elsewhere(found, fit, at),
         )
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
@@ -153,6 +153,13 @@ def load_into(
 _HINT = "strict=False loads what fits; match='structure' aligns models that name the same layers differently"
 _CODES = "load it into a model that its library has quantized in the same way; or save the weights dequantized first"
 _EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True lets it pass"
+
+
+def _elsewhere(found: Sequence[Source], fit: Fit, at: str | None) -> str:
+    """How to load another state dict of the file, where it has one."""
+    ats = [source.at for source in found if source is not fit.source] if at is None else []
+    listed = some([repr(place) + ("" if place else " (the top level)") for place in ats], 4)
+    return f"; at= names another state dict: {listed}" if ats else ""
 
 
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:

@@ -18,6 +18,7 @@ from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
 from ckptfix.loaders.optimizer.parameters import Key, SavedGroup, State
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
+from ckptfix.names import kinds
 from ckptfix.ops import tensor_classes
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.pickles.graph import Node, children
@@ -40,7 +41,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
         while stack:
             at, value = stack.pop()
             if isinstance(value, dict):
-                if value.keys() >= _OPTIMIZER:
+                if kinds.is_optimizer(value.keys()):
                     yield at, partial(_read, checkpoint, maker, at)
                 else:
                     stack += [(join(at, key), inner) for key, inner in reversed(list(value.items()))]
@@ -53,13 +54,10 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
             continue
         seen.add(id(node))
         names = mapping_of(node).keys()
-        if names >= _OPTIMIZER or _is_flat(names):
+        if kinds.is_optimizer(names):
             yield at, partial(_built, checkpoint, maker, node)
         elif len(at) <= MAX_ADDRESS:
             nodes += [(join(at, name), child) for name, child in reversed(list(children(node)))]
-
-
-_OPTIMIZER = frozenset(("state", "param_groups"))
 
 
 def _read(checkpoint: Checkpoint, maker: TensorMaker, at: str) -> tuple[Saved, list[object]]:
@@ -67,7 +65,7 @@ def _read(checkpoint: Checkpoint, maker: TensorMaker, at: str) -> tuple[Saved, l
     found = from_entries(checkpoint, lambda entry: maker(entry) if is_inside(entry.at, at) else None)
     for part in at.split("/") if at else ():
         found = found[part] if isinstance(found, dict) else {}
-    return found if isinstance(found, dict) else {}, []
+    return _as_torch_has_it(found) if isinstance(found, dict) else {}, []
 
 
 def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Node) -> tuple[Saved, list[object]]:
@@ -76,26 +74,25 @@ def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Node) -> tuple[Save
     made = list(builder.made.values())
     if not isinstance(value, Mapping):  # of a class of its own, which is refused
         return {}, made
-    return value if value.keys() >= _OPTIMIZER else _nested(value), made
+    return _as_torch_has_it(value), made
+
+
+def _as_torch_has_it(value: Saved) -> Saved:
+    return value if value.keys() >= kinds.OPTIMIZER else _nested(value)
 
 
 _STATE, _GROUPS = "state.", "param_groups."
-
-
-def _is_flat(names: Collection[str]) -> bool:
-    """Whether these are the keys of an optimizer's state flattened: ``state.fc.weight.exp_avg``.
-
-    So torch.distributed.checkpoint.state_dict writes it with flatten_optimizer_state_dict=True.
-    """
-    return any(name.startswith(_GROUPS) for name in names) and all(name.startswith((_STATE, _GROUPS)) for name in names)
 
 
 def _nested(flat: Mapping[str, object]) -> dict[str, object]:
     """A flattened state as torch.optim has it, each parameter in a separate group, by name.
 
     Raises:
-        Refused: a parameter has state and no group.
+        Refused: a parameter has state and no group, or the names are those of another library.
     """
+    other = [key for key in flat if not key.startswith((_STATE, _GROUPS))]
+    if other:
+        raise Refused(f"a flattened optimizer's state that torch.distributed.checkpoint did not name: {named(other)}")
     found: dict[str, dict[str, dict[str, object]]] = {_STATE: {}, _GROUPS: {}}
     for key, value in flat.items():
         kind = _STATE if key.startswith(_STATE) else _GROUPS

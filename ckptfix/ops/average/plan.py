@@ -22,6 +22,7 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
 from ckptfix.errors import Refused
+from ckptfix.formats import without_optimizer
 from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.mapped import mapped
 from ckptfix.ops import choose, numbers, quantized
@@ -143,7 +144,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
 
 def _table(checkpoint: Checkpoint, at: str) -> Table:
     choose.refuse_damaged(checkpoint)
-    return {entry.key: entry for entry in listed(checkpoint) if entry.at == at}
+    return {entry.key: entry for entry in without_optimizer(tuple(row for row in listed(checkpoint) if row.at == at))}
 
 
 def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -> None:

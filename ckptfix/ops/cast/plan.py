@@ -142,7 +142,8 @@ def cast(
     everyone = listed(checkpoint)
     called = Counter(entry.name for entry in everyone)
     around = holders(everyone)
-    mine = [entry for entry in everyone if entry.at in ats]
+    optimizer = {entry.name for entry in choose.optimizer_tensors(checkpoint)} if at is None else set()
+    mine = [entry for entry in everyone if entry.at in ats and entry.name not in optimizer]
     _refuse_quantized(checkpoint, mine, only_by, kept_by)
     observed = observers(mine)
     for entry in mine:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.errors import Refused, WouldLoseData
-from ckptfix.formats import FORMATS, format_of, states, weights_of
+from ckptfix.formats import FORMATS, format_of, states, weights_of, without_optimizer
 from ckptfix.formats.base import Format, Taken
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.shards.write import parse_size
@@ -166,7 +166,8 @@ def _one_state_dict(
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
     plan = Plan((*_along(checkpoint, plan, target, dest), *plan.files), noticed)
     ties = len(taken) - len(kept)
-    others = [entry for entry in checkpoint.entries if entry.at != chosen.at]
+    own = {entry.name for entry in without_optimizer(checkpoint.entries_at(chosen.at))}
+    others = [entry for entry in checkpoint.entries if entry.name not in own]
     promise = Promise(taken, others=others, reported=frozenset(left))
     return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties)
 
@@ -204,12 +205,12 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 
 def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
     """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
-    taken = {entry.name for entry in checkpoint.entries_at(chosen.at)}
+    taken = {entry.name for entry in without_optimizer(checkpoint.entries_at(chosen.at))}
     left: dict[str, None] = {}
     for entry in checkpoint.entries:
         if entry.at in taken:
             left[entry.name] = None
-        elif entry.at != chosen.at:
+        elif entry.name not in taken:
             left[_top(entry.name, chosen.at)] = None
     for address, _ in checkpoint.values():
         if holder_of(address) not in taken:

@@ -89,7 +89,7 @@ def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]
             yield Pairing(main_a[0], main_b[0], "main state dict")
         elif not ats_a & ats_b:
             raise _undecided(a, b, main_a, main_b)
-    optimizers = _optimizers(a), _optimizers(b)
+    optimizers = choose.optimizers(a), choose.optimizers(b)
     if len(optimizers[0]) == len(optimizers[1]) == 1 and optimizers[0] != optimizers[1]:
         yield Pairing(optimizers[0][0], optimizers[1][0], "optimizer")
 
@@ -110,16 +110,6 @@ def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str
     message = f"it holds {len(several)} state dicts: {', '.join(shown(at, to_type=True) for at in several)}"
     choice = {"at": (main_a[0], main_b[0])}
     return Undecided(message, choices=tuple(several), choice=choice, path=of.path)
-
-
-def _optimizers(checkpoint: Checkpoint) -> list[str]:
-    """Addresses of the optimizers: what stands before ``state`` in their tensors' addresses."""
-    found: dict[str, None] = {}
-    for state in checkpoint.state_dicts:
-        parts = state.at.split("/")
-        if state.optimizer and "state" in parts[1:]:
-            found["/".join(parts[: parts.index("state", 1)])] = None
-    return list(found)
 
 
 def _chosen(

@@ -96,7 +96,8 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         own = averages.has_own_level(checkpoint, site, site.names)
         whole = own and not site.at
-        names = averages.inside(site.names) if own and not whole else site.names
+        seen = averages.counting(checkpoint, site, site.names, *wrappers.LEADING)
+        names = averages.inside(seen) if own and not whole else seen
         bare = bare_names(checkpoint, site)
         carried = wrappers.wrappers_in(names, averages.within(bare) if own and not whole else bare)
         beside = {*wrappers.COMPANIONS, *(wrappers.COUNTERS if whole else ())}
@@ -155,14 +156,14 @@ def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
 
 def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     tops = {entry.at.partition("/")[0] or entry.key for entry in checkpoint.entries if entry.at}
-    for state in weights(checkpoint):
+    found_at = [row.at for row in choose.meant(checkpoint)]
+    for state in weights(checkpoint) if found_at != [""] else ():
         if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
             message = f"the weights are at {state.at!r}, in a training checkpoint"
             fix = "ckptfix extract {source} {weights} --at {at}"
             yield found("training-checkpoint", message, where=state.at, fix=fix)
-    fronts = _optimizers(checkpoint)
-    lengths = sorted(set(map(len, fronts)))
-    optimizer = [entry for entry in checkpoint.entries if any(entry.at[:length] in fronts for length in lengths)]
+    yield from choose.remarks(checkpoint)
+    optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
         held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}
         message = f"an optimizer's state is {sum(held.values()):,} of its {checkpoint.size:,} bytes"
@@ -171,11 +172,6 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
         if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
             yield found("no-lightning-version")
-
-
-def _optimizers(checkpoint: Checkpoint) -> frozenset[str]:
-    """Beginnings of addresses that are an optimizer's."""
-    return frozenset(state.at.rpartition("/")[0] for state in checkpoint.state_dicts if state.optimizer)
 
 
 def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
@@ -347,7 +343,8 @@ def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
         # Reported as what a wrapper added.
         return
     for state in weights(checkpoint):
-        names = [entry.key for entry in checkpoint.entries_at(state.at)]
+        shaped = checkpoint.shaped(state.at, [entry.key for entry in checkpoint.entries_at(state.at)])
+        names = [entry.key for entry in checkpoint.entries_at(state.at) if entry.key in shaped]
         carrying, others = wrappers.split_prefix(names, prefix.name)
         if bool(carrying) != prefix.in_file:
             continue

@@ -21,7 +21,7 @@ from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.doctor.match import offered
-from ckptfix.ops.target.targets import Side, of_candidate
+from ckptfix.ops.target.targets import Side, agreement, of_candidate
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
 
@@ -83,7 +83,7 @@ def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[bas
     """The state dict whose names agree best with the model's, and how its names go into them."""
     wanted = [slot.name for slot in target.slots]
     sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]
-    tried = [(bases.find([slot.name for slot in side.slots], wanted), side) for side in sides]
+    tried = [(agreement(side, wanted), side) for side in sides]
     return max(tried, key=lambda row: row[0].agreeing, default=None)
 
 

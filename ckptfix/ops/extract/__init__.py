@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ckptfix.arguments import typed
+from ckptfix.checkpoint.address import shown
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
 from ckptfix.formats.target import FormatName, is_folder
@@ -135,7 +136,7 @@ def _lines(done: plan.Extraction) -> tuple[str, ...]:
         lines.append(f"left behind: {some(weights.left)}")
     elsewhere = [at for at in done.others if at not in weights.left]
     if elsewhere:
-        lines.append(f"other state dicts: {some(elsewhere)}")
+        lines.append(f"other state dicts: {some([shown(at) for at in elsewhere])}")
     if done.lost:
         lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
     return tuple(lines)

@@ -9,14 +9,14 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join, keys_of, of_keys
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import weights_of
+from ckptfix.formats import weights_of, without_optimizer
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
-from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module
+from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module, state_dict_of
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.hazards import dangerous_below
 from ckptfix.ops.pieces import refuse_odd_keys
@@ -42,11 +42,12 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     check_whole(made, checkpoint.size_of)
     refuse_damaged(checkpoint, MISREAD, candidate.at)
     if candidate.module is None:
-        beside = [entry for entry in checkpoint.entries if entry.at != candidate.at]
+        own = {entry.name for entry in state_dict_of(checkpoint, candidate)}
+        beside = [entry for entry in checkpoint.entries if entry.name not in own]
         return replace(made, beside=(*unsafe, *beside))
-    own = beside_state_dict(checkpoint, candidate.at, made.entries)
-    beside = [*own, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
-    left = dict.fromkeys((*made.left, *(entry.name for entry in own)))
+    rest = beside_state_dict(checkpoint, candidate.at, made.entries)
+    beside = [*rest, *(entry for entry in checkpoint.entries if not is_inside(entry.name, candidate.at))]
+    left = dict.fromkeys((*made.left, *(entry.name for entry in rest)))
     return replace(made, beside=(*unsafe, *beside), left=tuple(left))
 
 
@@ -105,7 +106,8 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         own = tuple(detached_entry(entry, entry.key) for entry in weights_of(checkpoint, at))
         return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
     found = parts.found
-    tensors = [(key, node) for where, key, node in found.tensors if where == at]
+    gone = _optimizer_names(checkpoint, at)
+    tensors = [(key, node) for where, key, node in found.tensors if where == at and key not in gone]
     entries = plain_entries(checkpoint, tensors)
     return Weights(
         path=checkpoint.path,
@@ -120,6 +122,12 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
     )
 
 
+def _optimizer_names(checkpoint: Checkpoint, at: str) -> set[str]:
+    """The names in the mapping at `at` that are an optimizer's, beside those of a model."""
+    entries = checkpoint.entries_at(at)
+    return {entry.key for entry in entries} - {entry.key for entry in without_optimizer(entries)}
+
+
 def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tuple[str, ...]:
     """Addresses of what is outside the mapping or module at `at`, cut where they part from it.
 
@@ -127,13 +135,18 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     dict, and are not.
     """
     own = keys_of(at)
-    taken = {} if module else {entry.name: entry for entry in checkpoint.entries_at(at)}
+    entries = checkpoint.entries_at(at)
+    taken = {} if module else {entry.name: entry for entry in without_optimizer(entries)}
+    gone = set() if module else {entry.name for entry in entries} - taken.keys()
     left: dict[str, None] = {}
     for address, holder in leaves(checkpoint):
         if (tensor := _around(address, taken)) is not None:
             # What a wrapper carries is kept with it; a plain tensor is written again, without attributes.
             if holder is not None and tensor.kind == "dense":
                 left[address] = None
+            continue
+        if address in gone:
+            left[address] = None
             continue
         keys = keys_of(address)
         common = 0
@@ -158,10 +171,14 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
     parts = pickled(checkpoint)
     unread = frozenset(parts.found.unread(at) if parts is not None else ())
     packed = {*tensors, *(of_keys(keys_of(address)[: len(own) + 1]) for address in tensors)}
+    mappings = [site.at for site in checkpoint.sites if site.kind == "state_dict" and site.at != at]
+    gone = _optimizer_names(checkpoint, at)
     for address in left:
-        if not is_inside(address, at):
+        if not is_inside(address, at) or any(is_inside(mapping, address) for mapping in mappings):
             continue
         name = "/".join(keys_of(address)[len(own) :])
+        if name in gone:
+            continue
         if address in unread:
             yield found("not-taken", "a tensor that is made of what is no tensor, as of a list", where=address)
         elif name.rpartition(".")[2] == EXTRA_STATE:

@@ -16,6 +16,7 @@ from ckptfix.formats.folders.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress
+from ckptfix.names import kinds
 from ckptfix.names import wrappers as keys
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose, quantized
@@ -208,7 +209,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         globals=tuple((name, trusted.accepted(name)) for name in found),
         weights_only=trusted.refusal(graph) if graph else None,
         metadata=checkpoint.metadata,
-        findings=tuple(checkpoint.findings),
+        findings=(*checkpoint.findings, *choose.remarks(checkpoint)),
         entries=entries,
         training=training_of(checkpoint.values()),
         modules=modules_in(checkpoint),
@@ -349,7 +350,7 @@ def _state_dicts(inspection: Inspection) -> Iterator[str]:
     for whole in modules:
         kind = f" of class {whole.name}" if whole.name else ""
         line = f"{whole.at or 'the file itself'}: a whole module{kind}, {plural(whole.taken, 'tensor')}"
-        lines.append((any(part in choose.ASIDE for part in whole.at.split("/")), line))
+        lines.append((kinds.of(whole.at, ()) not in (None, "average"), line))
     for state in states:
         if not state.optimizer:
             extra = f" and {plural(state.extra, 'other value')}" if state.extra else ""

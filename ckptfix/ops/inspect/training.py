@@ -8,18 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
-from ckptfix.ops.choose import ASIDE
+from ckptfix.names import kinds
 from ckptfix.urls import as_path
-
-_WORDS = frozenset((
-    *("epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "updates", "samples", "episode"),
-    *("best", "loss", "acc", "acc1", "top1", "accuracy", "score", "metric", "fitness", "reward", "auc", "f1", "bleu"),
-    *("lr", "arch", "globalstep", "it"),
-))  # fmt: skip
-"""Words of the keys under which trainers keep counters and scores."""
-
-_NO_COUNTERS = frozenset(("size", "every", "max", "min", "num", "per", "warmup", "milestones", "scale"))
-"""Words of settings: ``step_size``, ``max_epochs``."""
 
 _LR = re.compile(r"(?:.*/)?param_groups/\d+/lr")
 
@@ -47,7 +37,9 @@ def training_of(values: Iterable[tuple[str, object]]) -> dict[str, object]:
             rates.setdefault(value)
             continue
         above, _, key = address.rpartition("/")
-        if "/" not in above and above not in ASIDE and _is_state(key, value) and len(found) < MOST:
+        if "/" in above or kinds.of_key(above) not in (None, "training state"):
+            continue
+        if _is_state(key, value) and len(found) < MOST:
             found[address] = value
     if rates:
         found["lr"] = list(rates)[:MOST]
@@ -55,10 +47,9 @@ def training_of(values: Iterable[tuple[str, object]]) -> dict[str, object]:
 
 
 def _is_state(key: str, value: float | str) -> bool:
-    words = set(re.findall(r"[a-z]+\d*", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
     if isinstance(value, str):
         return key == "arch" and len(value) <= 60
-    return bool(words & _WORDS) and not words & _NO_COUNTERS and not key.startswith("_") and "." not in key
+    return kinds.is_progress(key)
 
 
 def beside(folder: str) -> dict[str, object]:

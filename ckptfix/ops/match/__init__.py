@@ -167,7 +167,7 @@ def find(
     _refuse_heads(heads, kv_heads)
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
-    one = targets.of_checkpoint(checkpoint, at)
+    one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
         proven = same_values(one, target) if by == "structure" else {}

@@ -87,7 +87,8 @@ def strip(
             own = prefix.partition(".")[0] == wrappers.AVERAGED and averages.is_kept(checkpoint, site, current, at)
             if own:
                 averages.note_kept(findings, site, current)
-            carrying, others = wrappers.split_prefix(averages.inside(current) if own else current, prefix)
+            seen = averages.counting(checkpoint, site, current, wrappers.AVERAGED if own else prefix)
+            carrying, others = wrappers.split_prefix(averages.inside(seen) if own else seen, prefix)
             if not carrying or (others and (steps or own) and not partial):
                 break
             if others and not partial:
@@ -124,12 +125,13 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
         if at is None and site.kind == "state_dict" and averages.has_own_level(checkpoint, site, site.names):
             findings.append(averages.left(site))
             return None
-        carrying, others = wrappers.split_prefix(site.names, prefix)
+        names = choose.own_keys(checkpoint, site) if site.kind == "state_dict" else site.names
+        carrying, others = wrappers.split_prefix(averages.counting(checkpoint, site, site.names, prefix), prefix)
         if carrying and not others and site.kind == "state_dict":
             every = "the key" if len(carrying) == 1 else f"all {len(carrying):,} keys"
             message = f"{every} began with '{prefix}.' before, and now '{prefix}.{prefix}.'"
             findings.append(found("prefix-twice", message, where=site.at))
-        return {name: rule(name) for name in site.names}, rule
+        return {name: rule(name) for name in names}, rule
 
     return _renames(checkpoint, at, site_rule, findings, weights_only=True)
 
@@ -165,16 +167,18 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
             if not own and averages.is_kept(checkpoint, site, current, at):
                 own = True
                 averages.note_kept(findings, site, current)
-            component = _leading(averages.inside(current) if own else current)
+            seen = averages.counting(checkpoint, site, current, *wrappers.LEADING)
+            component = _leading(averages.inside(seen) if own else seen)
             if component is None:
                 break
             step = wrappers.stripping(component)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
         for component in () if own else wrappers.LEADING:
-            carrying, _ = wrappers.split_prefix(current, component)
+            seen = averages.counting(checkpoint, site, current, component)
+            carrying, _ = wrappers.split_prefix(seen, component)
             if carrying and site.kind == "state_dict":
-                some_of = f"{len(carrying):,} of {plural(len(current), 'key')}"
+                some_of = f"{len(carrying):,} of {plural(len(seen), 'key')}"
                 message = f"left '{component}.' on {some_of}, as the others lack it"
                 findings.append(found("partial-prefix", message, where=site.at))
         names = _changed(site.names, current)
@@ -250,8 +254,9 @@ def rename(
         return name
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
-        substitute(site.names)
-        names = _changed(site.names, [rule(name) for name in site.names])
+        inner = choose.inner_keys(checkpoint, site) if at is None and site.kind == "state_dict" else frozenset()
+        substitute([name for name in site.names if name not in inner])
+        names = _changed(site.names, [name if name in inner else rule(name) for name in site.names])
         return (names, rule) if names else None
 
     renames = _renames(checkpoint, at, site_rule, weights_only=True)

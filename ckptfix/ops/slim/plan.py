@@ -19,6 +19,7 @@ from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.read import read_chunks
 from ckptfix.io.sums import digest
+from ckptfix.names import kinds
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
 from ckptfix.ops.law.output import storages as storages_of
@@ -175,7 +176,10 @@ def _sums(checkpoint: Checkpoint, plan: Plan, saved: Mapping[str, int]) -> dict[
 
 
 def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
-    """The nodes that are optimizers' states, or lists of nothing else, by ``id``; and their addresses."""
+    """The nodes that are optimizers' states, lists of nothing else, or an optimizer's tensors among those of a model.
+
+    By ``id``; and their addresses.
+    """
     gone: dict[int, Node] = {}
     dropped: list[str] = []
     seen: set[int] = set()
@@ -193,13 +197,20 @@ def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
         # Without a part of what it reads, a class may not make its object again.
         own = payload_of(node)
         below = [(join(address, name), child) for name, child in children(node) if id(child) not in own]
+        mixed = kinds.optimizer_names(name for name, _ in children(node)) if pairs(node) is not None else frozenset()
+        if mixed:
+            gone |= {id(child): child for name, child in children(node) if name in mixed}
+            dropped += [join(address, name) for name, _ in children(node) if name in mixed]
+            below = [(where, child) for where, child in below if id(child) not in gone]
         stack += [(where[:1024], child) for where, child in reversed(below)]
     return gone, tuple(dropped)
 
 
 def _is_optimizer(node: Node) -> bool:
-    """Whether this is what ``Optimizer.state_dict()`` gives, or a pickled optimizer."""
+    """Whether this is what ``Optimizer.state_dict()`` gives, flattened or not, or a pickled optimizer."""
     rows = pairs(node)
+    if rows is not None and kinds.is_flat_optimizer([label(key) for key, _ in rows if isinstance(key, str)]):
+        return True
     if rows is None and type(node) is Call:
         rows = attributes(node.state)
     found = {label(key): value for key, value in rows or () if isinstance(key, str)}

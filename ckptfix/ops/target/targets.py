@@ -22,9 +22,10 @@ from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_read
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
 from ckptfix.formats.shards.index import INDEX
 from ckptfix.io.source import found_as, is_local
+from ckptfix.names import bases
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
-from ckptfix.ops.candidates import Candidate, state_dict_of
+from ckptfix.ops.candidates import Candidate, state_dict_of, whole_module
 from ckptfix.words import where_else
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -68,20 +69,20 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
     if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not INDEX.search(text):
         return _keys_file(text, at)
     try:
-        return of_checkpoint(open_checkpoint(text), at)
+        return of_checkpoint(open_checkpoint(text), at, doubt=False)
     except Undecided as error:
         error.choose_with({"like_at": error.choices[0]})
         raise
 
 
-def of_checkpoint(checkpoint: Checkpoint, at: str | None = None) -> Side:
+def of_checkpoint(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Side:
     """The state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
 
     Raises:
         Refused: there is none, or there are several.
         NoSuchTensor: there is none at `at`.
     """
-    return of_candidate(checkpoint, choose.mapping(checkpoint, at))
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at, doubt=doubt))
 
 
 def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
@@ -96,6 +97,29 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
     for entry in entries:
         slots.append((entry.key, entry.shape, entry.dtype, same_place(entry)))
     return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
+
+
+def of_fitting(checkpoint: Checkpoint, target: Side) -> Side:
+    """The state dict whose names agree best with those of `target`; where none do, the one that is meant.
+
+    Raises:
+        Refused: there is none, or there are several between which nothing decides.
+    """
+    wanted = [slot.name for slot in target.slots]
+
+    def score(row: Candidate) -> int:
+        return agreement(of_candidate(checkpoint, row), wanted).agreeing
+
+    row = choose.best(checkpoint, score)
+    if row is not None and row.module is not None:
+        raise whole_module(checkpoint, row.at)
+    return of_checkpoint(checkpoint) if row is None else of_candidate(checkpoint, row)
+
+
+def agreement(side: Side, wanted: Sequence[str]) -> bases.Renaming:
+    """How the names of `side` go into those that are `wanted`."""
+    loose = [slot.name for slot in side.slots if not slot.shape]
+    return bases.find([slot.name for slot in side.slots], wanted, loose=loose)
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 import ckptfix
 from ckptfix import doctor
 from ckptfix.cli import commands
-from ckptfix.ops.averages import KEYS
+from ckptfix.names.kinds import AVERAGES as KEYS
 
 
 def net() -> nn.Module:

@@ -20,7 +20,8 @@ from torch.optim.swa_utils import AveragedModel
 import ckptfix
 from ckptfix import errors
 from ckptfix.cli.shared.exits import describe
-from ckptfix.ops import averages, choose
+from ckptfix.names import kinds
+from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate, candidates
 
 SHARED = ROOT.parent / "shared"
@@ -283,7 +284,7 @@ def test_a_tie_is_asked_for_by_every_verb(saved: Callable[[str], Path], tmp_path
         choice: Any = (ats[0], "") if verb == "diff" else ats[0]
         assert (caught.value.hint or "").startswith(f"choose one with {argument}={choice!r}")
         option = f"--{argument.replace('_', '-')}"
-        said = f"choose one with {option} {ats[0]}" + (f" {option} ''" if verb == "diff" else "")
+        said = f"choose one with {option} {ats[0]}" + (f" {option} /" if verb == "diff" else "")
         assert describe(caught.value)["hint"].startswith(said)
         assert not (tmp_path / "o.pt").exists() and not (tmp_path / "o.safetensors").exists()
     for at in ats:
@@ -315,7 +316,7 @@ def test_the_command_line_asks_in_its_words(program: Forks, saved: Callable[[str
     for arguments, hint in (
         (("extract", source, tmp_path / "o.pt"), "--at generator"),
         (("convert", source, tmp_path / "o.safetensors"), "--at generator"),
-        (("diff", source, tmp_path / "plain.pt"), "--at generator --at ''"),
+        (("diff", source, tmp_path / "plain.pt"), "--at generator --at /"),
         (like, "--like-at generator"),
     ):
         done = program(MAIN, arguments)
@@ -408,7 +409,7 @@ def test_a_module_that_cannot_be_read_whole_is_not_the_same(tmp_path: Path) -> N
 
 
 def test_the_tables_have_a_source_and_no_key_twice() -> None:
-    tables = (choose.NAMES, choose.ASIDE, choose.COPIES, averages.KEYS)
+    tables = (choose.NAMES, {key: who for key, (_, who) in kinds.ASIDE.items()}, choose.COPIES, kinds.AVERAGES)
     keys = [key for table in tables for key in table]
     assert len(keys) == len(set(keys))
     assert all(source for table in tables for source in table.values())

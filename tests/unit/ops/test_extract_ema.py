@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ckptfix
 from ckptfix import errors
-from ckptfix.ops.averages import KEYS
+from ckptfix.names.kinds import AVERAGES as KEYS
 
 
 def net(value: float) -> nn.Module:

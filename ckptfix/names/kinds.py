@@ -1,0 +1,293 @@
+"""Kinds of state: what a mapping in a checkpoint holds, by the key it has and by the names in it.
+
+One answer for everybody who asks: the choice of the model's state dict, `slim`, `doctor`, `inspect`, the loaders. A key
+says what its writer calls it (`optimizer`, `g_ema`, `train_state`); names say what a mapping is whatever its key:
+`state` and `param_groups` are an optimizer's, and so are ``state.fc.weight.exp_avg`` and
+``optimizer.state.exp_avg.fc.weight``, in which the levels of an optimizer's state became one name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
+
+from ckptfix.names import wrappers
+
+Kind = Literal[
+    "optimizer",
+    "average",
+    "scheduler",
+    "scaler",
+    "rng",
+    "data loader",
+    "replay buffer",
+    "training state",
+    "callbacks",
+    "statistics",
+    "loss",
+    "settings",
+]
+"""What a mapping is that is no model's state dict."""
+
+ASIDE: dict[str, tuple[Kind, str]] = {
+    "hyper_parameters": ("settings", "Lightning: arguments of the module (save_hyperparameters), networks among them"),
+    "datamodule_hyper_parameters": ("settings", "Lightning: arguments of the data module"),
+    "hparams": ("settings", "trainers that save their arguments"),
+    "args": ("settings", "trainers that save their arguments"),
+    "config": ("settings", "trainers that save their arguments"),
+    "cfg": ("settings", "trainers that save their arguments"),
+    "serialized_constants.pt": ("settings", "torch.export.save before torch 2.8: tensors that are in no state dict"),
+    "serialized_example_inputs.pt": ("settings", "torch.export.save before torch 2.8: arguments of the program"),
+    "callbacks": ("callbacks", "Lightning: what its callbacks keep"),
+    "loops": ("callbacks", "Lightning: counters"),
+    "averaging_state": ("callbacks", "Lightning WeightAveraging: n_averaged"),
+    "train_state": ("training state", "torchtitan: step, tokens, losses"),
+    "trainer_state": ("training state", "trainers that save their counters"),
+    "training_state": ("training state", "trainers that save their counters"),
+    "loop_state": ("training state", "trainers that save their counters"),
+    "metrics": ("training state", "losses and scores by step"),
+    "losses": ("training state", "losses by step"),
+    "history": ("training state", "losses and scores by step"),
+    "loss": ("loss", "a loss with its own weights"),
+    "loss_fn": ("loss", "a loss with its own weights"),
+    "loss_func": ("loss", "fastai Learner.export"),
+    "criterion": ("loss", "a loss with its own weights"),
+    "loss_state_dict": ("loss", "a loss with its own weights"),
+    "criterion_state_dict": ("loss", "a loss with its own weights"),
+    "opt": ("optimizer", "fastai save_model: the optimizer's state, a row a parameter"),
+    "opt_state": ("optimizer", "trainers that call it so, after optax"),
+    "opt_state_dict": ("optimizer", "trainers that call it opt"),
+    "optim_state": ("optimizer", "trainers that call it optim"),
+    "scaler": ("scaler", "torch.amp.GradScaler"),
+    "grad_scaler": ("scaler", "torch.amp.GradScaler"),
+    "rng": ("rng", "states of random generators"),
+    "rng_state": ("rng", "states of random generators"),
+    "random_state": ("rng", "states of random generators"),
+    "random_states": ("rng", "states of random generators"),
+    "random": ("rng", "states of random generators"),
+    "replay_buffer": ("replay buffer", "Stable-Baselines3 and other reinforcement learning"),
+    "replay_memory": ("replay buffer", "reinforcement learning"),
+    "rollout_buffer": ("replay buffer", "Stable-Baselines3"),
+    "normalizer": ("statistics", "mean and deviation of inputs"),
+    "statistics": ("statistics", "mean and deviation of inputs"),
+    "stats": ("statistics", "mean and deviation of inputs, losses"),
+    "running_stats": ("statistics", "mean and deviation of inputs"),
+    "norm_stats": ("statistics", "mean and deviation of inputs"),
+    "dataset_stats": ("statistics", "LeRobot, ACT: mean and deviation of inputs"),
+    "obs_rms": ("statistics", "reinforcement learning: mean and deviation of observations"),
+    "ret_rms": ("statistics", "reinforcement learning: mean and deviation of returns"),
+}
+"""Key of what trainers keep beside a model, and which may look like one -> what it is, and who writes it."""
+
+WORDS: dict[str, Kind] = {
+    "optimizer": "optimizer",
+    "optimizers": "optimizer",
+    "optim": "optimizer",
+    "optims": "optimizer",
+    "scheduler": "scheduler",
+    "schedulers": "scheduler",
+    "sched": "scheduler",
+    "rng": "rng",
+    "dataloader": "data loader",
+    "dataloaders": "data loader",
+    "datasampler": "data loader",
+    "gradscaler": "scaler",
+    "normalizer": "statistics",
+    "normalizers": "statistics",
+}
+"""Word of a key, as in ``optimizer_G`` or ``critic_optim_state_dict`` -> what it is."""
+
+AVERAGES: dict[str, str] = {
+    "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
+    "ema_model": "trainers that save the model as model",
+    "model_ema": "torchvision references/classification/train.py (AveragedModel.state_dict)",
+    "model_ema_state_dict": "trainers that save the model as model_state_dict",
+    "ema_model_state_dict": "trainers that save the model as model_state_dict",
+    "ema_state_dict": "trainers that save the model as state_dict; not MMEngine, see `extract.averaged`",
+    "state_dict_ema": "timm utils/checkpoint_saver.py",
+    "ema_state": "trainers that save the model as state",
+    "ema_weights": "trainers that save the model as weights",
+    "averaged_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
+    "swa_model": "torch.optim.swa_utils.AveragedModel under the name of its documentation",
+    "swa_state_dict": "trainers that save the model as state_dict",
+    "shadow": "tutorials' class EMA (a dict of names)",
+    "params_ema": "BasicSR models/base_model.py save_network, with params beside it",
+    "g_ema": "rosinality/stylegan2-pytorch train.py, with g and d beside it",
+    "G_ema": "NVlabs/stylegan2-ada-pytorch training_loop.py, with G and D beside it",
+    "generator_ema": "trainers of GANs that save generator and discriminator",
+}
+"""Key of averaged weights in an address -> who writes it."""
+
+RECOGNISED: frozenset[Kind] = frozenset(
+    ("optimizer", "average", "scheduler", "scaler", "rng", "data loader", "replay buffer")
+)
+"""Kinds that may be larger than a model and are known all the same to be none."""
+
+SLOTS = frozenset((
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
+    *("sum", "prev", "step_size", "mu_product", "eta", "mu", "ax", "exp_avg_sq_row", "exp_avg_sq_col", "row_var"),
+    *("col_var", "variance", "fp32_param", "param", "master_param", "exp_avg_diff", "neg_pre_grad", "z", "state1"),
+    *("state2", "absmax1", "absmax2", "qmap1", "qmap2", "prev_flat_grad", "d", "lr"),
+))  # fmt: skip
+"""What torch.optim, Megatron and common optimizers keep of a parameter."""
+
+_SURE = SLOTS - {"sum", "prev", "param", "z", "d", "lr", "mu", "ax", "eta", "variance"}
+"""Those of them that no module calls a parameter."""
+
+OPTIMIZER = frozenset(("state", "param_groups"))
+"""Keys of what ``Optimizer.state_dict()`` gives."""
+
+_STATE, _GROUPS = "state.", "param_groups."
+_LEVELS = (_STATE, _GROUPS, "distributed.")
+_FRONT = re.compile(r"(?:chained_\d+\.)?(?:\w*optim(?:izer)?s?\w*\.)(?:\d+\.)?", re.ASCII | re.IGNORECASE)
+"""Levels before an optimizer's state in one name: ``optimizer.``, ``chained_0.optimizer.``, ``optim.0.``."""
+
+PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII)
+"""A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
+
+LEAVES = frozenset(("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var"))
+"""Names of parameters and buffers that one layer alone has."""
+
+EXTRA_STATE = "_extra_state"
+"""Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""
+
+_PROGRESS = frozenset((
+    *("epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "updates", "samples", "episode"),
+    *("best", "loss", "acc", "acc1", "top1", "accuracy", "score", "metric", "fitness", "reward", "auc", "f1", "bleu"),
+    *("lr", "arch", "globalstep", "it"),
+))  # fmt: skip
+"""Words of the keys under which trainers keep counters and scores."""
+
+_NO_PROGRESS = frozenset(("size", "every", "max", "min", "num", "per", "warmup", "milestones", "scale"))
+"""Words of settings: ``step_size``, ``max_epochs``."""
+
+_CONTENTS: tuple[tuple[frozenset[str], Kind], ...] = (
+    (frozenset(("last_epoch", "_step_count")), "scheduler"),
+    (frozenset(("last_epoch", "base_lrs")), "scheduler"),
+    (frozenset(("scale", "growth_factor", "backoff_factor")), "scaler"),
+    (frozenset(("torch_rng_state",)), "rng"),
+    (frozenset(("python", "numpy", "cpu")), "rng"),
+    (frozenset(("python", "numpy", "torch")), "rng"),
+    (frozenset(("actions", "rewards", "observations")), "replay buffer"),
+    (frozenset(("actions", "rewards", "states")), "replay buffer"),
+    (frozenset(("actions", "rewards", "dones")), "replay buffer"),
+    (frozenset(("action", "reward", "done")), "replay buffer"),
+)
+"""Names that a mapping has -> what it is."""
+
+_GENERATORS = ((5056,), (16,))
+"""Shapes of the bytes in which torch gives the state of a generator: of the CPU, of a GPU."""
+
+_STATISTICS = frozenset(("mean", "std", "var", "count", "min", "max", "running_mean", "running_var", "m2"))
+"""Names of which a mapping of statistics has two or more, and nothing else."""
+
+
+def words(key: str) -> list[str]:
+    """The words of a key: ``lr_schedulerState1`` has lr, scheduler, state, 1."""
+    apart = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", key).lower()
+    return re.findall(r"[a-z]+|\d+", apart)
+
+
+def of_key(key: str) -> Kind | None:
+    """What stands under a key, as far as the key says; None for a model or what is unknown."""
+    if key in ASIDE:
+        return ASIDE[key][0]
+    if key in AVERAGES:
+        return "average"
+    return next((WORDS[word] for word in words(key) if word in WORDS), None)
+
+
+def of_names(names: Collection[str]) -> Kind | None:
+    """What a mapping with these keys is, as far as they say; None for a model or what is unknown."""
+    here = set(names)
+    if is_optimizer(names):
+        return "optimizer"
+    if "n_averaged" in here or wrappers.is_average(list(names)):
+        return "average"
+    if len(here & _STATISTICS) > 1 and here <= _STATISTICS:
+        return "statistics"
+    if are_parameters(list(names)):
+        return None
+    return next((kind for marks, kind in _CONTENTS if marks <= here), None)
+
+
+def is_generator(dtype: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is the state of a random generator, wherever it stands."""
+    return dtype == "uint8" and shape in _GENERATORS
+
+
+def of(at: str, names: Collection[str]) -> Kind | None:
+    """What the mapping with these keys at the address `at` is: the names in it count before the keys above it."""
+    found = of_names(names)
+    if found is not None and found != "average":
+        return found
+    above = [kind for kind in map(of_key, at.split("/") if at else ()) if kind is not None]
+    aside = [kind for kind in above if kind != "average"]
+    return (aside or above or [found])[0]
+
+
+def is_optimizer(names: Collection[str]) -> bool:
+    """Whether these are the keys of an optimizer's state, nested or flattened."""
+    return OPTIMIZER <= set(names) or is_flat_optimizer(names)
+
+
+def is_flat_optimizer(names: Collection[str]) -> bool:
+    """Whether these are the keys of an optimizer's state flattened: ``state.fc.weight.exp_avg``.
+
+    So torch.distributed.checkpoint.state_dict writes it with flatten_optimizer_state_dict=True; Megatron puts
+    ``optimizer.`` before, and the parameter last.
+    """
+    first = next(iter(names), "")
+    if not (first.startswith((_STATE, _GROUPS)) or _FRONT.match(first)):
+        return False
+    if all(name.startswith((_STATE, _GROUPS)) for name in names) and any(name.startswith(_GROUPS) for name in names):
+        return True
+    return optimizer_names(names) == set(names)
+
+
+def optimizer_names(names: Iterable[str]) -> frozenset[str]:
+    """Those of these keys that are an optimizer's, as they may stand beside a model's.
+
+    One name that only an optimizer has (`SLOTS`) shows it of all names with the same beginning, or, where that is
+    ``state.`` alone, of those of the same parameter.
+    """
+    fronted: dict[str, list[str]] = {}
+    plain: dict[str, list[str]] = {}
+    sure: set[str] = set()
+    for name in names:
+        if "state." not in name and "param_groups" not in name and "optim" not in name:
+            continue
+        front = _FRONT.match(name)
+        rest = name[front.end() :] if front else name
+        if front:
+            fronted.setdefault(front.group(), []).append(name)
+            if rest.startswith(_LEVELS) and SLOTS & {rest.split(".")[1], rest.rpartition(".")[2]}:
+                sure.add(front.group())
+        elif rest.startswith((_STATE, _GROUPS)):
+            level, _, inner = rest.partition(".")
+            parameter, _, slot = inner.rpartition(".")
+            plain.setdefault(parameter, []).append(name)
+            if level == "state" and slot in _SURE:
+                sure.add(parameter)
+    found = [name for front, rows in fronted.items() if front in sure for name in rows]
+    found += [name for parameter, rows in plain.items() if parameter in sure for name in rows]
+    return frozenset(found)
+
+
+def are_parameters(names: Sequence[str], *, nested: bool = False) -> bool:
+    """Whether tensors of these names look like a module's: dotted paths, or what one layer alone has.
+
+    Args:
+        nested: the mapping holds other mappings too; there one name such as ``weight`` may be a loss's weights.
+    """
+    own = list(map(wrappers.unwrapped, names))
+    if any(PATH_OF_PARAMETER.fullmatch(name) for name in own):
+        return True
+    return len(LEAVES.intersection(own)) > (1 if nested else 0)
+
+
+def is_progress(key: str) -> bool:
+    """Whether a key is that of a trainer's counter or score: ``epoch``, ``best_loss``."""
+    found = set(re.findall(r"[a-z]+\d*", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
+    return bool(found & _PROGRESS) and not found & _NO_PROGRESS and not key.startswith("_") and "." not in key
