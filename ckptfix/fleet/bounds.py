@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol
 
 from ckptfix.commands import quoted
@@ -107,11 +108,11 @@ class Bounds:
         """
         if is_url(folder):
             return
-        for above, names, _ in os.walk(folder):
-            for name in ("", *names):
-                path = os.path.join(above, name)
-                if os.path.islink(path.rstrip("/")) and not self.holds(path):
-                    raise Refused("is a link that leads out of the folder of the plan", path=path.rstrip("/"))
+        jobs = Path(folder) / "jobs"
+        inner = jobs.iterdir() if jobs.is_dir() else ()
+        for path in (Path(folder), Path(folder) / "slurm", jobs, *inner):
+            if path.is_symlink() and not self.holds(str(path)):
+                raise Refused("is a link that leads out of the folder of the plan", path=str(path))
 
     @property
     def _given(self) -> tuple[str, ...]:
@@ -120,12 +121,12 @@ class Bounds:
 
 def bounds_of(plan: str, roots: Iterable[str] = (), *, allow_import: bool = False) -> Bounds:
     """The bounds of a plan: its own folder, and `roots`."""
-    own = str(as_path(plan).parent) if is_url(plan) else os.path.dirname(os.path.abspath(plan))
+    own = str(as_path(_absolute(plan)).parent)
     return Bounds(plan, (own, *(_absolute(known(str(root))) for root in roots)), allow_import)
 
 
 def _absolute(name: str) -> str:
-    return str(as_path(name)) if is_url(name) else os.path.abspath(name)
+    return str(as_path(name)) if is_url(name) else os.path.abspath(name)  # noqa: PTH100
 
 
 def outside(plan: str, outputs: Iterable[str]) -> list[str]:

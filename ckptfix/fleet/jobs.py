@@ -80,7 +80,7 @@ def parsed(line: str | bytes, path: str, number: int) -> Job:
         raise Refused(f"no line of a plan: {str(error)[:200]}", path=path, where=where, hint=hint) from None
 
 
-def _job(value: object) -> Job:
+def _job(value: Any) -> Job:
     """Raises ValueError where `value` is none: numbers are in their range, and names can be names of files."""
     match value:
         case {"input": str(name), "argv": [str(_), *_] as argv} if all(isinstance(word, str) for word in argv):

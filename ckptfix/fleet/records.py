@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptfix.checkpoint import OutputFile, Plan
@@ -49,7 +50,7 @@ class Records:
         path = self._path(key, ".json")
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         text = json.dumps({"schema": SCHEMA, **record}).encode()
-        if os.path.islink(path):  # no run has left it, and what it leads to may be anything
+        if Path(path).is_symlink():  # no run has left it, and what it leads to may be anything
             os.unlink(path)  # noqa: PTH108
         with recorded():
             write_plan(Plan((OutputFile.of(path, [text]),)), overwrite=True)
@@ -67,7 +68,7 @@ class Records:
         """Keep that the job has begun."""
         path = self._path(key, ".begun")
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-        if os.path.islink(path):
+        if Path(path).is_symlink():
             os.unlink(path)  # noqa: PTH108
         with open(path, "w", encoding="ascii") as file:
             json.dump(begun._asdict(), file)

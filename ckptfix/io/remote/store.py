@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import CkptfixError, DamagedFile, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.io.numbers import whole_number
 from ckptfix.urls import redacted, scheme_of
 
 TRIES = 6
@@ -107,6 +108,14 @@ def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lam
                 wait = max(wait, error.wait)
             time.sleep(min(wait, LONGEST_WAIT))
     raise AssertionError
+
+
+def size_said(name: str, said: object) -> int:
+    """The bytes that a store says an object has. Raises DamagedFile where it says no number."""
+    size = whole_number(said)
+    if size is None:
+        raise DamagedFile(f"the store says a size that is none: {str(said)[:80]!r}", path=name)
+    return size
 
 
 def changed(name: str) -> DamagedFile:
