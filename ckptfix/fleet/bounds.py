@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol
@@ -21,9 +20,6 @@ from ckptfix.urls import as_path, is_url, known, normal, real_path
 
 VERB = "ckptfix.cli.shared.alone"
 """What knows the words of a verb. It is looked up by name, as it would be on another machine."""
-
-INPUT, OUTPUT = "\0in", "\0out"
-"""What stands for the two names of a job, where only the other words matter: no name holds a NUL."""
 
 
 class Uses(Protocol):
@@ -66,9 +62,7 @@ class Bounds:
             Refused: it does; with `where` in the plan it is.
         """
         hint = "`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes one"
-        uses = _uses(tuple(_general(word, job) for word in job.argv))
-        if isinstance(uses, str):  # a word that is no name may be spelt as one
-            uses = _uses(job.argv)
+        uses: Uses | str = import_module(VERB).uses(job.argv)
         if isinstance(uses, str):
             raise Refused(f"no job of a fleet: {uses}", path=self.plan, where=where, hint=hint)
         if uses.imports and not self.allow_import:
@@ -78,19 +72,18 @@ class Bounds:
                 where=where,
                 hint=f"if you trust that code: `ckptfix fleet run {quoted(self.plan)} --allow-import`",
             )
-        if uses.reads is None or _name(uses.reads, job) != _plain(job.input):
-            what = "nothing" if uses.reads is None else _name(uses.reads, job)
+        if uses.reads is None or _plain(uses.reads) != _plain(job.input):
+            what = "nothing" if uses.reads is None else uses.reads
             raise Refused(f"the job says that it reads {job.input}, and reads {what}", path=self.plan, where=where)
-        written = [_name(name, job) for name in uses.writes]
+        written = [_plain(name) for name in uses.writes]
         said = [] if job.output is None else [_plain(job.output)]
         if written != said:
             does, says = (" and ".join(names) or "nothing" for names in (written, said))
             message = f"the job says that it writes {says}, and writes {does}"
             raise Refused(message, path=self.plan, where=where, hint="a job writes its output and nothing else")
         # A name that `normal` takes for the same may be another where a folder of it is a link.
-        names = [job.output, *({INPUT: job.input, OUTPUT: job.output}.get(name, name) for name in uses.writes)]
-        for name in dict.fromkeys(names):
-            if name is None or self.holds(name):
+        for name in uses.writes:
+            if self.holds(name):
                 continue
             folder = str(as_path(name).parent)
             raise Refused(
@@ -154,30 +147,5 @@ def _below(name: str, root: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name as one that means the same is spelt: that of an option-like file without ``./``."""
+    """A name, as all that mean the same by their words are spelt."""
     return normal(known(name))
-
-
-def _name(word: str, job: Job) -> str:
-    """What a word of the command line names, in the place of which another may stand."""
-    return _plain({INPUT: job.input, OUTPUT: job.output or ""}.get(word, word))
-
-
-def _general(word: str, job: Job) -> str:
-    """`word`, with a mark in the place of the job's own names: most jobs of a plan then have the same words."""
-    if word.startswith("-") and "=" not in word:
-        return word  # it is read as an option, whatever else has this name
-    if word == f"./{job.input}" or (word == job.input and not word.startswith("-")):
-        return INPUT
-    if job.output is None:
-        return word
-    if word == job.output and not word.startswith("-"):
-        return OUTPUT
-    option, equals, value = word.partition("=")
-    return f"{option}={OUTPUT}" if equals and option.startswith("--") and value == job.output else word
-
-
-@lru_cache(4096)
-def _uses(argv: tuple[str, ...]) -> Uses | str:
-    uses: Uses | str = import_module(VERB).uses(argv)
-    return uses

@@ -189,7 +189,7 @@ def files_below(folder: str) -> Iterator[str]:
 
 def size_of(found: Identity | None) -> int:
     """The bytes of what has this identity."""
-    return int(found["size"]) if found is not None else 0
+    return whole_number(found.get("size", 0)) or 0 if found is not None else 0
 
 
 def digest(name: str) -> str:

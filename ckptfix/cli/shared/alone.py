@@ -118,7 +118,9 @@ def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
     first = names[0] if names else None
     if isinstance(first, tuple):
         first = first[0] if len(first) == 1 else None
-    if any(isinstance(name, tuple) and name for name in names[1:]):
+    more = [isinstance(name, tuple) for name in names[1:]]
+    # With --output, what is in the place of OUT is an input too.
+    if any(more) and (any(names[1:]) or (params.get("output") and params.get("dest"))):
         return "it has several inputs"
     writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
     if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):

@@ -148,6 +148,8 @@ def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]
         not shift or (after == before + shift and [offset for offset, _ in (*old, *new)] == [0, 0]),
         # What an edit cut off it has kept, and what it added it has written: no other size can come of it.
         bool(shift) or (_covers(old, after, before) and _covers(new, before, after)),
+        # What does not show in the file fits any.
+        any(data for _, data in (*old, *new)) and bool(not shift or probes or len(old[0][1]) == before),
         # No edit begins or ends with an empty file.
         before > 0 < after,
         "\0" not in name and os.fsencode(name) not in (b"", b".", b".."),

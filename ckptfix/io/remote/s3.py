@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
+from ckptfix.io.numbers import whole_number
 from ckptfix.io.remote import light
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried, size_said
 from ckptfix.urls import redacted
@@ -147,7 +148,7 @@ def _failed(name: str, response: Any) -> CkptfixError | Passing:
         return Passing(f"the store answered {status} ({code})")
     if code == "NoSuchBucket":
         return WriteFailed("there is no such bucket", path=name)
-    if code.isdecimal():
+    if whole_number(code) is not None:
         code = ""
     return failed(name, status, code)
 
