@@ -65,8 +65,12 @@ def in_threads(plan: Path, **how: Any) -> fleet.Report:
 OUT = "../outside/new.pth"
 WRITERS = sorted(name for name in COMMANDS if name not in NOT_IN_A_FLEET and name not in (
     "inspect", "doctor", "diff", "digest", "stats"))  # fmt: skip
-EXTRA = {"rename": ["--sub", "a=b"], "match": ["--like", "b.pth"], "select": ["--keep", "w"], "cast": ["--to", "float16"],
-         "set-metadata": ["--set", "a=b"], "convert": ["--to", "safetensors"]}  # fmt: skip
+EXTRA = {"rename": ["--sub", "a=b"], "match": ["--like", "b.pth"], "select": ["--keep", "w"],
+         "cast": ["--to", "float16"], "set-metadata": ["--set", "a=b"], "convert": ["--to", "safetensors"]}  # fmt: skip
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
 
 
 def words(verb: str, *places: str) -> list[str]:
@@ -78,7 +82,7 @@ def jobs_that_write_elsewhere() -> Iterator[tuple[str, dict[str, Any]]]:
     for verb in WRITERS:
         for spelling in ([OUT], ["-o", OUT], [f"--output={OUT}"], [f"-fo{OUT}"], ["--force", "-o", OUT]):
             yield f"{verb} {spelling[0][:5]}", job(words(verb, *spelling), OUT)
-        for target in (os.path.abspath(OUT), "link/new.pth", "file-link.pth", "in/../../outside/new.pth",
+        for target in (str(Path.cwd().parent / "outside/new.pth"), "link/new.pth", "file-link.pth", "in/../../outside/new.pth",
                        "link/../new.pth", "s3://bucket/new.pth"):  # fmt: skip
             yield f"{verb} to {target[-18:]}", job(words(verb, "-o", target), target)
         yield f"{verb} declared here", job(words(verb, "-o", OUT), "new.pth")
@@ -138,16 +142,16 @@ HOSTILE = [*jobs_that_write_elsewhere(), *jobs_that_are_others()]
 def test_what_a_stranger_writes_is_refused_with_its_line(work: Path) -> None:
     """Before any job begins: the right one in front of it has no record."""
     assert len(HOSTILE) > 200
-    seen = set(os.listdir(work))
+    seen = names(work)
     for name, row in HOSTILE:
         plan = write(row)
         for call in (["fleet", "run", str(plan), "--dry-run"], ["fleet", "run", str(plan), "--jobs", "1"]):
-            outcome = run_command(call)
+            outcome = run_command(tuple(call))
             assert not outcome.failure, (name, outcome.failure)
             assert outcome.code == 2 and "plan.jsonl: line 2: " in outcome.stderr, (name, outcome)
             assert "fault in ckptfix" not in outcome.stderr and len(outcome.stderr) < 2000, (name, outcome.stderr)
         assert not [*Path("plan.jsonl.d").rglob("*.json")], name
-        assert set(os.listdir(work)) - seen <= {"plan.jsonl", "plan.jsonl.d"}, name
+        assert names(work) - seen <= {"plan.jsonl", "plan.jsonl.d"}, name
 
 
 def test_what_is_right_is_done(work: Path) -> None:
@@ -161,7 +165,7 @@ def test_what_is_right_is_done(work: Path) -> None:
     ]  # fmt: skip
     report = in_threads(write(*jobs))
     assert (report.done, report.failed) == (len(jobs) + 1, 0), [cause.as_dict() for cause in report.by_cause]
-    assert {"o1.pth", "o2.pth", "o3.pth", "p.html", "m", "r.txt"} <= set(os.listdir(work))
+    assert {"o1.pth", "o2.pth", "o3.pth", "p.html", "m", "r.txt"} <= names(work)
 
 
 def test_the_command_line_of_the_run_allows_more(work: Path, tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def test_the_command_line_of_the_run_allows_more(work: Path, tmp_path: Path) -> 
         in_threads(plan)
     assert caught.value.hint is not None
     line = caught.value.hint.split("`")[1]
-    done = run_command(line.split()[1:])
+    done = run_command(tuple(line.split()[1:]))
     assert done.code == 0 and (tmp_path / "more/o.pth").exists(), done
     marker = tmp_path / "more/CALLED"
     Path("mine_module.py").write_text(EVIL.format(marker=str(marker)).replace("return None", "raise ValueError('x')"))
@@ -230,7 +234,7 @@ def test_records_that_no_run_has_written(work: Path, name: str, value: Any) -> N
     (path,) = Path("plan.jsonl.d/jobs").glob("*/*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     for call in (["fleet", "status", str(plan)], ["fleet", "run", str(plan), "--jobs", "1"]):
-        outcome = run_command([*call, "--json"])
+        outcome = run_command((*call, "--json"))
         assert not outcome.failure and outcome.code in (0, 1), (name, value, outcome)
     assert in_threads(plan).failed == 0
 
@@ -270,7 +274,7 @@ def test_a_plan_says_which_roots_it_needs(work: Path, tmp_path: Path, where: str
 def test_what_a_plan_cannot_ask_for_is_refused_when_it_is_made(work: Path) -> None:
     for words in (["doctor", "--like", "evil_module:m", "--allow-import"], ["undo"],
                   ["match", "--like", "b.pth", "-o", "{stem}.o", "--rules", "{stem}.r"]):  # fmt: skip
-        done = run_command(["fleet", "plan", "a.pth", "--", *words])
+        done = run_command(("fleet", "plan", "a.pth", "--", *words))
         assert (done.code, done.stdout) == (2, ""), words
 
 
