@@ -115,7 +115,12 @@ def _identity(value: object) -> Identity | None:
         raise ValueError("identity is not what a file can have")
     made: Identity = {}
     for name, part in value.items():
-        made[name] = part if name == "etag" and isinstance(part, str) else _number(name, part)
+        if name != "etag":
+            made[name] = _number(name, part)
+        elif isinstance(part, str):
+            made[name] = part
+        else:
+            raise ValueError("etag is not text")
     return made
 
 

@@ -206,7 +206,12 @@ def test_redirects_stay_on_the_web(web: WebServer, target: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.05)
         location = target.format(port=listener.getsockname()[1])
-        web.fault = lambda handler, path: bool(handler.reply(302, b"", {"Location": location})) or True
+
+        def answer(handler: _Web, path: str) -> bool:
+            handler.reply(302, b"", {"Location": location})
+            return True
+
+        web.fault = answer
         url = web.put("model.pth", b"x")
         begun = time.monotonic()
         code, _, err = _run("inspect", url)
