@@ -141,7 +141,7 @@ def _is_here(folder: str) -> bool:
 
 
 def _verb(job: Job, replace: Replace, bounds: Bounds) -> Ended:
-    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace, allow_import=bounds.allow_import)
+    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace, bounds.allow_import)
     return done
 
 

@@ -150,7 +150,6 @@ def done(
     input: str,
     output: str | None,
     replace: Literal["no", "yes", "keep"] = "no",
-    *,
     allow_import: bool = False,
 ) -> Outcome:
     """Do the command line `argv`, which has one input and its output; errors become its outcome.
