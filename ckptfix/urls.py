@@ -29,6 +29,14 @@ Kind = Literal["file", "folder", ""]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)(.*)", re.DOTALL)
 _QUERY = re.compile(r"\?(?=[\w.~%-]+=)[^#]*")
+_PARAMETERS = re.compile(r";(?=[\w.~%-]+=)[^/?#]*")
+_FRAGMENT = re.compile(r"#(?=[\w.~%-]+=).*", re.DOTALL)
+_OF_THE_WEB = frozenset(("http", "https", "ftp", "webhdfs"))
+"""Schemes in whose URLs ``;`` and ``#`` are no part of a file's name."""
+
+_PASSWORD = re.compile(r"^[^\[\]:]*:(?![0-9]*$)")
+"""A host with something else than a port behind its colon."""
+
 _SECRET = re.compile(
     r"^(x-(amz|goog|ms|oss|obs)-.*|.*(sig|token|key|secret|passw|pwd|credential|auth|hmac|hash|jwt|session|policy).*"
     r"|se|sp|sv|sr|st|spr|skoid|sktid|expires|exp|code)$",
@@ -39,7 +47,7 @@ _VISIBLE = 32
 
 _SHOWN = frozenset({"versionid", "generation", "rev", "revision", "download", "snapshot"})
 
-_ANYWHERE = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]+://)([^\s/@'\"<>]+@)?([^\s'\"<>]*)")
+_ANYWHERE = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"<>]*")
 
 _whole: dict[str, str] = {}
 """Name -> the URL with what is secret in it."""
@@ -123,17 +131,22 @@ def _userinfo(url: str) -> str:
 def _public(url: str) -> str:
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
+    if "@" not in host and _PASSWORD.search(host) and "@" in path:
+        # What follows the colon is no port: it is a password, in which a slash should have been %2F.
+        host, slash, path = rest.rpartition("@")[2].partition("/")
     # abfs://CONTAINER@ACCOUNT, hf://ORG/REPO@REV: no password.
-    if "@" in host and (scheme not in ("abfs", "abfss") or ":" in host):
+    elif "@" in host and (scheme not in ("abfs", "abfss") or ":" in host):
         host = host.rpartition("@")[2]
     query = _QUERY.search(path)
     if query is not None and _is_secret(query[0][1:]):
         path = path[: query.start()]
+    for cut in (_PARAMETERS, _FRAGMENT) if scheme.lower() in _OF_THE_WEB or not is_url(url) else ():
+        path = cut.sub(lambda part: "" if _is_secret(part[0][1:]) else part[0], path)
     return f"{scheme}://{host}{slash}{path}"
 
 
 def _is_secret(query: str) -> bool:
-    for part in query.split("&"):
+    for part in re.split("[&;]", query):
         name, _, value = part.partition("=")
         if name.lower() not in _SHOWN and (_SECRET.match(name) or len(value) > _VISIBLE):
             return True
@@ -144,7 +157,7 @@ def redacted(text: str) -> str:
     """`text`, which a client or a server said, without what is secret in its URLs."""
     for public, whole in _whole.items():
         text = text.replace(whole, public)
-    return _ANYWHERE.sub(lambda url: f"{url[1]}{url[3].partition('?')[0]}", text)
+    return _ANYWHERE.sub(lambda url: _public(url[0]).partition("?")[0], text)
 
 
 class Entry(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.tensor
 from torch import nn, optim
-from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in signature(save).parameters else {}
 """Arguments of DCP's save and load in a process without a process group; older versions find out by themselves."""

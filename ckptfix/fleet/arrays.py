@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptfix.errors import CkptfixError
+from ckptfix.fleet.bounds import bounds_of
 from ckptfix.fleet.executors import processors, slurm
 from ckptfix.fleet.locks import locked
 from ckptfix.fleet.records import Records
@@ -44,7 +45,7 @@ def do_share(share: Share) -> int:
     os.chdir(share.like.cwd)
     count = 0
     with open_source(share.plan) as source:
-        for line in lines(source, Records(share.like.folder), share.shard):
+        for line in lines(source, Records(share.like.folder), share.shard, share.like.bounds):
             # One that failed in this run is not tried again.
             if line.state != "done" and not (line.record is not None and line.record.get("run") == share.like.run):
                 do(_task(line, share.like))
@@ -62,7 +63,7 @@ def _task(line: Line, like: Task) -> Task:
     import json
 
     text = json.dumps(line.job.as_dict()).encode()
-    return Task(line=text, folder=like.folder, cwd=like.cwd, run=like.run, tries=like.tries, since=like.since)
+    return replace(like, line=text)
 
 
 def run_array(
@@ -74,6 +75,8 @@ def run_array(
     begin: Callable[[Report], None] | None = None,
     each: Each | None = None,
     note: Callable[[str], None] | None = None,
+    roots: Sequence[str] = (),
+    allow_import: bool = False,
 ) -> Report:
     """As `run`, in an array of `jobs` tasks. A task that is lost is submitted again.
 
@@ -82,15 +85,18 @@ def run_array(
         settings: submitit's parameters.
         begin: called with how things stand: before it begins, now and then, and where it is stopped.
         note: called with what a person should know before it begins.
+        roots, allow_import: as `run`.
 
     Raises:
         CkptfixError: as `run`; also where tasks are lost again and again.
     """
     folder = folder_of(plan)
     executor = slurm(cluster, f"{folder}/slurm", settings or {})
+    bounds = bounds_of(plan, roots, allow_import=allow_import)
+    bounds.check_records(folder)
     with locked(folder, plan, None), open_source(plan) as source:
         records = Records(folder)
-        todo, report = survey(source, records)
+        todo, report = survey(source, records, bounds=bounds)
         report.begin()
         if begin is not None:
             begin(report)
@@ -100,7 +106,7 @@ def run_array(
             note(f"no Slurm is here (srun is not found): submitit's {executor.cluster} executor does it")
         most = PARTS if executor.cluster == "slurm" else processors()
         count = max(1, min(jobs or most, len(todo)))
-        like = tasks(folder, time.time())(b"")
+        like = tasks(folder, time.time(), bounds)(b"")
         where = os.path.abspath(plan)  # noqa: PTH100
 
         def stands() -> Report:

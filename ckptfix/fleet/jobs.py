@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ckptfix.errors import CkptfixError, Refused
+from ckptfix.io.numbers import MOST, whole_number
 from ckptfix.io.source import Source, found_as, open_source, stamp
 from ckptfix.urls import as_path, is_url, known, known_word, walk_folder
 
@@ -72,17 +73,55 @@ def parsed(line: str | bytes, path: str, number: int) -> Job:
     where = f"line {number:,}"
     hint = "`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes one"
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        return _job(json.loads(line))
+    except RecursionError as error:
         raise Refused(f"no line of a plan: {error}", path=path, where=where, hint=hint) from None
+    except ValueError as error:
+        raise Refused(f"no line of a plan: {str(error)[:200]}", path=path, where=where, hint=hint) from None
+
+
+def _job(value: Any) -> Job:
+    """Raises ValueError where `value` is none: numbers are in their range, and names can be names of files."""
     match value:
         case {"input": str(name), "argv": [str(_), *_] as argv} if all(isinstance(word, str) for word in argv):
-            output, identity, size = value.get("output"), value.get("identity"), value.get("bytes", 0)
-            if isinstance(output, str | None) and isinstance(identity, dict | None) and isinstance(size, int):
-                # A plan that was written by hand may have secrets in its URLs: the record of the job has none.
-                dest = None if output is None else known(output)
-                return Job(known(name), identity, dest, size, tuple(map(known_word, argv)))
-    raise Refused("no line of a plan: it lacks input, output or argv", path=path, where=where, hint=hint)
+            output = value.get("output")
+        case _:
+            raise ValueError("it lacks input, output or argv")
+    if not isinstance(output, str | None):
+        raise ValueError("output is not text")
+    if any("\0" in word for word in (name, output or "", *argv)):
+        raise ValueError("a name has a NUL byte")
+    size = _number("bytes", value.get("bytes", 0))
+    # A plan that was written by hand may have secrets in its URLs: the record of the job has none.
+    dest = None if output is None else known(output)
+    return Job(known(name), _identity(value.get("identity")), dest, size, tuple(map(known_word, argv)))
+
+
+_LEAST = {"mtime_ns": -MOST}
+"""Numbers of an identity that may be negative: files may be older than 1970."""
+
+
+def _number(name: str, value: object) -> int:
+    number = None if isinstance(value, str) else whole_number(value, least=_LEAST.get(name, 0))
+    if number is None:
+        raise ValueError(f"{name} is not a number of the range that it can have")
+    return number
+
+
+def _identity(value: object) -> Identity | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not {*value} <= {"size", "mtime_ns", "etag", "files"}:
+        raise ValueError("identity is not what a file can have")
+    made: Identity = {}
+    for name, part in value.items():
+        if name != "etag":
+            made[name] = _number(name, part)
+        elif isinstance(part, str):
+            made[name] = part
+        else:
+            raise ValueError("etag is not text")
+    return made
 
 
 def lines_of(source: Source) -> Iterator[tuple[int, bytes]]:
@@ -155,7 +194,7 @@ def files_below(folder: str) -> Iterator[str]:
 
 def size_of(found: Identity | None) -> int:
     """The bytes of what has this identity."""
-    return int(found["size"]) if found is not None else 0
+    return whole_number(found.get("size", 0)) or 0 if found is not None else 0
 
 
 def digest(name: str) -> str:

@@ -31,7 +31,7 @@ def locked(folder: str, plan: str, shard: Shard | None) -> Iterator[bool]:
 
         def take(name: str, how: int) -> bool:
             with named(folder):
-                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             held.callback(os.close, fd)
             try:
                 fcntl.flock(fd, how | fcntl.LOCK_NB)

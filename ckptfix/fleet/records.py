@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.errors import CkptfixError
+from ckptfix.io.numbers import whole_number
 from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
 from ckptfix.io.written import recorded
@@ -41,13 +43,15 @@ class Records:
     def read(self, key: str) -> dict[str, Any] | None:
         """The record of a job; None where there is none that can be read."""
         value = _read(self._path(key, ".json"))
-        return value if value is not None and value.get("schema") == SCHEMA else None
+        return value if value is not None and value.get("schema") == SCHEMA and _is_record(value) else None
 
     def write(self, key: str, record: dict[str, Any]) -> None:
         """Keep the record, in the place of an older one; it is on the disk then. Raises WriteFailed."""
         path = self._path(key, ".json")
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         text = json.dumps({"schema": SCHEMA, **record}).encode()
+        if Path(path).is_symlink():  # no run has left it, and what it leads to may be anything
+            os.unlink(path)  # noqa: PTH108
         with recorded():
             write_plan(Plan((OutputFile.of(path, [text]),)), overwrite=True)
 
@@ -55,8 +59,8 @@ class Records:
         """Whether the job began and did not end."""
         value = _read(self._path(key, ".begun"))
         match value:
-            case {"run": str(run), "tries": int(tries)}:
-                return Begun(run, tries)
+            case {"run": str(run), "tries": tries} if (count := whole_number(tries)) is not None:
+                return Begun(run, count)
         # It was cut off while it was written: the job had begun.
         return Begun("", 1) if value is not None or os.path.lexists(self._path(key, ".begun")) else None
 
@@ -64,6 +68,8 @@ class Records:
         """Keep that the job has begun."""
         path = self._path(key, ".begun")
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        if Path(path).is_symlink():
+            os.unlink(path)  # noqa: PTH108
         with open(path, "w", encoding="ascii") as file:
             json.dump(begun._asdict(), file)
 
@@ -75,6 +81,31 @@ class Records:
         """The job has ended."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(key, ".begun"))  # noqa: PTH108
+
+
+def _is_record(value: dict[str, Any]) -> bool:
+    """Whether it has what a record of a job has; a file that another program left is none."""
+    text = all(isinstance(value.get(name), str | None) for name in ("output", "digest", "cause", "message", "fix"))
+    numbers = all(type(value.get(name)) is int for name in ("exit_code", "bytes")) and (
+        whole_number(value["bytes"]) is not None and whole_number(value["exit_code"], most=255) is not None
+    )
+    took = value.get("seconds")
+    argv = value.get("argv")
+    return (
+        text
+        and numbers
+        and isinstance(value.get("input"), str)
+        and isinstance(value.get("run"), str)
+        and isinstance(took, int | float)
+        and abs(took) < _LONG
+        and isinstance(argv, list)
+        and all(isinstance(word, str) for word in argv)
+        and all(isinstance(value.get(name), dict | None) for name in ("identity", "output_identity"))
+    )
+
+
+_LONG = 1e10
+"""Seconds: three centuries."""
 
 
 def _read(path: str) -> dict[str, Any] | None:

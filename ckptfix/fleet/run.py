@@ -6,11 +6,12 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
 from typing import Any
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused
+from ckptfix.fleet.bounds import Bounds, bounds_of
 from ckptfix.fleet.executors import Engine, Executor, Pending, Processes, is_future, processors
 from ckptfix.fleet.jobs import line_at
 from ckptfix.fleet.locks import locked
@@ -45,15 +46,24 @@ def folder_of(plan: str) -> str:
     return f"{plan}.d"
 
 
-def status(plan: str, *, shard: Shard | None = None, each: Callable[[Line], None] | None = None) -> Report:
+def status(
+    plan: str,
+    *,
+    shard: Shard | None = None,
+    each: Callable[[Line], None] | None = None,
+    bounds: Bounds | None = None,
+) -> Report:
     """What has become of the jobs of a plan; nothing is done.
+
+    Args:
+        bounds: what is left has to be within them; None where it does not matter.
 
     Raises:
         CkptfixError: the plan cannot be read, or is none.
     """
     folder = folder_of(plan)
     with open_source(plan) as source:
-        return survey(source, Records(folder), shard, each).report
+        return survey(source, Records(folder), shard, each, bounds=bounds).report
 
 
 def run(
@@ -64,10 +74,15 @@ def run(
     shard: Shard | None = None,
     begin: Callable[[Report], None] | None = None,
     each: Each | None = None,
+    roots: Sequence[str] = (),
+    allow_import: bool = False,
 ) -> Report:
     """Do what is not done of a plan, or of a shard of it.
 
     Args:
+        roots: folders and URLs in which outputs may be, beside the folder of the plan.
+        allow_import: import the module of ``module:factory`` and call the factory, which runs their code; a plan cannot
+            ask for that itself.
         executor: what does the jobs: an Executor of concurrent.futures, or any object whose ``submit(call, argument)``
             returns something with ``done()`` and ``result()``. By default, processes of this machine.
         jobs: how many of these; by default, as many as it has processors.
@@ -75,17 +90,19 @@ def run(
         each: called with each job that has ended.
 
     Raises:
-        Refused: another run of it is at work, or the plan is none.
+        Refused: another run of it is at work, or the plan is none, or a job is not what it says or writes elsewhere.
         CkptfixError: the plan or the records cannot be read or written, or the executor cannot go on.
     """
     folder = folder_of(plan)
+    bounds = bounds_of(plan, roots, allow_import=allow_import)
+    bounds.check_records(folder)
     with locked(folder, plan, shard) as alone, open_source(plan) as source:
-        todo, report = survey(source, Records(folder), shard)
+        todo, report = survey(source, Records(folder), shard, bounds=bounds)
         report.begin()
         if begin is not None:
             begin(report)
         if todo:
-            make = tasks(folder, time.time() if alone else 0.0)
+            make = tasks(folder, time.time() if alone else 0.0, bounds)
             engine = _engine(executor, jobs, len(todo))
             _carry_out((make(line_at(source, offset)) for offset in todo), engine, report, each)
     return report
@@ -97,12 +114,13 @@ def _engine(executor: Executor | Engine | None, jobs: int | None, count: int) ->
     return executor if isinstance(executor, Engine) else Engine(executor)
 
 
-def tasks(folder: str, since: float) -> Callable[[bytes], Task]:
-    """What makes the task of a line of a plan, in one run of it."""
+def tasks(folder: str, since: float, bounds: Bounds | None = None) -> Callable[[bytes], Task]:
+    """What makes the task of a line of a plan, in one run of it; without `bounds`, they are those of its folder."""
+    within = bounds or bounds_of(folder.removesuffix(".d"))
     cwd = os.getcwd()  # noqa: PTH109
     here = os.path.abspath(folder)  # noqa: PTH100
     name = f"{os.getpid()}-{os.urandom(4).hex()}"
-    return lambda line: Task(line=line, folder=here, cwd=cwd, run=name, tries=TRIES, since=since)
+    return lambda line: Task(line=line, folder=here, cwd=cwd, run=name, tries=TRIES, since=since, bounds=within)
 
 
 def _carry_out(tasks: Iterable[Task], engine: Engine, report: Report, each: Each | None) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ckptfix.fleet.states import Shard
+from ckptfix.io.numbers import whole_number
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Shard | None:
@@ -13,8 +14,7 @@ def from_environment(environment: Mapping[str, str] | None = None) -> Shard | No
     values = os.environ if environment is None else environment
 
     def number(name: str) -> int | None:
-        text = values.get(name, "")
-        return int(text) if text.isdecimal() else None
+        return whole_number(values.get(name))
 
     task, tasks = number("SLURM_ARRAY_TASK_ID"), number("SLURM_ARRAY_TASK_COUNT")
     if task is not None and tasks:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ckptfix.errors import Refused
+from ckptfix.fleet.bounds import Bounds
 from ckptfix.fleet.jobs import Job, identity, lines_of, parsed
 from ckptfix.fleet.records import Records
 from ckptfix.fleet.report import Report, Summary, summary_of
@@ -49,13 +50,18 @@ class Line(NamedTuple):
     record: dict[str, Any] | None
 
 
-def lines(plan: Source, records: Records, shard: Shard | None = None) -> Iterator[Line]:
+def lines(
+    plan: Source, records: Records, shard: Shard | None = None, bounds: Bounds | None = None
+) -> Iterator[Line]:
     """The jobs of the shard, in the order of the plan; one line is held at a time, and 8 bytes a job.
 
     The next job goes to the shard that has the fewest bytes by then: every shard finds the same in the same plan.
 
+    Args:
+        bounds: of what is to be done; None where nothing is.
+
     Raises:
-        Refused: two jobs have one output, or are the same; or a line is none of a plan.
+        Refused: two jobs have one output, or are the same; or a line is none of a plan, or out of bounds.
     """
     bytes_of = [0] * (shard.count if shard is not None else 1)
     taken: set[int] = set()
@@ -73,7 +79,10 @@ def lines(plan: Source, records: Records, shard: Shard | None = None) -> Iterato
             if mine != shard.index:
                 continue
         record = records.read(job.key)
-        yield Line(offset, job, state_of(job, record), record)
+        state = state_of(job, record)
+        if bounds is not None and state != "done":
+            bounds.check(job, f"line {number:,}")
+        yield Line(offset, job, state, record)
     if not taken:
         raise Refused("has no jobs: it is empty", path=plan.name, hint="`ckptfix fleet plan` may have said why")
 
@@ -91,16 +100,18 @@ def survey(
     shard: Shard | None = None,
     each: Callable[[Line], None] | None = None,
     run: str | None = None,
+    bounds: Bounds | None = None,
 ) -> Survey:
     """Go through a plan once. Raises as `lines`.
 
     Args:
         each: gets every line.
         run: the run that is on now; what others did was done before.
+        bounds: as `lines`.
     """
     todo = array("Q")
     report = Report()
-    for line in lines(plan, records, shard):
+    for line in lines(plan, records, shard, bounds):
         report.plan(line.job.bytes)
         if each is not None:
             each(line)

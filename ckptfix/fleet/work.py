@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
+from ckptfix.fleet.bounds import VERB, Bounds
 from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
 from ckptfix.fleet.records import Begun, Records
 from ckptfix.fleet.report import Summary, summary_of
@@ -24,9 +25,6 @@ from ckptfix.urls import is_url
 
 Replace = Literal["no", "yes", "keep"]
 """Whether an output that exists is replaced: one that an earlier try wrote is, one that was changed since is kept."""
-
-VERB = "ckptfix.cli.shared.alone"
-"""What does a verb on an input. It is looked up by name, as it would be on another machine."""
 
 _STEM = 40
 """Characters of an output's name that its temp file has."""
@@ -43,6 +41,7 @@ class Task:
         run: what tells this run of the fleet from others.
         tries: how often a process may be killed by this job, until it is given up.
         since: when the run began, seconds since the epoch; 0 where others write at the same time.
+        bounds: of what the job may do.
     """
 
     line: bytes
@@ -51,6 +50,7 @@ class Task:
     run: str
     tries: int
     since: float
+    bounds: Bounds
 
 
 class Ended(Protocol):
@@ -74,7 +74,7 @@ def do(task: Task) -> Summary:
     """Do the job, unless it is done, and record what it came to. A failure is a result too.
 
     Raises:
-        CkptfixError: the record cannot be written.
+        CkptfixError: the record cannot be written, or the job is out of bounds.
     """
     if not _is_here(task.cwd):
         os.chdir(task.cwd)
@@ -84,6 +84,7 @@ def do(task: Task) -> Summary:
     if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
         records.end(job.key)
         return summary_of(record)
+    task.bounds.check(job, job.input)  # a folder may have become a link since the plan was read
     begun = records.begun(job.key)
     if begun is not None and record is not None and record["run"] == begun.run:
         begun = None  # it ended: its process was killed before it could say so here
@@ -98,7 +99,7 @@ def do(task: Task) -> Summary:
         records.begin(job.key, Begun(task.run, tries + 1))
     try:
         before = identity(job.input)
-        ended = _verb(job, replace)
+        ended = _verb(job, replace, task.bounds)
     except BaseException:
         if mine:  # stopped in good order: this try does not count
             records.begin(job.key, Begun(task.run, tries))
@@ -139,8 +140,8 @@ def _is_here(folder: str) -> bool:
     return False
 
 
-def _verb(job: Job, replace: Replace) -> Ended:
-    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace)
+def _verb(job: Job, replace: Replace, bounds: Bounds) -> Ended:
+    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace, bounds.allow_import)
     return done
 
 

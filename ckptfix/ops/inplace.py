@@ -151,7 +151,7 @@ def line_of(changes: tuple[Change, ...], *, dry_run: bool) -> str:
 def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
     """The edits in place that can be taken back, the latest first."""
     if is_local(checkpoint.path):
-        yield from reversed(edit.past(target_of(checkpoint)))
+        yield from reversed(edit.remembered(target_of(checkpoint)))
     yield from _appended(checkpoint)
 
 

@@ -86,6 +86,8 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
         return _finish(path, target, dry_run=dry_run)
     records = edits(path)
     if not records:
+        if stale := edit.past(_target(path, target)):
+            edit.refuse_changed(_target(path, target), stale[-1])
         return listed(path)
     last, *others = records
     if not dry_run:
@@ -101,8 +103,10 @@ def listed(source: StrPath) -> UndoResult:
     """The edits in place that `undo` can take back, and nothing done. Raises as `undo`."""
     records = edits(source)
     path = file_name(source)
-    kept = Path(beside(_target(path, os.path.realpath(path)), UNDO)).name
-    none = f"nothing to undo: no edit in place of {path} is known, and there is no {kept}"
+    place = beside(_target(path, os.path.realpath(path)), UNDO)
+    kept = Path(place).name
+    why = f"what {kept} remembers is about another file" if os.path.lexists(place) else f"there is no {kept}"
+    none = f"nothing to undo: no edit in place of {path} is known, and {why}"
     return UndoResult(
         path=path, edit=None, unfinished=False, left=records, undone=False, lines=tuple(map(_line, records)) or (none,)
     )
@@ -118,10 +122,13 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
     if dry_run:
         line = "would take back an edit that did not finish"
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
+    left: tuple[Record, ...] = ()
+    if edit.discard_foreign(target):
+        line = "removed a journal that is about another file, written here before; nothing was done to this one"
+        return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
     record = edit.finish(target)
     what = "it had not begun" if record is None else record.what
     line = f"took back an edit that did not finish: {what}"
-    left: tuple[Record, ...] = ()
     with suppress(CkptfixError):  # it is what it was, which may be no checkpoint
         left = edits(path)
     return UndoResult(path=path, edit=record, unfinished=True, left=left, undone=True, lines=(line,))
@@ -131,7 +138,7 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
 def edits(source: StrPath) -> tuple[Record, ...]:
     """The edits in place of a file or folder that `undo` can take back, the latest first. Raises as `undo`."""
     path = _meant(source)
-    known = edit.past(_target(path, os.path.realpath(path)))
+    known = edit.remembered(_target(path, os.path.realpath(path)))
     return tuple(reversed(known)) or tuple(edits_of(formats.open_checkpoint(path)))
 
 

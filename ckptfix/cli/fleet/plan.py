@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
+import sys
 from typing import Any
 
 import click
@@ -9,11 +13,16 @@ import click
 from ckptfix.cli.shared.common import Verb, output_options
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.tables import size
+from ckptfix.commands import command, quoted
+from ckptfix.fleet.bounds import root_options
 from ckptfix.urls import secrets
 from ckptfix.words import plural
 
 WORDS = "ckptfix.fleet.words"
 """Key of a context's meta: the words after ``--``."""
+
+PLAN = "plan.jsonl"
+"""Where a plan is taken to be that goes to a pipe: in the current folder."""
 
 
 class Plan(Verb):
@@ -51,10 +60,12 @@ def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recu
     if not names:
         raise click.UsageError("Missing argument 'NAME...'.")
     count = total = missing = hidden = 0
+    outputs: list[str] = []
     planned = jobs(names, words, out_dir=out_dir, recursive=recursive)
     secret = secrets()
     for job in planned:
         console.data(job.line())
+        outputs += [] if job.output is None else [job.output]
         count, total, missing = count + 1, total + job.bytes, missing + (job.identity is None)
         hidden += bool(secret) and any(word in secret or word.partition("=")[2] in secret for word in job.argv)
     if not console.quiet:
@@ -64,7 +75,21 @@ def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recu
                      "signature")  # fmt: skip
     if missing:
         console.note(f"{plural(missing, 'input')} not there: the jobs will fail")
+    place = _place()
+    if roots := root_options(place or PLAN, outputs):
+        run = f"{command('fleet', 'run')} {quoted(place)} {roots}" if place else f"give `fleet run` {roots}"
+        console.note(f"outputs are outside the folder of the plan: {run}")
     return 0
+
+
+def _place() -> str | None:
+    """The file that the plan goes to, where the system says so; None for a pipe or a terminal."""
+    with contextlib.suppress(OSError, ValueError):
+        number = sys.stdout.fileno()
+        name = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        if stat.S_ISREG(os.fstat(number).st_mode) and os.path.samestat(os.stat(name), os.fstat(number)):  # noqa: PTH116
+            return os.path.relpath(name) if os.path.dirname(name) == os.getcwd() else name  # noqa: PTH109, PTH120
+    return None
 
 
 plan = Plan(

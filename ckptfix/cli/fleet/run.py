@@ -14,6 +14,7 @@ from ckptfix.cli.shared.exits import Stopped
 from ckptfix.errors import printable
 from ckptfix.fleet.report import Report, Summary
 from ckptfix.fleet.states import Line, Shard
+from ckptfix.io.numbers import whole_number
 from ckptfix.words import plural
 
 
@@ -21,7 +22,8 @@ def _setting(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise click.UsageError(f"--slurm takes NAME=VALUE, such as timeout_min=60, not {text!r}.")
-    return name, int(value) if value.isdecimal() else value
+    number = whole_number(value)
+    return name, value if number is None else number
 
 
 @reads(
@@ -40,6 +42,14 @@ def _setting(text: str) -> tuple[str, object]:
         help="A parameter of submitit, such as timeout_min=60 or slurm_partition=cpu. Repeatable.",
     ),
     shard_option(),
+    click.Option(
+        ["--root", "roots"], metavar="DIR", multiple=True, type=FileName(),
+        help="A folder or URL in which outputs may be, beside the folder of the plan. Repeatable.",
+    ),
+    click.Option(
+        ["--allow-import"], is_flag=True,
+        help="Import module:factory of the jobs and call it. This runs its code; a plan cannot ask for it.",
+    ),
     click.Option(["-n", "--dry-run"], is_flag=True, help="Say what would be done, and do nothing."),
     example="ckptfix fleet run plan.jsonl --jobs 8",
 )  # fmt: skip
@@ -51,6 +61,8 @@ def run(
     executor: str,
     slurm: tuple[str, ...],
     shard: Shard | None,
+    roots: tuple[str, ...],
+    allow_import: bool,
     dry_run: bool,
 ) -> int:
     """Do what is not done of PLAN: jobs that are new, that failed, or whose input, output or command line changed.
@@ -59,13 +71,16 @@ def run(
     command goes on wherever it was stopped. A job that kills its process is tried again, and given up after the third
     time.
 
+    A plan is data: a job that reads or writes other files than its line says, or writes outside the folder of PLAN and
+    of --root, is refused before the first begins.
+
     The exit code is 2 if a job failed, else 3 if one has losses, else 1 if one has findings, else 0; what an earlier
     run did counts as well. --json prints a line for each job that has ended, and one for all.
     """
     if shard is None and executor == "processes":
         shard = _of_rank()
     if dry_run:
-        return _planned(console, plan, shard)
+        return _planned(console, plan, shard, roots)
     kind, _, place = executor.partition(":")
     if kind not in ("processes", "dask", "slurm") or (kind == "processes" and place):
         raise click.UsageError(f"--executor {executor!r}: it is processes, dask://HOST:PORT or slurm.")
@@ -87,7 +102,8 @@ def run(
                     console.emit(summary.as_dict(), summary.exit_code, line=True)
                 draw(now)
 
-            done = _done(console, plan, kind, place, jobs=jobs, slurm=slurm, shard=shard, begin=begin, each=each)
+            how: dict[str, Any] = {"begin": begin, "each": each, "roots": roots, "allow_import": allow_import}
+            done = _done(console, plan, kind, place, jobs=jobs, slurm=slurm, shard=shard, **how)
     except Stopped:
         console.note(f"{report.done + report.failed:,} of {plural(report.jobs, 'job')} have ended; the same command "
                      "does the rest")  # fmt: skip
@@ -135,9 +151,10 @@ def _done(
     return carry_out(plan, jobs=jobs, **how)
 
 
-def _planned(console: Console, plan: str, shard: Shard | None) -> int:
+def _planned(console: Console, plan: str, shard: Shard | None, roots: tuple[str, ...]) -> int:
     """Say what a run would do."""
     from ckptfix.commands import command
+    from ckptfix.fleet.bounds import bounds_of
     from ckptfix.fleet.run import status
 
     def say(line: Line) -> None:
@@ -151,7 +168,7 @@ def _planned(console: Console, plan: str, shard: Shard | None) -> int:
             verb, *words = line.job.argv
             console.say(f"{line.state}: {printable(command(verb, *words))}")
 
-    report = status(plan, shard=shard, each=say)
+    report = status(plan, shard=shard, each=say, bounds=bounds_of(plan, roots))
     if console.json:
         console.emit({"plan": plan, **report.as_dict(), "inputs": None}, 0, line=True)
     else:

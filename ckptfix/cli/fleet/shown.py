@@ -15,10 +15,14 @@ from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.fleet.report import TROUBLE, Report
 from ckptfix.fleet.states import Shard
+from ckptfix.io.numbers import whole_number
 from ckptfix.words import plural
 
 CAUSES = 30
 """Causes that a terminal gets."""
+
+MOST_SHARDS = 1_000_000
+"""Parts of a plan."""
 
 WHAT = {0: "warning", 1: "finding", TROUBLE: "failed", 3: "losses"}
 """Exit code of a job -> how the table calls it."""
@@ -41,11 +45,12 @@ class ShardType(click.ParamType[Shard]):
                 self.fail("auto takes SLURM_ARRAY_TASK_ID and _COUNT, or RANK and WORLD_SIZE, which are not set.")
             return found
         index, slash, count = text.partition("/")
-        if not (slash and index.isdecimal() and count.isdecimal()):
+        part, parts = whole_number(index), whole_number(count, most=MOST_SHARDS)
+        if not slash or part is None or parts is None:
             self.fail(f"{text!r} is not I/N, such as 0/8, and not auto.", param, ctx)
-        if int(index) >= int(count):
-            self.fail(f"{text}: I counts from 0, so the last of {count} is {int(count) - 1}/{count}.", param, ctx)
-        return Shard(int(index), int(count))
+        if part >= parts:
+            self.fail(f"{text}: I counts from 0, so the last of {parts} is {parts - 1}/{parts}.", param, ctx)
+        return Shard(part, parts)
 
 
 def shard_option() -> click.Option:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.many import Outcome, Recording, Settings, one
 from ckptfix.cli.shared.ranks import ALONE
-from ckptfix.errors import printable
+from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.written import reported
 
 NOT_IN_A_FLEET = {
@@ -21,6 +22,7 @@ NOT_IN_A_FLEET = {
     "git": "it is for git",
     "browse": "it is a screen for a person",
     "ls": "it makes one list of all: `ckptfix ls -r FOLDER`",
+    "undo": "what it takes back is remembered beside each file, and a plan must not ask for that",
     "average": "it makes one output of several inputs",
     "merge": "it makes one output of several inputs",
 }
@@ -71,13 +73,90 @@ def parsed(verb: Verb, words: Sequence[str], console: Recording | None = None) -
     return verb.make_context(f"ckptfix {verb.name}", [*words], obj=console)
 
 
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """What a command line works with.
+
+    Attributes:
+        reads: its input; None where it names none.
+        writes: its outputs; its input, for an edit in place.
+        imports: it asks for ``module:factory`` to be imported.
+    """
+
+    reads: str | None
+    writes: tuple[str, ...]
+    imports: bool
+
+
+def uses(argv: Sequence[str]) -> Uses | str:
+    """What the command line `argv` works with; a sentence on why it is none for a fleet. Nothing is done."""
+    try:
+        verb = verb_called(argv[0])
+        with parsed(verb, argv[1:]) as ctx:
+            return _uses(verb, ctx)
+    except click.ClickException as error:
+        return error.format_message()
+    except click.exceptions.Exit:
+        return "it asks for help, and not for work"
+    except CkptfixError as error:
+        return error.message
+    except (OSError, ValueError) as error:
+        return f"its command line cannot be read: {error}"
+
+
+def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
+    params = ctx.params
+    if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in params.values()):
+        return "- (a stream) cannot be shared by the jobs of a fleet"
+    if verb.operands is not None and verb.operands.job(verb, ctx) is not None:
+        return "it has several inputs, or a folder of outputs"
+    names = [
+        params.get(str(param.name))
+        for param in verb.params
+        if isinstance(param, click.Argument) and getattr(param.type, "dash", None) == "input"
+    ]
+    first = names[0] if names else None
+    if isinstance(first, tuple):
+        first = first[0] if len(first) == 1 else None
+    more = [isinstance(name, tuple) for name in names[1:]]
+    # With --output, what is in the place of OUT is an input too.
+    if any(more) and (any(names[1:]) or (params.get("output") and params.get("dest"))):
+        return "it has several inputs"
+    writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
+    if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):
+        return "it writes an output that it does not name"
+    return Uses(first, tuple(writes), bool(params.get("allow_import")))
+
+
+WITHOUT = ("dry_run", "check_only", "report", "rules_file")
+"""Parameters of commands that write, with which they need no output."""
+
+
+def outputs_of(verb: Verb, params: Mapping[str, Any]) -> list[str]:
+    """The names of outputs among the parameters, the main one first."""
+    main = params.get("output") if params.get("output") is not None else params.get("dest")
+    others = [
+        params[str(param.name)]
+        for param in verb.params
+        if getattr(param.type, "dash", None) == "output" and param.name not in ("output", "dest")
+    ]
+    if any(params.get(name) for name in ("dry_run", "check_only")):
+        return []
+    return [name for name in (main, *others) if name]
+
+
 def done(
-    argv: Sequence[str], input: str, output: str | None, replace: Literal["no", "yes", "keep"] = "no"
+    argv: Sequence[str],
+    input: str,
+    output: str | None,
+    replace: Literal["no", "yes", "keep"] = "no",
+    allow_import: bool = False,
 ) -> Outcome:
     """Do the command line `argv`, which has one input and its output; errors become its outcome.
 
     Args:
         replace: whether an output that exists is replaced; with "keep" the old one gets another name.
+        allow_import: ``module:factory`` may be imported; the command line itself cannot ask for that.
     """
     console = Recording(_SETTINGS, None)
 
@@ -85,6 +164,8 @@ def done(
         with parsed(verb_called(argv[0]), argv[1:], console) as ctx:
             ctx.meta[ALONE] = True
             params = ctx.params
+            if "allow_import" in params:
+                params["allow_import"] = allow_import
             if replace != "no" and "force" in params and not params.get("in_place"):
                 params["force"] = True
                 if replace == "yes" and params.get("output") is None:

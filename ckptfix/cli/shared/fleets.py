@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ckptfix import formats
-from ckptfix.cli.shared.alone import parsed, verb_called
+from ckptfix.cli.shared.alone import WITHOUT, outputs_of, parsed, verb_called
 from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.inputs import SUFFIXES, Input, expanded, is_pattern, refuse_collisions
 from ckptfix.cli.shared.operands import InAndOut
@@ -31,9 +31,6 @@ FIELDS = re.compile(r"\{(stem|name|suffix|parent)\}")
 
 IN_PLACE = "{in place}"
 """The template of outputs that are their inputs."""
-
-ALONE = ("dry_run", "check_only", "report", "rules_file")
-"""Parameters of commands that write, with which they need no output."""
 
 
 def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, recursive: bool) -> Iterator[Job]:
@@ -99,8 +96,8 @@ def _without(verb: Verb, args: Sequence[str]) -> tuple[list[str], dict[str, Any]
                 inner["out_dir"] = value if equals else given[0]
             case "recursive":
                 inner["recursive"] = True
-            case "jobs":
-                raise click.UsageError("--jobs is an option of `ckptfix fleet run`.")
+            case "jobs" | "allow_import":
+                raise click.UsageError(f"{name} is an option of `ckptfix fleet run`.")
             case _:
                 left += [word, *given]
     return left, inner
@@ -117,35 +114,26 @@ def _template(verb: Verb, args: Sequence[str], out_dir: str | None) -> str | Non
         for value in params.values():
             if value == "-" or (isinstance(value, tuple) and "-" in value):
                 raise click.UsageError("- (a stream) cannot be shared by the jobs of a fleet.", ctx)
-        outputs = _outputs(verb, params)
+        outputs = outputs_of(verb, params)
         _missing(verb, ctx)
         if out_dir is not None:
             if "dest" not in params:
                 raise click.UsageError(f"{verb.name} writes nothing: --out-dir has no meaning.", ctx)
+            if len(outputs) > 1:
+                raise click.UsageError(f"A job of a fleet writes one output, and this has {len(outputs)}.", ctx)
             if params.get("output") is not None or params.get("in_place"):
                 raise click.UsageError("The output is given twice: with --out-dir and with -o or --in-place.", ctx)
             return None
         if params.get("in_place"):
             return IN_PLACE
+        if len(outputs) > 1:
+            raise click.UsageError(f"A job of a fleet writes one output, and this has {len(outputs)}.", ctx)
         if not outputs:
-            if "dest" in params and not any(params.get(name) for name in ALONE):
+            if "dest" in params and not any(params.get(name) for name in WITHOUT):
                 example = f"-- {verb.name} -o 'out/{{stem}}{{suffix}}'"
                 raise click.UsageError(f"Where do the outputs go? --out-dir DIR, or a template: {example}.", ctx)
             return None
         return outputs[0]
-
-
-def _outputs(verb: Verb, params: dict[str, Any]) -> list[str]:
-    """The names of outputs among the parameters, the main one first."""
-    main = params.get("output") if params.get("output") is not None else params.get("dest")
-    others = [
-        params[str(param.name)]
-        for param in verb.params
-        if getattr(param.type, "dash", None) == "output" and param.name not in ("output", "dest")
-    ]
-    if any(params.get(name) for name in ("dry_run", "check_only")):
-        return []
-    return [name for name in (main, *others) if name]
 
 
 def _missing(verb: Verb, ctx: click.Context) -> None:

@@ -10,12 +10,13 @@ that did not finish is completed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 
+from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.inplace.disk import DISK, Disk, File, Opened
+from ckptfix.io.inplace.disk import DISK, Disk, File, Opened, RealFile
 from ckptfix.io.inplace.record import Change, Record, decoded
 from ckptfix.io.inplace.shifted import close_gap
 from ckptfix.io.system import named
@@ -43,7 +44,8 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
         for file, change in pairs:
             _expect(file, change.before, change.old)
         _alone(pairs)
-        records = past(target, disk)  # now, while nothing is done: it may be unreadable
+        # Now, while nothing is done: it may be unreadable. What led to another file is of no use any more.
+        records = _leading(past(target, disk), {change.name: file for file, change in pairs})
         with Undisturbed():
             _begin(disk, journal, record, target)
             try:
@@ -87,7 +89,7 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
         WriteFailed: the system could not; it can be tried again.
     """
     journal = beside(target, JOURNAL)
-    with Opened(disk) as opened:
+    with _way_out(journal), Opened(disk) as opened:
         opened.hold(target)
         # Only now: until it is held, an edit that goes on may be writing its journal, or be done with it.
         data = disk.load(journal)
@@ -108,9 +110,123 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
     return record
 
 
+@contextmanager
+def _way_out(journal: str) -> Iterator[None]:
+    """A file that a journal does not fit is not lost: the error says how it is used as it is."""
+    try:
+        yield
+    except DamagedFile as error:
+        keep = f"to keep it as it is, remove the journal: `rm {quoted(journal)}`"
+        error.hint = f"{error.hint}; {keep}" if error.hint else keep
+        raise
+
+
+def discard_foreign(target: str, *, disk: Disk = DISK) -> bool:
+    """Remove the journal of `target` where that is about another file: nothing of the edit is in this one.
+
+    A file that was written anew since has neither the bytes that the edit replaced nor those that it wrote. Where any
+    of them is there, or the journal is not whole, it is left to `finish`.
+
+    Returns:
+        Whether it was so; nothing was done to the file.
+    """
+    journal = beside(target, JOURNAL)
+    with _way_out(journal), Opened(disk) as opened:
+        opened.hold(target)
+        data = disk.load(journal)
+        record = next(decoded(data), None) if data is not None else None
+        if record is None or data != record.encoded() or not record.changes:
+            return False
+        folder = os.path.isdir(target)
+        if not folder and [change.name for change in record.changes] != [os.path.basename(target)]:
+            return False  # the name says so, and the bytes may fit all the same
+        for change in record.changes:
+            if folder and not os.path.exists(os.path.join(target, change.name)):
+                continue
+            file = opened.add(_inside(target, change.name)) if folder else opened.files[0]
+            if not _is_other(file, change):
+                return False
+        with named(target):
+            disk.delete(journal)
+    return True
+
+
+def _is_other(file: File, change: Change) -> bool:
+    """Whether nothing that the edit replaced, moved or wrote is in the file."""
+    if change.shift and change.probes:
+        places = [(probe, probe.offset + moved) for probe in change.probes for moved in (0, change.shift)]
+        return not any(probe.fits(file.read(at, probe.length)) for probe, at in places)
+    low, high = sorted((change.before, change.after))
+    possible = low <= file.size <= high
+    for offset, data in (*change.old, *change.new):
+        now = file.read(offset, len(data))
+        for start in range(0, len(data), SECTOR):
+            was = data[start : start + SECTOR]
+            here = now[start : start + SECTOR]
+            # One byte over and over, such as padding, is in any file. What a disk lost is zeros.
+            if (here == was and len({*was}) > 1) or (possible and not any(here)):
+                return False
+    return bool(change.old or change.new) or not possible
+
+
 def past(target: str, disk: Disk = DISK) -> tuple[Record, ...]:
     """The edits of `target` that are remembered beside it, the first one first."""
     return tuple(decoded(disk.load(beside(target, UNDO)) or b""))
+
+
+def remembered(target: str) -> tuple[Record, ...]:
+    """The edits remembered beside `target` that can have led to what it is now, the first one first.
+
+    A record says what the last edit left: one that does not fit the file is about another, which had its name.
+    """
+    records = past(target)
+    if not records:
+        return ()
+    files: dict[str, File] = {}
+    folder = target if os.path.isdir(target) else os.path.dirname(target)
+    with ExitStack() as stack:
+        for name in {change.name for record in records for change in record.changes}:
+            with suppress(CkptfixError, OSError):
+                files[name] = stack.enter_context(closing(RealFile(_inside(folder, name), change=False)))
+        if folder != target:
+            records = tuple(record for record in records if _names(record) == [os.path.basename(target)])
+        there = [record for record in records if all(name in files for name in _names(record))]
+        return _leading(there, files)
+
+
+def refuse_changed(target: str, record: Record) -> None:
+    """Refuse a file or folder that is not what the edit `record` made; nothing is done to it.
+
+    Raises:
+        DamagedFile: it is not.
+    """
+    with _opened(target, record, DISK) as pairs:
+        for file, change in pairs:
+            _expect(file, change.after, change.new)
+
+
+def _names(record: Record) -> list[str]:
+    return [change.name for change in record.changes]
+
+
+def _leading(records: Sequence[Record], files: Mapping[str, File]) -> tuple[Record, ...]:
+    """Of `records`, those up to the latest that fits the files; before it, as far as sizes follow one another."""
+    found: list[Record] = []
+    sizes: dict[str, int] = {}
+    for record in reversed(records):
+        if not found:
+            if not all(_left(files[change.name], change) for change in record.changes if change.name in files):
+                continue
+        elif any(sizes.get(change.name, change.after) != change.after for change in record.changes):
+            break
+        found.append(record)
+        sizes |= {change.name: change.before for change in record.changes}
+    return tuple(reversed(found))
+
+
+def _left(file: File, change: Change) -> bool:
+    """Whether the file is what the edit made."""
+    return file.size == change.after and all(file.read(offset, len(data)) == data for offset, data in change.new)
 
 
 def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.io import sums
+from ckptfix.io.numbers import whole_number
 
 MAGIC = b"ckptfix edit 1\n"
 _DIGEST = 32
-_MOST = 1 << 63
 
 LONGEST_PROBE = 4096
 """Bytes of a probe, where it lies inside one block."""
@@ -146,6 +146,12 @@ def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]
         all(probe.length <= LONGEST_PROBE and probe.offset + probe.length <= before for probe in probes),
         all(begin <= end <= before for begin, end in holes),
         not shift or (after == before + shift and [offset for offset, _ in (*old, *new)] == [0, 0]),
+        # What an edit cut off it has kept, and what it added it has written: no other size can come of it.
+        bool(shift) or (_covers(old, after, before) and _covers(new, before, after)),
+        # What does not show in the file fits any.
+        any(data for _, data in (*old, *new)) and bool(not shift or probes or len(old[0][1]) == before),
+        # No edit begins or ends with an empty file.
+        before > 0 < after,
         "\0" not in name and os.fsencode(name) not in (b"", b".", b".."),
     )
     if not all(inside):
@@ -153,10 +159,19 @@ def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]
     return Change(name, before, after, old, new, shift, probes, holes)
 
 
+def _covers(places: Sequence[Bytes], start: int, end: int) -> bool:
+    """Whether `places` hold all bytes from `start` to `end`."""
+    for offset, data in sorted(places):
+        if offset <= start < offset + len(data):
+            start = offset + len(data)
+    return start >= end
+
+
 def _count(value: object) -> int:
-    if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError(value)
-    return value
+    number = whole_number(value) if not isinstance(value, str) else None
+    if number is None:
+        raise ValueError("no number of bytes")
+    return number
 
 
 def _text(value: object) -> str:

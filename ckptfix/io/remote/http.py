@@ -1,8 +1,8 @@
 """``https://HOST/PATH``: ranges of a web server, by Python's own client.
 
-Redirects are followed, proxies are those of the environment, and ``USER:PASSWORD@HOST`` is basic authorization; an
-authorization never goes to another host. Headers that fsspec is configured to send (``client_kwargs.headers`` of
-``http`` or ``https``) are sent.
+Redirects are followed to http and https, proxies are those of the environment, and ``USER:PASSWORD@HOST`` is basic
+authorization. Headers that fsspec is configured to send (``client_kwargs.headers`` of ``http`` or ``https``) are sent.
+Neither goes to another origin (scheme, host and port) than that of the URL.
 """
 
 from __future__ import annotations
@@ -10,57 +10,228 @@ from __future__ import annotations
 import base64
 import email.utils
 import http.client
+import io
 import re
 import socket
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import closing
-from functools import cache
-from typing import IO, Any
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import IO, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported, WriteFailed
+from ckptfix.io.numbers import seconds, whole_number
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed
-from ckptfix.urls import scheme_of, secret_of
+from ckptfix.urls import redacted, scheme_of, secret_of
 
 WHOLE = 8 << 20
 """Bytes of a file that is taken whole from a server that sends no ranges."""
 
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
+SLOWEST = 4096
+"""Bytes a second that a server has to send, once it has begun."""
+
+HEADERS = 256 << 10
+"""Bytes of all that a server sends before the content."""
+
+PARTS = 64
+"""Answers that make one range: some servers send less than they are asked for."""
+
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 _BROKEN = (http.client.HTTPException, ConnectionError, TimeoutError)
+_PORTS = {"http": 80, "https": 443}
+
+_OF_THE_RANGE = frozenset(("range", "if-match", "accept-encoding", "user-agent"))
+"""Headers, in lower case, that another origin gets too: they say nothing of who asks."""
+
+
+class Origin(NamedTuple):
+    """Whom a request goes to: what is secret is for one of them."""
+
+    scheme: str
+    host: str
+    port: int
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of a URL. Raises ValueError where it has none."""
+    parts = urlsplit(url)
+    scheme, host = parts.scheme.lower(), parts.hostname
+    if scheme not in _PORTS or not host or not host.isprintable() or set(host) & set(" <>\"'\\"):
+        raise ValueError("no host of the web")
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    return Origin(scheme, host, parts.port if parts.port is not None else _PORTS[scheme])
+
+
+@dataclass(slots=True)
+class _Clock:
+    """How long the answers to one request may take, and how much they may be, all of them together.
+
+    Attributes:
+        name: of the file.
+        most: bytes of content that are wanted.
+    """
+
+    name: str
+    most: int
+    began: float = 0.0
+    came: int = 0
+
+    def wait(self) -> float:
+        """Seconds until something has to come. Raises `_TooSlow`."""
+        if not self.came:
+            return TIMEOUT
+        left = self.began + TIMEOUT + min(self.came, self.most) / SLOWEST - time.monotonic()
+        if left <= 0:
+            raise self.too_slow()
+        return min(left, TIMEOUT)
+
+    def took(self, count: int) -> None:
+        """So many bytes have come."""
+        if not self.came:
+            self.began = time.monotonic()
+        self.came += count
+        if self.came > 2 * self.most + PARTS * HEADERS:
+            raise self.too_much()
+
+    def too_slow(self) -> WriteFailed:
+        took = time.monotonic() - self.began
+        message = f"the server is too slow: {self.came:,} bytes came in {took:.0f} seconds"
+        return WriteFailed(message, path=self.name, hint=f"download it first: curl -fLO {quoted(self.name)}")
+
+    def too_much(self) -> DamagedFile:
+        return DamagedFile(f"the server sent {self.came:,} bytes and no answer to what was asked", path=self.name)
+
+
+class _Timed(io.RawIOBase):
+    """What a connection sends, by the clock."""
+
+    def __init__(self, raw: Any, connection: socket.socket, clock: _Clock) -> None:
+        super().__init__()
+        self._raw, self._connection, self._clock = raw, connection, clock
+        self.head: int | None = 0
+        """Bytes that came before the content; None when that has begun."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._connection.settimeout(self._clock.wait())
+        try:
+            count: int | None = self._raw.readinto(buffer)
+        except TimeoutError:
+            self._clock.wait()
+            raise
+        self._clock.took(count or 0)
+        if self.head is not None:
+            self.head += count or 0
+            if self.head > HEADERS:
+                raise self._clock.too_much()
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class _Answer(http.client.HTTPResponse):
+    """An answer whose every byte is by the clock: a server cannot keep us by sending something now and then."""
+
+    def __init__(self, connection: socket.socket, *more: Any, clock: _Clock, **how: Any) -> None:
+        super().__init__(connection, *more, **how)
+        self._timed = _Timed(self.fp.detach(), connection, clock)
+        self.fp = io.BufferedReader(self._timed)
+
+    def begin(self) -> None:
+        super().begin()
+        self._timed.head = None
 
 
 class _Request(urllib.request.Request):
-    """A request, and what servers said on the way that redirected it."""
+    """A request, what servers said on the way that redirected it, and how long all of that may take."""
 
     said: dict[str, str]
+    clock: _Clock
+
+
+class _Handler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_by_the_clock(http.client.HTTPConnection, req), req)
+
+
+class _SafeHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_by_the_clock(http.client.HTTPSConnection, req), req)
+
+
+def _by_the_clock(kind: Any, request: urllib.request.Request) -> Any:
+    assert isinstance(request, _Request)
+
+    def made(host: str, **how: Any) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection = kind(host, **how)
+        connection.response_class = partial(_Answer, clock=request.clock)  # type: ignore[assignment]
+        return connection
+
+    return made
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows, and tells no other host who we are."""
+    """Follows on the web, and tells no other origin who we are."""
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        where = headers.get("Location") or headers.get("URI") or ""
+        try:
+            scheme = urlsplit(where).scheme.lower()
+            if scheme not in ("", *_PORTS):
+                what = f"the server redirects to {redacted(where[:_SHOWN])}: only http and https are followed"
+                raise Unsupported(what, path=req.clock.name)
+            return super().http_error_302(req, fp, code, msg, headers)
+        except (ValueError, http.client.InvalidURL):
+            raise _no_url("the server redirects to what is no URL", req.clock.name) from None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
+        parts = urlsplit(newurl)
+        # What a server says of a user is not ours to send.
+        newurl = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        other = origin_of(newurl) != origin_of(req.full_url)
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if following is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
-            following.remove_header("Authorization")
+        if following is not None and other:
+            following.headers = {
+                name: value for name, value in following.headers.items() if name.lower() in _OF_THE_RANGE
+            }
         if isinstance(req, _Request):
             req.said.update(headers.items())
             if following is not None:
                 following.__class__ = _Request
                 assert isinstance(following, _Request)
-                following.said = req.said
+                following.said, following.clock = req.said, req.clock
         return following
+
+
+_SHOWN = 80
+"""Characters of what a server said that a message has."""
+
+
+def _no_url(what: str, name: str) -> Unsupported:
+    hint = "http[s]://[USER:PASSWORD@]HOST[:PORT]/PATH; a / in a password is written %2F"
+    return Unsupported(what, path=name, hint=hint)
 
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    opener = urllib.request.build_opener(_Redirects)
+    opener = urllib.request.build_opener(_Redirects, _Handler, _SafeHandler)
     opener.addheaders = [("User-Agent", "ckptfix")]
     return opener
 
@@ -84,22 +255,46 @@ class Resource(Object):
 
     def __init__(self, name: str, url: str | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(name)
-        parts = urlsplit(secret_of(name) if url is None else url)
-        login, _, host = parts.netloc.rpartition("@")
-        # A name may hold what a browser would have quoted, such as a space.
-        path, query = quote(parts.path, safe="/%:@!$&'()*+,;=~"), quote(parts.query, safe="/%:@!$&'()*+,;=?~")
-        self.url = urlunsplit((parts.scheme, host, path or "/", query, ""))
-        self._headers = {**configured(scheme_of(name)), **(headers or {}), "Accept-Encoding": "identity"}
+        try:
+            parts = urlsplit(secret_of(name) if url is None else url)
+            login, _, host = parts.netloc.rpartition("@")
+            # A name may hold what a browser would have quoted, such as a space.
+            path, query = quote(parts.path, safe="/%:@!$&'()*+,;=~"), quote(parts.query, safe="/%:@!$&'()*+,;=?~")
+            self.url = urlunsplit((parts.scheme, host, path or "/", query, ""))
+            origin_of(self.url)
+        except ValueError:
+            raise _no_url("is no URL of a web server: its host or port cannot be read", name) from None
+        self._headers = {**(configured(scheme_of(name)) if headers is None else headers), "Accept-Encoding": "identity"}
         if login:
             user = base64.b64encode(unquote(login).encode()).decode()
             self._headers["Authorization"] = f"Basic {user}"
 
     def get(self, start: int, length: int, expected: Facts | None) -> tuple[bytes, Facts]:
+        clock = _Clock(self.name, max(length, WHOLE))
+        data, facts = self._part(start, length, expected, clock)
+        pieces, came = [data], len(data)
+        wanted = min(length, facts.size - start)
+        for _ in range(PARTS):
+            if came >= wanted:
+                break
+            # A server may send less than it is asked for: the rest is asked for as well, of the same version.
+            data, found = self._part(start + came, wanted - came, facts, clock)
+            if found != facts:
+                raise changed(self.name)
+            pieces.append(data)
+            came += len(data)
+        if came < wanted:
+            message = f"the server sends {came // len(pieces):,} bytes at a time, where {wanted:,} were asked for"
+            raise DamagedFile(message, path=self.name, hint=self._download)
+        return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), facts
+
+    def _part(self, start: int, length: int, expected: Facts | None, clock: _Clock) -> tuple[bytes, Facts]:
+        """What one request gives of these bytes: the first of them, and at least one, where it has any."""
         headers = {**self._headers, "Range": f"bytes={start}-{start + length - 1}"}
         if expected is not None and expected.tag.startswith('"'):
             headers["If-Match"] = expected.tag
         request = _Request(self.url, headers=headers)
-        request.said = {}
+        request.said, request.clock = {}, clock
         try:
             with closing(_opener().open(request, timeout=TIMEOUT)) as answer:
                 self.came_from(answer.geturl(), {**request.said, **answer.headers})
@@ -124,6 +319,8 @@ class Resource(Object):
             return WriteFailed(f"the server's certificate is not trusted: {reason.verify_message}", path=self.name)
         if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
             return WriteFailed("there is no server of that name", path=self.name, hint="look at the URL")
+        if isinstance(reason, CkptfixError):  # on the way to a proxy
+            return reason
         if isinstance(reason, ConnectionRefusedError):
             return Passing("the server refused the connection")
         if isinstance(reason, TimeoutError):
@@ -136,14 +333,14 @@ class Resource(Object):
             hint = "a signed URL may have expired; USER:PASSWORD@ before the host, or a signed URL, gives access"
         made = failed(self.name, error.code, str(error.reason), hint)
         if isinstance(made, Passing):
-            made.wait = _seconds(error.headers.get("Retry-After"))
+            made.wait = seconds(error.headers.get("Retry-After"))
         return made
 
     def _beyond(
         self, error: urllib.error.HTTPError, start: int, expected: Facts | None
     ) -> tuple[bytes, Facts]:
         """The server has nothing there: the file is empty, or shorter than it was."""
-        found = _CONTENT_RANGE.match(error.headers.get("Content-Range") or "")
+        found = _CONTENT_RANGE.fullmatch(error.headers.get("Content-Range") or "")
         if start or expected is not None or (found and found[3] not in ("0", "*")):
             raise changed(self.name)
         return b"", Facts(0, _tag(error.headers), _time(error.headers))
@@ -154,31 +351,34 @@ class Resource(Object):
             raise Unsupported(f"the server packs it ({packed}): it has no ranges", path=self.name, hint=self._download)
         if answer.status != 206:
             return self._whole(answer, start, length)
-        found = _CONTENT_RANGE.match(answer.headers.get("Content-Range") or "")
+        found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
         if found is None or found[1] is None:
-            said = answer.headers.get("Content-Range")
+            said = redacted(str(answer.headers.get("Content-Range"))[:_SHOWN])
             raise DamagedFile(f"the server sent a part and does not say which (Content-Range: {said})", path=self.name)
-        first, last = int(found[1]), int(found[2])
-        if first != start or last >= start + length or last < first:
-            asked = f"bytes {start} to {start + length - 1} were asked for, {first} to {last} came"
+        first, last = whole_number(found[1]), whole_number(found[2])
+        if first is None or last is None or first != start or last >= start + length or last < first:
+            asked = f"bytes {start} to {start + length - 1} were asked for, {found[1]} to {found[2]} came"
             raise DamagedFile(f"the server sent another part: {asked}", path=self.name, offset=start)
         data = answer.read(last + 1 - first)
         if len(data) != last + 1 - first:
             raise Passing("the connection broke")
         if found[3] == "*":
             raise Unsupported("the server does not say how large it is", path=self.name, hint=self._download)
-        size = int(found[3])
-        if len(data) < min(length, size - start):
-            # A server may send less than it is asked for: the rest is asked for as well.
-            rest, _ = self.get(start + len(data), length - len(data), None)
-            data += rest
+        size = whole_number(found[3], least=last + 1)
+        if size is None:
+            message = f"the server says that it has {found[3]} bytes, and sent those up to {last + 1}"
+            raise DamagedFile(message, path=self.name)
         return data, Facts(size, _tag(answer.headers), _time(answer.headers))
 
     def _whole(self, answer: Any, start: int, length: int) -> tuple[bytes, Facts]:
         """From a server that sends no ranges: all of a small file."""
-        size = int(answer.headers.get("Content-Length") or -1)
-        if size > WHOLE or size < 0:
-            many = f"of {size:,} bytes" if size >= 0 else "of a file whose size it does not say"
+        said = answer.headers.get("Content-Length")
+        size = None if said is None else whole_number(said.strip())
+        if said is not None and size is None:
+            shown = ascii(said[:_SHOWN])
+            raise DamagedFile(f"the server says a size that is none (Content-Length: {shown})", path=self.name)
+        if size is None or size > WHOLE:
+            many = f"of {size:,} bytes" if size is not None else "of a file whose size it does not say"
             raise Unsupported(f"the server sends no ranges {many}", path=self.name, hint=self._download)
         data = answer.read(size)
         if len(data) != size:
@@ -197,15 +397,8 @@ def _tag(headers: Any) -> str:
 def _time(headers: Any) -> int:
     try:
         return int(email.utils.parsedate_to_datetime(headers.get("Last-Modified") or "").timestamp()) * 10**9
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, OSError):
         return 0
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
 
 
 def object_of(name: str) -> Resource:

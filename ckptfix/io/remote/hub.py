@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from ckptfix.errors import NoSuchFile, NotPermitted, Unsupported
-from ckptfix.io.remote.http import Resource
-from ckptfix.io.remote.store import Facts, Passing, failed, retried
+from ckptfix.io.remote.http import Resource, configured, origin_of
+from ckptfix.io.remote.store import Facts, Passing, failed, retried, size_said
+from ckptfix.urls import scheme_of
 
 _NAME = re.compile(
     r"hf://(?:(?P<kind>models|datasets|spaces)/)?(?P<repo>[^/@]+/[^/@]+)(?:@(?P<rev>refs/(?:pr|convert)/[^/]+|[^/]+))?"
@@ -58,7 +59,7 @@ class HubFile(Resource):
 
         where = placed(name)
         url = hf_hub_url(where.repo, where.file, repo_type=where.kind, revision=where.revision)
-        super().__init__(name, url, _headers())
+        super().__init__(name, url, {**configured(scheme_of(name)), **_headers()})
         self._where = where
         self._direct: Resource | None = None
 
@@ -79,7 +80,7 @@ class HubFile(Resource):
         if commit is not None and commit != self._where.revision:
             where = self._where = self._where._replace(revision=commit)
             self.url = hf_hub_url(where.repo, where.file, repo_type=where.kind, revision=commit)
-        if urlsplit(url).netloc != urlsplit(self.url).netloc:
+        if origin_of(url) != origin_of(self.url):
             self._direct = Resource(self.name, url, {})
 
 
@@ -117,4 +118,4 @@ def listing(folder: str) -> Iterator[tuple[str, Facts]]:
 def _row(row: Any, folder: str) -> tuple[str, Facts]:
     below = row.path[len(folder) + 1 :] if folder else row.path
     tag = row.lfs.sha256 if row.lfs is not None else row.blob_id
-    return below, Facts(row.size, f'"{tag}"')
+    return below, Facts(size_said(below, row.size), f'"{tag}"')

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+from ckptfix.io.numbers import whole_number
 from ckptfix.io.remote.store import TIMEOUT, Facts
 
 _PLAIN = re.compile(r"(?![./])(?:[\w.=+-]|/(?![/.]))+", re.ASCII)
@@ -110,7 +111,10 @@ def get(
     except Exception:
         return None
     at = int(meta["last_modified"].timestamp()) * 10**9
-    facts = Facts(int(meta["size"]), str(meta["e_tag"] or ""), at)
+    size = whole_number(meta["size"])
+    if size is None:
+        return None
+    facts = Facts(size, str(meta["e_tag"] or ""), at)
     if len(data) != min(length, facts.size - start) or (expected is not None and not facts.same(expected)):
         return None
     return data, facts

@@ -10,11 +10,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from ckptfix.errors import CkptfixError, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
-from ckptfix.io.remote.store import Facts, Object, Passing, changed, retried
+from ckptfix.io.remote.store import Facts, Object, Passing, changed, retried, size_said
 from ckptfix.urls import redacted, secret_of
 
 _TAGS = ("ETag", "etag", "e_tag", "generation", "version_id", "content_md5", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+_LATEST = 1e11
+"""Seconds since the epoch: three thousand years."""
+
 _lock = threading.Lock()
 
 T = TypeVar("T")
@@ -75,7 +78,8 @@ def facts_of(info: dict[str, Any]) -> Facts:
             at = datetime.fromisoformat(at)
     if isinstance(at, datetime):
         at = at.timestamp()
-    return Facts(int(info["size"] or 0), tag, int(at * 10**9) if isinstance(at, int | float) else 0)
+    seen = int(at * 10**9) if isinstance(at, int | float) and abs(at) < _LATEST else 0
+    return Facts(size_said(str(info.get("name", "")), info["size"] or 0), tag, seen)
 
 
 class FileSystemObject(Object):

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
+from ckptfix.io.numbers import whole_number
 from ckptfix.io.remote import light
-from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried
+from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried, size_said
 from ckptfix.urls import redacted
 
 AT_ONCE = 32
@@ -147,7 +148,7 @@ def _failed(name: str, response: Any) -> CkptfixError | Passing:
         return Passing(f"the store answered {status} ({code})")
     if code == "NoSuchBucket":
         return WriteFailed("there is no such bucket", path=name)
-    if code.isdecimal():
+    if whole_number(code) is not None:
         code = ""
     return failed(name, status, code)
 
@@ -184,7 +185,7 @@ class S3Object(Object):
             raise
         body = asked(self.name, answer["Body"].read)
         span = str(answer.get("ContentRange") or "")
-        size = int(span.rpartition("/")[2]) if span else int(answer["ContentLength"])
+        size = size_said(self.name, span.rpartition("/")[2] if span else answer["ContentLength"])
         data = body if span else body[start : start + length]
         facts = facts_of(answer, size)
         if expected is not None and not facts.same(expected):
@@ -195,7 +196,7 @@ class S3Object(Object):
 
     def facts(self) -> Facts:
         answer = call(self.name, "head_object", **self._where.params)
-        return facts_of(answer, int(answer["ContentLength"]))
+        return facts_of(answer, size_said(self.name, answer["ContentLength"]))
 
 
 def _no_object(name: str) -> NoReturn:
@@ -216,7 +217,7 @@ def listing(folder: str) -> Iterator[tuple[str, Facts]]:
         for row in answer.get("Contents", ()):
             name = row["Key"][len(prefix) :]
             if name and not name.endswith("/"):
-                yield name, facts_of(row, int(row["Size"]))
+                yield name, facts_of(row, size_said(folder, row["Size"]))
         if not answer.get("IsTruncated"):
             return
         params["ContinuationToken"] = answer["NextContinuationToken"]

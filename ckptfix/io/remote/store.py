@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import ChangedFile, CkptfixError, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.io.numbers import whole_number
 from ckptfix.urls import redacted, scheme_of
 
 TRIES = 6
@@ -107,6 +108,14 @@ def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lam
                 wait = max(wait, error.wait)
             time.sleep(min(wait, LONGEST_WAIT))
     raise AssertionError
+
+
+def size_said(name: str, said: object) -> int:
+    """The bytes that a store says an object has. Raises DamagedFile where it says no number."""
+    size = whole_number(said)
+    if size is None:
+        raise DamagedFile(f"the size that the store gives is not a number: {str(said)[:80]!r}", path=name)
+    return size
 
 
 def changed(name: str) -> ChangedFile:

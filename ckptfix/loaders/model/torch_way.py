@@ -351,7 +351,7 @@ def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     try:
         from torch.distributed.tensor import distribute_tensor
     except ImportError:  # before torch 2.5
-        from torch.distributed._tensor import distribute_tensor
+        from torch.distributed._tensor import distribute_tensor  # type: ignore[attr-defined]
 
     # Every rank has read the file itself, so that nothing is sent. Before torch 2.7 the first rank sends what it read.
     nothing_sent = "src_data_rank" in inspect.signature(distribute_tensor).parameters

@@ -1,0 +1,151 @@
+"""What the jobs of a plan may do: a plan is data, and may come from anybody.
+
+A job reads its input, writes its output, and nothing else; outputs are in the folder of the plan or in a folder that
+the command line of the run names; and only that command line lets code be imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+from ckptfix.commands import quoted
+from ckptfix.errors import Refused
+from ckptfix.fleet.jobs import Job
+from ckptfix.urls import as_path, is_url, known, normal, real_path
+
+VERB = "ckptfix.cli.shared.alone"
+"""What knows the words of a verb. It is looked up by name, as it would be on another machine."""
+
+
+class Uses(Protocol):
+    """What a command line reads and writes, as `cli.shared.alone.Uses`."""
+
+    @property
+    def reads(self) -> str | None: ...
+    @property
+    def writes(self) -> tuple[str, ...]: ...
+    @property
+    def imports(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the jobs of a plan may do.
+
+    Attributes:
+        plan: its name.
+        roots: absolute paths of folders, and URLs, in which outputs may be; the first is that of the plan.
+        allow_import: ``module:factory`` of a job is imported and called.
+    """
+
+    plan: str
+    roots: tuple[str, ...]
+    allow_import: bool = False
+
+    def holds(self, name: str) -> bool:
+        """Whether `name` is in one of the roots; links are followed."""
+        if is_url(name):
+            return ".." not in name.split("/") and any(_below(str(as_path(name)), root) for root in self.roots)
+        real = real_path(name)
+        # Resolved where the job is done: another machine may have other links.
+        return any(_below(real, real_path(root)) for root in self.roots)
+
+    def check(self, job: Job, where: str) -> None:
+        """Refuse a job that does more than it says, or more than it may.
+
+        Raises:
+            Refused: it does; with `where` in the plan it is.
+        """
+        hint = "`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes one"
+        uses: Uses | str = import_module(VERB).uses(job.argv)
+        if isinstance(uses, str):
+            raise Refused(f"no job of a fleet: {uses}", path=self.plan, where=where, hint=hint)
+        if uses.imports and not self.allow_import:
+            raise Refused(
+                "the job asks to import code, which a plan cannot allow",
+                path=self.plan,
+                where=where,
+                hint=f"if you trust that code: `ckptfix fleet run {quoted(self.plan)} --allow-import`",
+            )
+        if uses.reads is None or _plain(uses.reads) != _plain(job.input):
+            what = "nothing" if uses.reads is None else uses.reads
+            raise Refused(f"the job says that it reads {job.input}, and reads {what}", path=self.plan, where=where)
+        written = [_plain(name) for name in uses.writes]
+        said = [] if job.output is None else [_plain(job.output)]
+        if written != said:
+            does, says = (" and ".join(names) or "nothing" for names in (written, said))
+            message = f"the job says that it writes {says}, and writes {does}"
+            raise Refused(message, path=self.plan, where=where, hint="a job writes its output and nothing else")
+        # A name that `normal` takes for the same may be another where a folder of it is a link.
+        for name in uses.writes:
+            if self.holds(name):
+                continue
+            folder = str(as_path(name).parent)
+            raise Refused(
+                f"the job writes {name}, which is outside the folder of the plan",
+                path=self.plan,
+                where=where,
+                hint=f"if it may: `ckptfix fleet run {quoted(self.plan)} {' '.join(_options((*self._given, folder)))}`",
+            )
+
+    def check_records(self, folder: str) -> None:
+        """Refuse a folder of records in which a link leads elsewhere: records are written there.
+
+        Raises:
+            Refused: one does.
+        """
+        if is_url(folder):
+            return
+        jobs = Path(folder) / "jobs"
+        inner = jobs.iterdir() if jobs.is_dir() else ()
+        for path in (Path(folder), Path(folder) / "slurm", jobs, *inner):
+            if path.is_symlink() and not self.holds(str(path)):
+                raise Refused("is a link that leads out of the folder of the plan", path=str(path))
+
+    @property
+    def _given(self) -> tuple[str, ...]:
+        return self.roots[1:]
+
+
+def bounds_of(plan: str, roots: Iterable[str] = (), *, allow_import: bool = False) -> Bounds:
+    """The bounds of a plan: its own folder, and `roots`."""
+    own = str(as_path(_absolute(plan)).parent)
+    return Bounds(plan, (own, *(_absolute(known(str(root))) for root in roots)), allow_import)
+
+
+def _absolute(name: str) -> str:
+    return str(as_path(name)) if is_url(name) else os.path.abspath(name)  # noqa: PTH100
+
+
+def outside(plan: str, outputs: Iterable[str]) -> list[str]:
+    """The folders that a run of `plan` needs as roots, so that these outputs are inside; few rather than exact."""
+    bounds = bounds_of(plan)
+    folders: list[str] = []
+    for folder in sorted({str(as_path(name).parent) for name in outputs if not bounds.holds(name)}, key=len):
+        real = real_path(folder)
+        if not any(_below(real, real_path(other)) for other in folders):
+            folders.append(folder)
+    return folders
+
+
+def root_options(plan: str, outputs: Iterable[str]) -> str:
+    """The options of `ckptfix fleet run` with which these outputs are inside; empty where none is needed."""
+    return " ".join(_options(outside(plan, outputs)))
+
+
+def _options(roots: Iterable[str]) -> list[str]:
+    return [f"--root {quoted(root)}" for root in dict.fromkeys(roots)]
+
+
+def _below(name: str, root: str) -> bool:
+    return name == root or name.startswith(root if root.endswith("/") else f"{root}/")
+
+
+def _plain(name: str) -> str:
+    """A name, as all that mean the same by their words are spelt."""
+    return normal(known(name))
