@@ -134,12 +134,6 @@ def a_lazy_module_and_nothing_else(path: Path) -> tuple[dict[str, Any], int]:
     return {}, 1
 
 
-@file
-def jagged_tensors(path: Path) -> tuple[dict[str, Any], int]:
-    torch.save({"n": jagged(), **weights()}, path)
-    return weights(), 1
-
-
 def jagged() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

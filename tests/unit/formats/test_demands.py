@@ -163,7 +163,7 @@ def test_a_zero_point_is_a_number_of_64_bits(point: int, good: bool) -> None:
     ({}, ""), ({"conj": True}, "conj"), ({"conj": False, "neg": True}, "neg"), ({"other": True, "conj": 1}, ""),
 ])  # fmt: skip
 def test_marks_of_a_tensor_are_those_that_torch_knows(marks: dict[str, Any], detail: str, tmp_path: Path) -> None:
-    ops = tensor_ops(replace(WEIGHT, shape=(1,), numel=1, storage_class="ComplexFloatStorage"))
+    ops = tensor_ops(replace(WEIGHT, key="1", shape=(1,), numel=1, storage_class="ComplexFloatStorage"))
     assert ops[-2:] == ["TUPLE", "REDUCE"]
     path = written(tmp_path / "in.pth", [*ops[:-2], *push(marks), *ops[-2:]])
     (entry,) = [one for one in ckptfix.open_checkpoint(path).entries if one.key == "x"]
