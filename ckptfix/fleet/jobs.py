@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.io.numbers import MOST, whole_number
 from ckptfix.io.source import Source, found_as, open_source, stamp
+from ckptfix.numbers import MOST, whole_number
 from ckptfix.urls import as_path, is_url, known, known_word, walk_folder
 
 Identity = dict[str, int | str]

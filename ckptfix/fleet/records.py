@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.errors import CkptfixError
-from ckptfix.io.numbers import whole_number
 from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
 from ckptfix.io.written import recorded
+from ckptfix.numbers import whole_number
 
 SCHEMA = 1
 """Version of what a record holds."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ckptfix.fleet.states import Shard
-from ckptfix.io.numbers import whole_number
+from ckptfix.numbers import whole_number
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Shard | None:

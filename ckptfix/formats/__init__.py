@@ -13,10 +13,9 @@ from importlib import import_module
 
 from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
-from ckptfix.formats import base
+from ckptfix.formats import base, members
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp.part import refuse_part
-from ckptfix.formats.folders import members
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import module as torch_module

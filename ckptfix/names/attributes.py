@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from ckptfix.checkpoint import Checkpoint, NameSite
+from ckptfix.names import kinds
 from ckptfix.names.wrappers import ANYWHERE, COUNTERS, Rule, without_anywhere
 
 _OWN = ("_extra_state", "_flat_param", "flat_param")
@@ -35,10 +36,11 @@ def _is_wrappers(leaf: str) -> bool:
 
 
 def attributes_at(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
-    """The same of the names at a place of a checkpoint; counters and other numbers are no tensors of a model."""
+    """Return the same for the names at a place of a checkpoint, without numbers and an optimizer's tensors there."""
     if not any(component in name for name in site.names for component in ANYWHERE) or not attributes(site.names):
         return frozenset()
-    return attributes(entry.key for entry in checkpoint.entries_at(site.at) if entry.shape)
+    beside = kinds.optimizer_names(site.names)
+    return attributes(entry.key for entry in checkpoint.entries_at(site.at) if entry.shape and entry.key not in beside)
 
 
 def without_wrappers(kept: Collection[str]) -> Rule:

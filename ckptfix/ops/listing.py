@@ -10,7 +10,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Severity
 from ckptfix.findings.table import ENTRIES
 from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
-from ckptfix.formats.folders.members import members
+from ckptfix.formats.members import members
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.inspect import describe

@@ -9,7 +9,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
-from ckptfix.formats.folders.members import UNKNOWN, kind_of, members, rivals_of
+from ckptfix.formats.members import UNKNOWN, kind_of, members, rivals_of
 from ckptfix.urls import as_path
 
 

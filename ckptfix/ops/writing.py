@@ -19,8 +19,8 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import joined
-from ckptfix.io.replacing import given_up
 from ckptfix.io.source import blames_changes, found_as, mark, opened_once, refuse_changed, stamp
+from ckptfix.io.sources import given_up
 from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES

@@ -20,7 +20,7 @@ ROOMS = (
     "formats/safetensors/write.py", "formats/shards/edit.py", "formats/shards/layout.py", "formats/shards/write.py",
     "formats/torch/edit.py", "formats/torch/emit.py", "formats/torch/legacy_layout.py", "formats/torch/put.py",
     "formats/torch/recode.py", "formats/torch/rewrite.py", "formats/torch/zip_layout.py", "io/checking.py",
-    "io/copy.py", "io/durable.py", "io/folders.py", "io/inplace", "io/output.py", "io/planned.py", "io/replacing.py",
+    "io/copy.py", "io/durable.py", "io/folders.py", "io/inplace", "io/output.py", "io/planned.py", "io/sources.py",
     "io/write.py", "ops/inplace.py", "ops/law", "ops/undo.py", "ops/writing.py", "pickles/emit.py", "pickles/graph.py",
     "pickles/machine.py", "pickles/patch.py", "pickles/rare.py", "pickles/reemit.py", "zips",
 )  # fmt: skip

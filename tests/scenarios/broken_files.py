@@ -765,7 +765,18 @@ def flipped(folder: Path) -> Path:
     return written(folder, bytes(data))
 
 
-@case(62, "no-data", "NotImplementedError: Cannot copy out of meta tensor; no data!", words="save it again")
+@case(62, "peft-adapter", "OSError: Error no file named pytorch_model.bin, model.safetensors, tf_model.h5, "
+      "model.ckpt.index or flax_model.msgpack found in directory run.", words="PeftModel.from_pretrained")
+def an_adapter(folder: Path) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    (run / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
+    written(run, builders.safetensors([("w.lora_A.weight", "F32", (2,), bytes(8))], metadata={"format": "pt"}),
+            "adapter_model.safetensors")
+    return run
+
+
+@case(63, "no-data", "NotImplementedError: Cannot copy out of meta tensor; no data!", words="save it again")
 def without_data(folder: Path) -> Path:
     with torch.device("meta"):
         state = net().state_dict()

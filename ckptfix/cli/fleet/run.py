@@ -14,7 +14,7 @@ from ckptfix.cli.shared.exits import Stopped
 from ckptfix.errors import printable
 from ckptfix.fleet.report import Report, Summary
 from ckptfix.fleet.states import Line, Shard
-from ckptfix.io.numbers import whole_number
+from ckptfix.numbers import whole_number
 from ckptfix.words import plural
 
 

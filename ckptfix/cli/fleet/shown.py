@@ -15,7 +15,7 @@ from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.fleet.report import TROUBLE, Report
 from ckptfix.fleet.states import Shard
-from ckptfix.io.numbers import whole_number
+from ckptfix.numbers import whole_number
 from ckptfix.words import plural
 
 CAUSES = 30

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
-from ckptfix.formats.folders.members import role_of
+from ckptfix.formats.members import role_of
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, is_url, normal, real_path, scan_folder, walk_folder
 

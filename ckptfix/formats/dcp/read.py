@@ -290,6 +290,8 @@ def _cut(said: Metadata, files: Files) -> list[Finding]:
         else:
             message = f"the file is missing, and {items} with it"
         rows.append(found("truncated", message, where=name))
+    # Another rank has the same items, but no writer names such a file.
+    rows += [found("shard-path", message, where=name) for name, message in files.refused.items() if name not in ends]
     return rows
 
 

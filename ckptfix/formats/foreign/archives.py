@@ -11,8 +11,8 @@ from pathlib import Path
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
-from ckptfix.formats.folders.members import CHECKPOINTS, kind_of
 from ckptfix.formats.foreign.file import Answer, File
+from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.io.source import Source, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory

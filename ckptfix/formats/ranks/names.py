@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
-from ckptfix.formats.folders.members import role_of
+from ckptfix.formats.members import role_of
 from ckptfix.urls import as_path
 
 _RANK = re.compile(r"(?P<head>.*?(?:^|[._-]))(?P<word>rank[._-]?)(?P<rank>\d{1,6})(?P<tail>[._-].*)?", re.IGNORECASE)

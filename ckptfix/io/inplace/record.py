@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.io import sums
-from ckptfix.io.numbers import whole_number
+from ckptfix.numbers import whole_number
 
 MAGIC = b"ckptfix edit 1\n"
 _DIGEST = 32

@@ -27,8 +27,8 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported, WriteFailed
-from ckptfix.io.numbers import seconds, whole_number
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed
+from ckptfix.numbers import seconds, whole_number
 from ckptfix.urls import redacted, scheme_of, secret_of
 
 WHOLE = 8 << 20

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from ckptfix.io.numbers import whole_number
 from ckptfix.io.remote.store import TIMEOUT, Facts
+from ckptfix.numbers import whole_number
 
 _PLAIN = re.compile(r"(?![./])(?:[\w.=+-]|/(?![/.]))+", re.ASCII)
 """Keys that no client spells otherwise."""

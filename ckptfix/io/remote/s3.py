@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
-from ckptfix.io.numbers import whole_number
 from ckptfix.io.remote import light
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried, size_said
+from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted
 
 AT_ONCE = 32

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ckptfix.checkpoint.stamp import Stamp
 from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
-from ckptfix.io.numbers import whole_number
+from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted, scheme_of
 
 TRIES = 6

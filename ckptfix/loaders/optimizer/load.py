@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.errors import CkptfixError, Refused, file_name, printable
 from ckptfix.extras import need_torch
-from ckptfix.formats.folders.members import optimizer_of
+from ckptfix.formats.members import optimizer_of
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.model.torch_way import placed
 from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments

@@ -14,8 +14,8 @@ from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found as finding
-from ckptfix.formats.folders.members import role_of
+from ckptfix.findings.table import found
+from ckptfix.formats.members import role_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.average import plan
@@ -101,7 +101,7 @@ def average(
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
             lines.append(f"of {checkpoint.path}: {some(done.taken)}")
-        findings = [finding("batchnorm", where=checkpoint.path)] if done.norms else []
+        findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
         made = plan_edits(checkpoint, done.edits, dest)
         return Draft(
             result=partial(
@@ -121,8 +121,8 @@ def average(
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
     result = carry_out(paths[-1], dest, make, how)
-    found = [plans[-1].oddities.of(number) for number in range(len(paths))]
-    findings = [row for path, odd in zip(paths, found, strict=True) for row in _not_finite(path, odd, found)]
+    counts = [plans[-1].oddities.of(number) for number in range(len(paths))]
+    findings = [row for path, odd in zip(paths, counts, strict=True) for row in _not_finite(path, odd, counts)]
     return replace(result, findings=(*result.findings, *findings)) if findings else result
 
 
@@ -136,10 +136,10 @@ def _not_finite(path: str, odd: Oddities, everyone: Sequence[Oddities]) -> Itera
     # A mask has as many in every input; a weight has not.
     is_mask = all(name in row and row[name].infinite == count for name, count in infinite.items() for row in everyone)
     if nan:
-        yield finding("nan-values", _counted("NaN value", nan), where=path)
+        yield found("nan-values", _counted("NaN value", nan), where=path)
     if infinite:
         message = _counted("infinite value", infinite)
-        yield finding("infinite-values", message, where=path, severity=None if is_mask else "warning")
+        yield found("infinite-values", message, where=path, severity=None if is_mask else "warning")
 
 
 def _counted(what: str, counts: Mapping[str, int]) -> str:
@@ -187,7 +187,7 @@ def last_of(folder: str, count: int) -> list[str]:
     if len(series) > 1:
         several = ", ".join(sorted(series))
         raise Refused(f"its checkpoints are of several series: {several}", path=folder, hint="name the files")
-    rows = sorted(row for found in series.values() for row in found)
+    rows = sorted(row for steps in series.values() for row in steps)
     if len(rows) < count or count < 1:
         raise Refused(f"it holds {plural(len(rows), 'checkpoint')} with a number in its name", path=folder)
     return [str(as_path(path)) for _, path in rows[-count:]]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.members import ADAPTER, kind_of
+from ckptfix.formats.members import ADAPTER, kind_of
 from ckptfix.io.source import open_source
 from ckptfix.urls import as_path
 

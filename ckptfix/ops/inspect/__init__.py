@@ -7,7 +7,7 @@ from dataclasses import replace
 from ckptfix.arguments import typed
 from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
-from ckptfix.formats.folders.members import members
+from ckptfix.formats.members import members
 from ckptfix.io.source import opened_once
 from ckptfix.ops import pieces
 from ckptfix.ops.inspect.describe import Inspection, of_folder

@@ -12,7 +12,7 @@ from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.formats import FORMATS, format_of
-from ckptfix.formats.folders.members import Member
+from ckptfix.formats.members import Member
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress

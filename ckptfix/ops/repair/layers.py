@@ -14,7 +14,7 @@ from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.members import CHECKPOINTS
+from ckptfix.formats.members import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip

@@ -28,6 +28,9 @@ Save = Callable[..., Path]
 def test_an_object_saved_twice_is_the_same(kind: Kind, container: str, tmp_path: Path, compare: Compare) -> None:
     a, b = kind.save(tmp_path / "1.pth", container), kind.save(tmp_path / "2.pth", container)
     result = compare(a, b)
+    if kind.name == "meta":
+        assert not result.same and "no data on both sides" in str(result)
+        return
     assert result.same, result
     assert result.counts.matched == result.counts.equal == len(formats.open_checkpoint(a).entries)
 
@@ -36,7 +39,7 @@ def test_an_object_saved_twice_is_the_same(kind: Kind, container: str, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [one for one in KINDS.values() if len(one.containers) == 2 and one.name != "whole-module"],
+    [one for one in KINDS.values() if len(one.containers) == 2 and one.name not in ("whole-module", "meta")],
     ids=lambda one: one.name,
 )
 def test_both_torch_formats_hold_the_same(kind: Kind, tmp_path: Path, compare: Compare) -> None:

@@ -109,9 +109,9 @@ def shape_changes(patch: Patch) -> None:
     """A tensor is written with another shape."""
     real = torch_emit.tensor_call
 
-    def tensor(entry: Any, storages: Any) -> Any:
+    def tensor(entry: Any, storages: Any, **how: Any) -> Any:
         flat = replace(entry, shape=(entry.numel,), stride=(1,)) if entry.key == VICTIM else entry
-        return real(flat, storages)
+        return real(flat, storages, **how)
 
     patch.setattr(torch_emit, "tensor_call", tensor)
 

@@ -107,15 +107,17 @@ def change(folder: Path, rank: int, what: Callable[[Any], object]) -> None:
     path.write_bytes(pickle.dumps(metadata))
 
 
-def test_a_name_that_leads_out_of_the_folder_is_not_opened(copied: Copied) -> None:
+def test_a_name_that_leads_out_of_the_folder_is_named(copied: Copied, tmp_path: Path) -> None:
     folder = copied("fsdp-ranks")
 
     def out(metadata: Any) -> None:
         next(iter(metadata.storage_data.values())).relative_path = "../../../etc/passwd"
 
     change(folder, 2, out)
-    with pytest.raises(DamagedFile, match="leads out of its folder"):
-        open_checkpoint(folder)
+    (row,) = (row for row in ckptfix.doctor(folder).findings if row.severity == "error")
+    assert row.id == "shard-path" and "leads out of its folder" in row.message
+    with pytest.raises(WouldLoseData, match="leads out of its folder"):
+        ckptfix.convert(folder, tmp_path / "out.pth")
 
 
 def test_ranks_that_contradict_each_other_are_named(copied: Copied, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import ckptfix
 from ckptfix.errors import UnknownFormat
 from ckptfix.formats import located
-from ckptfix.formats.folders.members import members
+from ckptfix.formats.members import members
 
 DATA = bytes(24)
 

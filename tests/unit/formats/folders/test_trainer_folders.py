@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import ckptfix
 from ckptfix.errors import UnknownFormat
 from ckptfix.formats import located
-from ckptfix.formats.folders.members import kind_of
+from ckptfix.formats.members import kind_of
 
 State = dict[str, torch.Tensor]
 

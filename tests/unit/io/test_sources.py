@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.io.replacing import given_up
 from ckptfix.io.source import stamp
+from ckptfix.io.sources import given_up
 from ckptfix.io.write import write_plan
 
 

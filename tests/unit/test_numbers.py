@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ckptfix
-from ckptfix.io.numbers import MOST, seconds, whole_number
+from ckptfix.numbers import MOST, seconds, whole_number
 
 NONE = ["", "-", "+1", " 1", "1 ", "1\n", "1_0", "1.0", "1e3", "0x1", "abc", "\u00b2", "\u0661", "\uff11", "9" * 20,
         "9" * 5000, str(MOST + 1), "-1", -1, MOST + 1, 10**400, True, False, None, 1.0, b"1", [1]]  # fmt: skip
