@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from ckptfix.words import TOP
 
@@ -63,6 +63,19 @@ def numbered(address: str, number: int) -> str:
 def holder_of(address: str) -> str:
     """The address of the mapping that what is at `address` is in."""
     return of_keys(keys_of(address)[:-1])
+
+
+def holders_of(addresses: Iterable[str]) -> set[str]:
+    """Return the addresses of all mappings that hold one of `addresses`, at any depth."""
+    found: set[str] = set()
+    for address in addresses:
+        keys = keys_of(address)
+        for end in range(len(keys) - 1, -1, -1):
+            above = of_keys(keys[:end])
+            if above in found:
+                break
+            found.add(above)
+    return found
 
 
 def top_of(address: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.checkpoint.address import given, is_inside, is_inside_any, join
+from ckptfix.checkpoint.address import given, holders_of, is_inside, is_inside_any, join
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats import without_optimizer
@@ -54,13 +54,13 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 
 def _compared(checkpoint: Checkpoint) -> list[Candidate]:
     """The same with what tells one from another."""
-    ats = [site.at for site in checkpoint.sites if site.kind == "state_dict"]
+    around = holders_of(site.at for site in checkpoint.sites if site.kind == "state_dict")
     versions = {site.at for site in checkpoint.sites if site.kind == "metadata"}
     return [
         replace(
             row,
             shaped=tuple(checkpoint.shaped(row.at, row.names)) if row.module is None else None,
-            nested=any(at != row.at and is_inside(at, row.at) for at in ats),
+            nested=row.at in around,
             versions=row.at in versions,
         )
         for row in checkpoint.once(_candidates)

@@ -169,11 +169,11 @@ def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
 
 def _standings(rows: Sequence[Candidate]) -> dict[str, tuple[int, int]]:
     """Address -> what it is by its key and its names, the likeliest model first; and its depth, if a key names it."""
-    around = [row.at for row in rows if row.nested and _is_like_module(row)]
+    around = {row.at for row in rows if row.nested and _is_like_module(row)}
     return {row.at: _standing(row, around) for row in rows}
 
 
-def _standing(row: Candidate, around: Sequence[str]) -> tuple[int, int]:
+def _standing(row: Candidate, around: Collection[str]) -> tuple[int, int]:
     parts = row.at.split("/") if row.at else []
     kind = kind_of(row)
     if kind not in (None, "average"):
@@ -184,7 +184,7 @@ def _standing(row: Candidate, around: Sequence[str]) -> tuple[int, int]:
     if not parts and (row.versions or not row.nested):
         return _NAMED, 0
     # 'params' among the names of a module is a value of its trainer, unless parameters are in it.
-    if is_named(row) and (like_module or not any(is_inside(row.at, at) for at in around)):
+    if is_named(row) and (like_module or not is_inside_any(row.at, around)):
         return _NAMED, len(parts)
     return (_PARAMETERS if like_module else _OTHER), 0
 

@@ -42,12 +42,13 @@ def left(verb: str, path: Path, gadget: str) -> str:
     """What is wrong with what `verb` makes of the file; "" for nothing."""
     out = path.with_name("out.pth")
     out.unlink(missing_ok=True)
-    name = GADGETS[gadget][1]
+    module, name = GADGETS[gadget][:2]
     try:
         result = getattr(ckptfix, verb)(path, out)
     except CkptfixError as error:
         return str(error) if "fault in ckptfix" in str(error) else ""
-    if name.encode() not in out.read_bytes():
+    # In the text of a version of a module it is a word, and names nothing.
+    if name.encode() not in out.read_bytes().replace(f"<{module}.{name}>".encode(), b""):
         return ""
     if gadget == "foreign" and (verb == "repair" or (verb == "extract" and says(result, name))):
         return ""
