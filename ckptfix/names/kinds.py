@@ -261,8 +261,8 @@ def optimizer_names(names: Iterable[str]) -> frozenset[str]:
     """Those of these keys that are an optimizer's, as they may stand beside a model's.
 
     One name that only an optimizer has (`SLOTS`) shows it of all names with the same beginning, or, where that is
-    ``state.`` alone, of those of the same parameter. A ``weight`` or ``bias`` among them shows that a model has a module
-    called ``state`` or ``optimizer``.
+    ``state.`` alone, of those of the same parameter. A ``weight`` or ``bias`` among them shows that a model has a
+    module called ``state`` or ``optimizer``.
     """
     fronted: dict[str, list[str]] = {}
     plain: dict[str, list[str]] = {}
