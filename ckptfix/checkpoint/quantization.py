@@ -57,13 +57,12 @@ def flat(codes: Shape, own: Shape) -> bool:
 
 
 def blocks(codes: Shape, own: Shape) -> bool:
-    """A number for the tensor, for each of its first dimensions (a row, an expert), or for each block of it."""
-    if math.prod(own) == 1:
+    """A number for the tensor, for each of its first dimensions (a row, an expert), a column, or each block of it."""
+    if math.prod(own) == 1 or (len(codes) > 1 and own == codes[-1:]):
         return True
-    if len(own) < len(codes):
-        return own == codes[: len(own)]
-    if len(own) != len(codes) or not all(own) or not all(codes):
+    if len(own) > len(codes) or not all(own) or not all(codes):
         return False
+    codes = codes[: len(own)]
     return all(part <= whole and -(-whole // -(-whole // part)) == part for whole, part in zip(codes, own, strict=True))
 
 
@@ -269,7 +268,7 @@ SCHEMES: tuple[Scheme, ...] = (
             Companion("scale", "scale_weight", FLOATS, blocks),
             _also("activation scale", "scale_input", FLOATS),
         ),
-        "codes * scale", "ComfyUI comfy/ops.py fp8_linear", dimensions=_TWO,
+        "codes * scale", "ComfyUI comfy/ops.py fp8_linear: linear and convolution",
     ),
     Scheme(
         "bitsandbytes-int8", "int8 with SCB (bitsandbytes)", "weight", frozenset({"int8"}),
@@ -314,6 +313,33 @@ SCHEMES: tuple[Scheme, ...] = (
         frozenset({2}), frozenset({"qweight"}),
     ),
     Scheme(
+        "awq-fast", "AWQ (gemv_fast, llm-awq v2)", "qweight", frozenset({"int16"}),
+        (
+            Companion("scale", "scales", FLOATS, lambda codes, own: len(own) == 2),
+            _also("zero point", "scaled_zeros", FLOATS),
+            _also("zero point", "qzeros", FLOATS),
+        ),
+        "", "awq/modules/linear/gemv_fast.py: codes in the order of its kernel", frozenset({"awq"}), frozenset({2}),
+        frozenset({"qweight"}),
+    ),
+    Scheme(
+        "nunchaku", "SVDQuant (nunchaku)", "qweight", frozenset({"int8", "int32"}),
+        (
+            Companion("scale", "wscales", FLOATS | FLOAT8),
+            _also("second scale", "wtscale", FLOATS), _also("second scale", "wcscales", FLOATS),
+            _also("zero point", "wzeros", FLOATS), _also("activation scale", "smooth_factor", FLOATS),
+            _also("activation scale", "smooth_factor_orig", FLOATS), _also("activation scale", "smooth", FLOATS),
+            _also("activation scale", "smooth_orig", FLOATS),
+        ),
+        "", "nunchaku/models/linear.py: codes in the order of its kernel", last=frozenset({"qweight"}),
+    ),
+    Scheme(
+        "marlin-24", "Marlin 2:4 (compressed-tensors)", "weight_packed", frozenset({"int32"}),
+        (Companion("scale", "scale_packed", FLOATS), Companion("state", "meta", frozenset({"int16"}))),
+        "", f"{_CT}sparse_quantized_compressors/marlin_24.py: codes in the order of its kernel",
+        frozenset({"compressed-tensors"}), last=frozenset({"weight_packed"}),
+    ),
+    Scheme(
         "pack-quantized", "pack-quantized (compressed-tensors)", "_packed", frozenset({"int32"}),
         (
             Companion("scale", "_scale", FLOATS, packed_groups),
@@ -338,6 +364,18 @@ SCHEMES: tuple[Scheme, ...] = (
         "eetq", "int8 with weight_scales (EETQ)", "weight", frozenset({"int8"}),
         (Companion("scale", "weight_scales", FLOATS, columns),),
         "codes * scale, a scale for each output", "EETQ eetq/modules/qlinear.py", frozenset({"eetq"}), frozenset({2}),
+    ),
+    Scheme(
+        "int8-scales", "int8 with scales (gpt-fast)", "weight", frozenset({"int8"}),
+        (Companion("scale", "scales", FLOATS, rows),),
+        "codes * scale, a scale for each row", "gpt-fast quantize.py WeightOnlyInt8Linear", dimensions=frozenset({2}),
+    ),
+    Scheme(
+        "int4-scales-and-zeros", "int4 with scales_and_zeros (gpt-fast, tinygemm)", "weight",
+        frozenset({"int32", "uint8"}),
+        (Companion("scale", "scales_and_zeros", FLOATS, lambda codes, own: len(own) == 3 and own[-1] == 2),),
+        "", "gpt-fast quantize.py WeightOnlyInt4Linear: tiles in the order of its kernel",
+        dimensions=frozenset({2, 4}),
     ),
     Scheme(
         "bitnet", "BitNet (packed ternary)", "weight", frozenset({"uint8"}),
@@ -414,6 +452,12 @@ SCHEMES: tuple[Scheme, ...] = (
         frozenset({"B"}),
     ),
     Scheme(
+        "marlin-sparse", "Sparse Marlin", "B_24", frozenset({"int32"}),
+        (Companion("scale", "s", FLOATS), Companion("state", "B_meta", frozenset({"int16"}))),
+        "", "vllm gptq_marlin_24.py: codes in the order of its kernel", dimensions=frozenset({2}),
+        last=frozenset({"B_24"}),
+    ),
+    Scheme(
         "exl2", "EXL2", "q_weight", frozenset({"int32"}),
         (
             Companion("scale", "q_scale", INTEGERS),
@@ -432,6 +476,16 @@ SCHEMES: tuple[Scheme, ...] = (
         "aqlm", "AQLM", "codes", frozenset({"int8", "int16", "int32", "uint8"}),
         (Companion("codebook", "codebooks", FLOATS), Companion("scale", "scales", FLOATS)),
         "", "aqlm/inference.py: sums of codebook vectors", frozenset({"aqlm"}), last=frozenset({"codes"}),
+    ),
+    Scheme(
+        "vptq", "VPTQ", "indices", INTEGERS | {"uint16", "uint32"},
+        (
+            Companion("codebook", "centroids.weight", FLOATS), Companion("scale", "weight_scale", FLOATS),
+            Companion("zero point", "weight_bias", FLOATS), _also("codebook", "res_centroids.weight", FLOATS),
+            _also("codebook", "outlier_centroids.weight", FLOATS), _also("state", "outlier_indices"),
+            _also("group index", "perm"),
+        ),
+        "", "vptq/layers/vqlinear.py: vectors of a codebook", frozenset({"vptq"}), last=frozenset({"indices"}),
     ),
     Scheme(
         "quip", "QuIP#", "Qidxs", frozenset({"int64", "int32", "int16", "uint8"}),

@@ -132,7 +132,7 @@ SLOTS = frozenset((
 ))  # fmt: skip
 """What torch.optim, Megatron and common optimizers keep of a parameter."""
 
-_SURE = SLOTS - {"sum", "prev", "param", "z", "d", "lr", "mu", "ax", "eta", "variance"}
+_SURE = SLOTS - {"sum", "prev", "param", "z", "d", "lr", "mu", "ax", "eta", "variance", "step_size"}
 """Those of them that no module calls a parameter."""
 
 OPTIMIZER = frozenset(("state", "param_groups"))
@@ -227,6 +227,17 @@ def of(at: str, names: Collection[str]) -> Kind | None:
     return (aside or above or [found])[0]
 
 
+def is_recognised(at: str, names: Collection[str]) -> bool:
+    """Whether the mapping with these keys at the address `at` is known to be no model, however large it is.
+
+    A key alone does not show that of a layer's weights under it: ``opt`` may be an optimizer or a language model.
+    """
+    kind = of(at, names)
+    if kind not in RECOGNISED or kind == "average" or of_names(names) == kind:
+        return kind in RECOGNISED
+    return not any("." in name and name.rpartition(".")[2] in LEAVES for name in names)
+
+
 def is_optimizer(names: Collection[str]) -> bool:
     """Whether these are the keys of an optimizer's state, nested or flattened."""
     return OPTIMIZER <= set(names) or is_flat_optimizer(names)
@@ -239,10 +250,10 @@ def is_flat_optimizer(names: Collection[str]) -> bool:
     ``optimizer.`` before, and the parameter last.
     """
     first = next(iter(names), "")
-    if not (first.startswith((_STATE, _GROUPS)) or _FRONT.match(first)):
+    if not (first.startswith((_STATE, _GROUPS)) or _front(first)):
         return False
     if all(name.startswith((_STATE, _GROUPS)) for name in names) and any(name.startswith(_GROUPS) for name in names):
-        return True
+        return not any(map(_is_modules, names))
     return optimizer_names(names) == set(names)
 
 
@@ -250,29 +261,46 @@ def optimizer_names(names: Iterable[str]) -> frozenset[str]:
     """Those of these keys that are an optimizer's, as they may stand beside a model's.
 
     One name that only an optimizer has (`SLOTS`) shows it of all names with the same beginning, or, where that is
-    ``state.`` alone, of those of the same parameter.
+    ``state.`` alone, of those of the same parameter. A ``weight`` or ``bias`` among them shows that a model has a
+    module called ``state`` or ``optimizer``.
     """
     fronted: dict[str, list[str]] = {}
     plain: dict[str, list[str]] = {}
     sure: set[str] = set()
+    modules: set[str] = set()
     for name in names:
         if "state." not in name and "param_groups" not in name and "optim" not in name:
             continue
-        front = _FRONT.match(name)
-        rest = name[front.end() :] if front else name
+        front = _front(name)
+        parts = name[len(front) :].split(".")
         if front:
-            fronted.setdefault(front.group(), []).append(name)
-            if rest.startswith(_LEVELS) and SLOTS & {rest.split(".")[1], rest.rpartition(".")[2]}:
-                sure.add(front.group())
-        elif rest.startswith((_STATE, _GROUPS)):
-            level, _, inner = rest.partition(".")
-            parameter, _, slot = inner.rpartition(".")
+            fronted.setdefault(front, []).append(name)
+            if f"{parts[0]}." in _LEVELS and len(parts) > 2 and SLOTS & {parts[1], parts[-1]}:
+                sure.add(front)
+            if _is_modules(name[len(front) :]):
+                modules.add(front)
+        elif name.startswith((_STATE, _GROUPS)):
+            parameter = ".".join(parts[1:-1])
             plain.setdefault(parameter, []).append(name)
-            if level == "state" and slot in _SURE:
+            if parameter and parts[0] == "state" and parts[-1] in _SURE:
                 sure.add(parameter)
-    found = [name for front, rows in fronted.items() if front in sure for name in rows]
-    found += [name for parameter, rows in plain.items() if parameter in sure for name in rows]
+            if _is_modules(name):
+                modules.update(".".join(parts[1:length]) for length in range(2, len(parts)))
+    found = [name for front, rows in fronted.items() if front in sure - modules for name in rows]
+    found += [name for parameter, rows in plain.items() if parameter in sure - modules for name in rows]
     return frozenset(found)
+
+
+def _front(name: str) -> str:
+    """The levels in a name before an optimizer's state; empty where a word only begins so: ``optimal_transport``."""
+    front = _FRONT.match(name)
+    return front.group() if front and any(WORDS.get(word) == "optimizer" for word in words(front.group())) else ""
+
+
+def _is_modules(name: str) -> bool:
+    """Whether a name is that of a layer's tensor, and no level of it is an optimizer's: ``state.proj.weight``."""
+    *above, leaf = name.split(".")
+    return leaf in LEAVES and SLOTS.isdisjoint(above)
 
 
 def are_parameters(names: Sequence[str], *, nested: bool = False) -> bool:

@@ -16,6 +16,7 @@ from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.module import Module
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.names import kinds
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.places import node_at
@@ -78,6 +79,10 @@ def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
         state for state in checkpoint.state_dicts if not state.optimizer and not is_inside_any(state.at, taken)
     ]
     weights = [Candidate(state.at, None, names.get(state.at, ())) for state in states if state.weights]
+    if weights and all(_is_aside(row) for row in weights):
+        # Statistics look like weights: parameters of other names beside them are a model's all the same.
+        rest = [Candidate(state.at, None, names.get(state.at, ())) for state in states if not state.weights]
+        weights += [row for row in rest if not _is_aside(row) and checkpoint.shaped(row.at, row.names)]
     full = [row for row in modules if len(modules) + len(weights) == 1 or _has_tensors(row)]
     if full and weights:
         addresses = [address for address, _ in leaves(checkpoint)]
@@ -88,6 +93,10 @@ def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
         return sorted([*full, *weights], key=place)
     others = [Candidate(state.at, None, names.get(state.at, ())) for state in states]
     return [*full, *weights] or others or modules
+
+
+def _is_aside(row: Candidate) -> bool:
+    return kinds.of(row.at, row.names) not in (None, "average")
 
 
 def _has_tensors(row: Candidate) -> bool:

@@ -310,7 +310,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
     sizes: dict[str, int] = {}
     tops: dict[str, int] = {}
     for at, entries in left.items():
-        if at in optimizers or kinds.of(at, names.get(at, ())) in kinds.RECOGNISED:
+        if at in optimizers or kinds.is_recognised(at, names.get(at, ())):
             continue
         if _is_copy(_shapes(entries), copies):
             continue

@@ -172,6 +172,10 @@ def _refuse_without_values(checkpoints: Sequence[Checkpoint], tables: Sequence[T
     for checkpoint, table in zip(checkpoints, tables, strict=True):
         names = [entry.name for entry in table.values()]
         quantized.refuse(checkpoint, names, "a mean of codes or scales is no mean of weights", hint)
+        codes = next((entry for entry in table.values() if entry.kind == "quantized"), None)
+        if codes is not None:
+            message = f"a quantized tensor ({codes.dtype}): a mean of codes or scales is no mean of weights"
+            raise Refused(message, path=checkpoint.path, where=codes.name, hint=hint)
         empty = next((entry for entry in table.values() if not entry.has_data), None)
         if empty is not None:
             raise Refused(NO_DATA, path=checkpoint.path, where=empty.name, hint=NO_DATA_HINT)

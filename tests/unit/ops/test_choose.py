@@ -438,3 +438,15 @@ def test_real_files(tmp_path: Path, name: str) -> None:
     if truth is not None:
         model = torch.load(SHARED / "frameworks" / truth)
         assert sorted(torch.load(tmp_path / "o.pt")) == sorted(model)
+
+
+@pytest.mark.parametrize("size", [2, 500])
+@pytest.mark.parametrize("key", ["normalizer", "obs_rms", "whitening"])
+def test_statistics_are_not_taken_for_parameters_of_unusual_names(tmp_path: Path, key: str, size: int) -> None:
+    own = {"means": torch.rand(9, 3), "scales": torch.rand(9, 3)}
+    path = tmp_path / "splats.pth"
+    torch.save({**own, key: {"mean": torch.rand(size), "var": torch.rand(size)}}, path)
+    if size > 27:
+        with pytest.raises(errors.Undecided):
+            ckptfix.load_state_dict(path)
+    assert choose.choose(ckptfix.open_checkpoint(path), doubt=False).at == ""

@@ -64,6 +64,17 @@ def test_codes_are_said_and_not_computed_with(tmp_path: Path, row: Fixture, kind
     assert {found[name].dtype for name in BESIDE} == {torch.float16}
 
 
+@pytest.mark.parametrize("make", [
+    lambda: torch.quantize_per_tensor(torch.rand(4, 4), 0.1, 0, torch.qint8),
+    lambda: torch.quantize_per_channel(torch.rand(4, 4), torch.rand(4), torch.zeros(4), 0, torch.quint8),
+])  # fmt: skip
+def test_torchs_own_quantized_tensors_have_no_mean(tmp_path: Path, make: Any) -> None:
+    source = written({"fc.weight": make(), **BESIDE}, tmp_path, "zip")
+    with pytest.raises(Refused, match="quantized tensor") as refused:
+        ckptfix.average([source, source], tmp_path / "mean.pth")
+    assert refused.value.where == "fc.weight" and not (tmp_path / "mean.pth").exists()
+
+
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 def test_the_hint_of_cast_works_as_printed(tmp_path: Path, row: Fixture) -> None:
     source = written({**row.tensors, **BESIDE}, tmp_path, "safetensors")
