@@ -157,12 +157,21 @@ PLAIN: dict[str, Callable[[], State]] = {
     "fp8 alone": lambda: {"l.weight": torch.rand(8, 8).to(FP8), "l.bias": torch.rand(8)},
     "int32 positions": lambda: {"pos.index": torch.arange(8, dtype=torch.int32), "pos.scales": torch.rand(8)},
     "codes of tokens": lambda: {"tok.codes": torch.arange(8, dtype=torch.int32), "tok.scales": torch.rand(8)},
-    "fp8 beside a scale of another shape": lambda: {
-        "l.weight": torch.rand(8, 8).to(FP8), "l.weight_scale": torch.rand(7),
-    },
     "s and B of other dtypes": lambda: {"ssm.B": torch.rand(8, 8), "ssm.s": torch.rand(8)},
 }  # fmt: skip
-"""Names, dtypes or shapes of a scheme, but never all three."""
+"""Names, dtypes or shapes of a scheme, but never the first two."""
+
+ODD: dict[str, Callable[[], State]] = {
+    f"{codes} {suffix} {shape}": lambda codes=codes, suffix=suffix, shape=shape: {  # type: ignore[misc]
+        "l.weight": torch.ones(8, 8).to(codes), f"l.{suffix}": torch.rand(shape),
+    }
+    for codes, suffix in (
+        (FP8, "weight_scale"), (torch.float8_e5m2, "weight_scale_inv"), (FP8, "scale_weight"),
+        (torch.int8, "weight_scale"), (torch.int8, "SCB"), (torch.uint8, "weight_scale"),
+    )
+    for shape in ((7,), (3, 5, 2), (9, 9))
+}  # fmt: skip
+"""Codes with a scale by name and dtype, whose shape is that of no scheme."""
 
 BESIDE: State = {"model.norm.weight": torch.ones(16), "model.embed.bias": torch.zeros(16)}
 """What is in a file beside the quantized weights."""

@@ -3,7 +3,8 @@
 A code is a number that means a weight only together with its companions: a scale, a zero point, a codebook. A scheme
 is recognised where the name, the dtype and the shape of the codes and of every companion that it needs agree. A
 `layer_scale`, a `logit_scale`, the `scale` of a norm, an int8 buffer, or a float `weight` beside a `weight_scale` agree
-in one of them at most, and are no codes. Where a ``config.json`` names the scheme, companions may be in another file.
+in one of them at most, and are no codes. Where only a shape does not fit, the codes are quantized in a layout that is
+not known (`UNKNOWN`). Where a ``config.json`` names the scheme, companions may be in another file.
 
 A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the stem ``l.weight`` with the suffixes
 ``""`` and ``"_scale_inv"``; ``l.qweight`` and ``l.scales`` are the stem ``l.`` with ``"qweight"`` and ``"scales"``.
@@ -433,12 +434,12 @@ SCHEMES: tuple[Scheme, ...] = (
         "mlx", "MLX", "weight", frozenset({"uint32"}),
         (Companion("scale", "scales", FLOATS, mlx_groups), Companion("zero point", "biases", FLOATS, mlx_groups)),
         "codes * scale + zero point, a scale for each group of 16 to 128",
-        "mlx/backend/cpu/quantized.cpp; mlx.nn.QuantizedLinear", dimensions=_TWO,
+        "mlx/backend/cpu/quantized.cpp; mlx.nn.QuantizedLinear", frozenset({"mlx"}), _TWO,
     ),
     Scheme(
         "mlx-mx", "MLX (mxfp4, mxfp8, nvfp4)", "weight", frozenset({"uint32"}),
         (Companion("scale", "scales", EXPONENTS, mlx_groups),),
-        "E2M1 or E4M3(codes) * scale", "mlx.core.quantize, mode mxfp4", dimensions=_TWO,
+        "E2M1 or E4M3(codes) * scale", "mlx.core.quantize, mode mxfp4", frozenset({"mlx"}), _TWO,
     ),
     Scheme(
         "hqq", "HQQ", "W_q", frozenset({"uint8", "int8", "int32", "float16", "bfloat16"}),
@@ -509,6 +510,13 @@ SUBCLASS = Scheme(
     "torch._utils._rebuild_wrapper_subclass", last=frozenset(),
 )  # fmt: skip
 """A quantized weight that a torch file holds as one object, with its codes and scales as parts."""
+
+
+UNKNOWN = Scheme(
+    "unknown-layout", "quantized in a layout that is not known", "", frozenset(), (), "",
+    "names and dtypes of codes and companions agree with a scheme, and a shape does not", last=frozenset(),
+)  # fmt: skip
+"""Codes whose companions have the names and dtypes of a scheme, and another shape than it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -589,6 +597,7 @@ def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Q
         # Of what names, dtypes and shapes do not settle: a scale may have the dtype of codes.
         take(lambda entry: _orphan(entry, said))
         take(lambda entry: _of(entry, by_at[entry.at], said))
+    take(lambda entry: _of(entry, by_at[entry.at], (), shapes=False))
     places = {entry.name: place for place, entry in enumerate(listed)}
     weights.sort(key=lambda row: places[row.names[0]])
     roles: dict[str, tuple[Role, Quantized]] = {}
@@ -608,25 +617,48 @@ def _subclass(entry: TensorEntry) -> Quantized | None:
     return Quantized(SUBCLASS, entry.name, (), f"{LIBRARIES[top]} ({entry.detail})")
 
 
-def _of(entry: TensorEntry, beside: Mapping[str, TensorEntry], said: Sequence[Scheme]) -> Quantized | None:
-    """The weight whose codes `entry` is, by the first scheme that fits."""
-    if entry.kind != "dense":
+def _of(
+    entry: TensorEntry, beside: Mapping[str, TensorEntry], said: Sequence[Scheme], *, shapes: bool = True
+) -> Quantized | None:
+    """The weight whose codes `entry` is, by the first scheme that fits.
+
+    Args:
+        shapes: the shapes must fit, too; False for codes in a layout that the table does not know.
+    """
+    if entry.kind != "dense" or (not shapes and (entry.dtype in FLOATS or not entry.shape)):
         return None
     for scheme in SUFFIXES.get(entry.dtype, ()):
-        if not entry.key.endswith(scheme.suffix) or (scheme.dimensions and len(entry.shape) not in scheme.dimensions):
+        if not entry.key.endswith(scheme.suffix):
+            continue
+        if shapes and scheme.dimensions and len(entry.shape) not in scheme.dimensions:
+            continue
+        if not shapes and not _has_name(entry, scheme):
             continue
         stem = entry.key[: len(entry.key) - len(scheme.suffix)]
         if scheme.suffix[:1].isalnum() and stem and stem[-1] not in "._/":
             continue
         known = scheme in said and (not scheme.last or entry.key.rpartition(".")[2] in scheme.last)
-        found = _companions(scheme, stem, entry, beside, known=known and entry.dtype not in FLOATS)
+        known = known and entry.dtype not in FLOATS
+        found = _companions(scheme, stem, entry, beside, known=known, shapes=shapes)
         if found is not None:
-            return Quantized(scheme, entry.name, found, scheme.title)
+            row = scheme if shapes else UNKNOWN
+            return Quantized(row, entry.name, found, row.title)
     return None
 
 
+def _has_name(entry: TensorEntry, scheme: Scheme) -> bool:
+    """Whether integers have a name that a scheme gives its codes; fp8 is a dtype of codes under any name."""
+    return entry.dtype in FLOAT8 or not scheme.last or entry.key.rpartition(".")[2] in scheme.last
+
+
 def _companions(
-    scheme: Scheme, stem: str, entry: TensorEntry, beside: Mapping[str, TensorEntry], *, known: bool
+    scheme: Scheme,
+    stem: str,
+    entry: TensorEntry,
+    beside: Mapping[str, TensorEntry],
+    *,
+    known: bool,
+    shapes: bool,
 ) -> tuple[tuple[Role, str], ...] | None:
     """The companions of codes; None where one that is needed is not there, or another tensor has its name."""
     found: list[tuple[Role, str]] = []
@@ -636,8 +668,8 @@ def _companions(
             return None
         if other is None or other is entry:
             continue
-        fits = other.kind == "dense" and other.dtype in companion.dtypes and companion.fits(entry.shape, other.shape)
-        if fits:
+        fits = other.kind == "dense" and other.dtype in companion.dtypes
+        if fits and (not shapes or companion.fits(entry.shape, other.shape)):
             found.append((companion.role, other.name))
         elif companion.needed:
             return None

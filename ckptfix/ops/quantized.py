@@ -63,9 +63,11 @@ def _methods(config: Any) -> Iterable[str]:
         return
     inner = config.get("text_config")
     for holder in (config, inner if isinstance(inner, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
+        for key in ("quantization_config", "compression_config", "quantization"):
             row = holder.get(key)
             if isinstance(row, dict):
+                if key == "quantization" and isinstance(row.get("bits"), int):
+                    yield "mlx"  # mlx_lm writes group_size and bits there, and no name of a method.
                 values = (row.get(name) for name in ("quant_method", "quant_algo", "format"))
                 yield from (value for value in values if isinstance(value, str))
 

@@ -32,7 +32,7 @@ class AverageResult(Result):
     Attributes:
         inputs: each file, and its weight in the mean; they add up to 1.
         averaged: addresses of the tensors that are a mean.
-        taken: addresses of the tensors that are those of the last file, as integers are.
+        taken: addresses of the tensors that are those of the last file, as integers and optimizer state are.
     """
 
     inputs: tuple[tuple[str, float], ...] = ()
@@ -101,6 +101,8 @@ def average(
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
             lines.append(f"of {checkpoint.path}: {some(done.taken)}")
+        if done.moments:
+            lines.append(f"not averaged, optimizer state of {checkpoint.path}: {some(done.moments)}")
         findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
         made = plan_edits(checkpoint, done.edits, dest)
         return Draft(
@@ -108,7 +110,7 @@ def average(
                 AverageResult,
                 inputs=tuple((path, share / total) for path, share in zip(paths, shares, strict=True)),
                 averaged=tuple(done.puts),
-                taken=done.taken,
+                taken=(*done.taken, *done.moments),
             ),
             format=checkpoint.format,
             plan=replace(made, checks=(*made.checks, *done.checks), holds=(made.holds, others)),

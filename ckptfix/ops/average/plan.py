@@ -77,6 +77,7 @@ class Averaging:
         edits: for `plan_edit` of the last checkpoint.
         puts: address of a tensor -> what takes its place.
         taken: addresses of tensors that are those of the last checkpoint: integers, and what holds no numbers.
+        moments: addresses of an optimizer's tensors in the same mapping, which are those of the last checkpoint too.
         norms: whether statistics of BatchNorm are among what is averaged.
         checks: of the bytes of all inputs that have a checksum.
         oddities: filled while the output is written.
@@ -85,6 +86,7 @@ class Averaging:
     edits: tuple[Edit, ...]
     puts: Mapping[str, TensorEntry]
     taken: tuple[str, ...]
+    moments: tuple[str, ...]
     norms: bool
     checks: tuple[Check, ...]
     oddities: Oddities
@@ -132,6 +134,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
         edits,
         {mine[key].name: entry for key, entry in puts.items()},
         tuple(entry.name for key, entry in mine.items() if key not in puts),
+        tuple(entry.name for entry in listed(checkpoints[-1]) if entry.at == ats[-1] and entry.key not in mine),
         any(key.rpartition(".")[2] in NORMS for key in puts),
         tuple(
             Check(storage.key, storage.data, storage.crc32)

@@ -75,21 +75,17 @@ class Converter(Output):
             return value, None
         if id(node) in self.in_progress:
             return self.drop_at(name, described(node), "refers back to what holds it"), None
+        if self.is_left_out(node):
+            # It is not remembered as dropped: the weights may hold the same object.
+            return self.drop_at(name, described(node), "is outside the weights", asked=True), None
         if type(node) is Call and not self.rebuilds and _is_settled(node):
             return node, None
-        made = self.left_out(node, name) or _STEPS[type(node)](self, node)
-        return None, made
+        return None, _STEPS[type(node)](self, node)
 
-    def left_out(self, node: Asked, name: str | None) -> Steps | None:
-        """Steps that make nothing, where only some nodes are kept and `node` is none of them."""
+    def is_left_out(self, node: Asked) -> bool:
+        """Whether only some nodes are kept and `node` is outside them."""
         settings = self.settings
-        if settings.kept is None or self.kept_depth or id(node) in settings.kept:
-            return None
-        return self.nothing(node)
-
-    def nothing(self, node: Asked) -> Steps:
-        return self.drop(described(node), "is outside the weights", asked=True)
-        yield
+        return settings.kept is not None and not self.kept_depth and id(node) not in settings.kept
 
     def huge(self, value: int) -> str:
         self.changed("int of more than 255 bytes", "str")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, Plan
+from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
@@ -212,8 +213,9 @@ def _settings(
     kept: frozenset[int] | None = None
     whole: frozenset[int] = frozenset()
     if keep_only == "weights":
-        whole = _weights(checkpoint)
-        kept = _leading_to(graph, whole)
+        mappings, whole = _weights(checkpoint)
+        # An optimizer may hold a tensor of the model too, and does not lead to it.
+        kept = _leading_to(graph, mappings) | whole
     return Settings(
         legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
@@ -234,14 +236,31 @@ def _keys(graph: Graph) -> Iterable[str]:
             continue
 
 
-def _weights(checkpoint: Checkpoint) -> frozenset[int]:
+def _weights(checkpoint: Checkpoint) -> tuple[frozenset[int], frozenset[int]]:
+    """The mappings with the weights, and what of them is kept whole."""
     found = choose.states(checkpoint)
     if not found and (modules := candidates(checkpoint)):
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
     node_at = Places(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
-    return frozenset(id(node_at(state.at)) for state in found)
+    whole = frozenset(id(node) for state in found for node in _kept_nodes(checkpoint, state.at, node_at))
+    return frozenset(id(node_at(state.at)) for state in found), whole
+
+
+def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: Places) -> Iterable[Asked]:
+    """The mapping at `at`; its model's values alone where a trainer keeps other things in the same mapping."""
+    mapping = node_at(at)
+    site = next((site for site in checkpoint.sites if site.kind == "state_dict" and site.at == at), None)
+    own = None if site is None else choose.own_keys(checkpoint, site)
+    if site is None or own is None or len(own) == len(site.names):
+        yield mapping
+        return
+    for key in own:
+        yield node_at(join(at, key))
+    if type(mapping) is Call and mapping.state is not None:
+        yield mapping.state
+        yield from _held(mapping.state)  # `_metadata` has the versions of the modules.
 
 
 def _leading_to(graph: Graph, whole: frozenset[int]) -> frozenset[int]:

@@ -258,3 +258,18 @@ def test_finite_weights_are_averaged_without_a_word(tmp_path: Path) -> None:
         torch.save(state, tmp_path / f"{number}.pth")
     result = ckptfix.average([tmp_path / "0.pth", tmp_path / "1.pth"], tmp_path / "mean.pth")
     assert not result.findings
+
+
+@pytest.mark.parametrize("names", ["optimizer.state.{kind}.{name}", "state.{name}.{kind}"])
+def test_moments_of_an_optimizer_are_said_to_be_of_the_last(tmp_path: Path, names: str) -> None:
+    for seed in (1, 2):
+        own = {f"layers.{n}.weight": torch.full((4, 4), float(seed)) for n in range(3)}
+        kinds = ("exp_avg", "exp_avg_sq")
+        moments = {names.format(kind=kind, name=name): row * 10 for kind in kinds for name, row in own.items()}
+        torch.save({**own, **moments}, tmp_path / f"{seed}.pth")
+    done = ckptfix.average([tmp_path / "1.pth", tmp_path / "2.pth"], tmp_path / "out.pth")
+    assert set(done.averaged) == set(own) and set(done.taken) == set(moments)
+    (line,) = (line for line in done.lines if line.startswith("not averaged"))
+    assert "2.pth" in line and next(iter(moments)) in line
+    found = torch.load(tmp_path / "out.pth")
+    assert all(bool((found[name] == (1.5 if name in own else 20)).all()) for name in found)

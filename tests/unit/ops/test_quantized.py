@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from quantized_files import BESIDE, FP8, KINDS, PLAIN, Fixture, fixtures, written
+from quantized_files import BESIDE, FP8, KINDS, ODD, PLAIN, Fixture, fixtures, written
 
 import ckptfix
-from ckptfix.checkpoint.quantization import SCHEMES
+from ckptfix.checkpoint.quantization import SCHEMES, UNKNOWN
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
 from ckptfix.ops.quantized import quantization_of
@@ -174,6 +174,40 @@ def test_what_only_looks_like_codes(tmp_path: Path, name: str, kind: str) -> Non
     assert set(mean.averaged) == floating | set(BESIDE)
     other = Holder({key: torch.zeros(tensor.shape) for key, tensor in {**state, **BESIDE}.items()})
     assert ckptfix.load_into(other, source).done
+
+
+@pytest.mark.parametrize("kind", ["zip", "safetensors"])
+@pytest.mark.parametrize("name", ODD)
+def test_codes_in_an_unknown_layout_are_not_computed_with(tmp_path: Path, name: str, kind: str) -> None:
+    state = ODD[name]()
+    source = written({**state, **BESIDE}, tmp_path / "in", kind)
+    assert ckptfix.inspect(source).quantization == {UNKNOWN.title: 1}
+    with pytest.raises(Refused) as average:
+        ckptfix.average([source, source], output(source, tmp_path, "mean"))
+    assert average.value.where == "l.weight" and UNKNOWN.title in average.value.message
+    for key in state:
+        with pytest.raises(Refused) as cast:
+            ckptfix.cast(source, output(source, tmp_path, "cast"), "float16", only=[key])
+        assert cast.value.where == key and UNKNOWN.title in cast.value.message
+    plain = Holder({"l.weight": torch.full((8, 8), 7.0), **{key: torch.zeros(16) for key in BESIDE}})
+    with pytest.raises(LoadMismatch) as error:
+        ckptfix.load_into(plain, source, strict=False)
+    assert "l.weight" in error.value.message and UNKNOWN.title in error.value.message
+    assert bool((plain.get_buffer("l.weight") == 7).all())
+    same = Holder({key: torch.zeros_like(tensor) for key, tensor in {**state, **BESIDE}.items()})
+    assert ckptfix.load_into(same, source).done
+
+
+def test_the_quantization_key_of_mlx(tmp_path: Path) -> None:
+    """The scales of a shard are in another one."""
+    codes = {"l.weight": torch.ones(8, 4, dtype=torch.int32).view(torch.uint32), "l.bias": torch.rand(8)}
+    scales = {"l.scales": torch.rand(8, 2), "l.bias": torch.rand(8)}
+    for number, state in enumerate((codes, scales)):
+        for config in ({}, {"quantization": {"group_size": 64, "bits": 4}}, {"quantization": {"group_size": 64}}):
+            folder = written(state, tmp_path / f"{number}{len(str(config))}", "folder")
+            (folder / "config.json").write_text(json.dumps(config))
+            roles = quantization_of(open_checkpoint(folder / "model.safetensors")).roles
+            assert set(roles) == ({next(iter(state))} if "bits" in str(config) else set())
 
 
 def test_a_config_says_what_names_alone_do_not(tmp_path: Path) -> None:

@@ -480,3 +480,26 @@ def test_state_dict_ops_are_what_this_file_thinks() -> None:
     pickle = assemble(("PROTO", 2), *state_dict_ops({"w": Tensor("0", (2,), 2)}), "STOP")
     made = Converter(Settings()).run(parse(pickle).root)
     assert isinstance(made, (Call, Dict)) and made.items is not None and made.items[0][0] == "w"
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_keep_only_weights_of_a_model_at_the_root(tmp_path: Path, container: str, flat: bool, ordered: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    state = model.state_dict() if ordered else dict(model.state_dict())
+    own = dict(state)
+    rows = {f"optimizer.state.{kind}.{name}": torch.ones(4, 4) for kind in ("exp_avg", "exp_avg_sq") for name in own}
+    nested = {"state": {0: {"exp_avg": own["0.weight"]}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+    state.update(rows if flat else {"optimizer": nested})
+    state["epoch"] = 3
+    result, found = cleaned(save(state, tmp_path / "in.pt", container), keep_only="weights")
+    assert result.exit_code == 0 and set(found) == set(own)
+    assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+    assert getattr(found, "_metadata", None) == getattr(state, "_metadata", None)
+
+
+def test_a_tensor_outside_the_weights_is_left_out(tmp_path: Path, container: str) -> None:
+    weight = torch.ones(2)
+    value = {"seen": torch.zeros(3), "first": [weight], "model": {"fc.weight": weight, "fc.bias": torch.zeros(2)}}
+    _, found = cleaned(save(value, tmp_path / "in.pt", container), keep_only="weights")
+    assert set(found["model"]) == {"fc.weight", "fc.bias"} and "seen" not in found
