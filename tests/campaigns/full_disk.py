@@ -77,22 +77,21 @@ def made(folder: Path, kind: str) -> Path:
     if kind == "folder":
         path = folder / "m"
         path.mkdir()
-        rows = []
+        index_rows = []
         for shard in range(2):
             name = f"model-0000{shard + 1}-of-00002.safetensors"
             own = [(names[at], "F32", [2048], raws[at]) for at in range(shard, KEYS, 2)]
             (path / name).write_bytes(safetensors(own))
-            rows += [f'"{row[0]}": "{name}"' for row in own]
+            index_rows += [f'"{row[0]}": "{name}"' for row in own]
         total = sum(map(len, raws))
-        index = f'{{"metadata": {{"total_size": {total}}}, "weight_map": {{{", ".join(rows)}}}}}'
+        index = f'{{"metadata": {{"total_size": {total}}}, "weight_map": {{{", ".join(index_rows)}}}}}'
         (path / "model.safetensors.index.json").write_text(index)
         return path
     keys = {name: Tensor(str(at), (2048,), 2048) for at, name in enumerate(names)}
     pickle = assemble(("PROTO", 2), *state_dict_ops(keys), "STOP")
     path = folder / "m.pth"
-    path.write_bytes(
-        torch_zip(pickle, raws) if kind == "zip" else legacy(pickle, [(str(at), 2048, raw) for at, raw in enumerate(raws)])
-    )
+    rows = [(str(at), 2048, raw) for at, raw in enumerate(raws)]
+    path.write_bytes(torch_zip(pickle, raws) if kind == "zip" else legacy(pickle, rows))
     return path
 
 
@@ -121,7 +120,7 @@ def fill(folder: Path, free: int) -> None:
 
 
 def run(folder: Path, frees: range) -> tuple[Counter[str], list[str]]:
-    """Edit one checkpoint of each kind in `folder`, a small file system, with so much room; how it ended, and faults."""
+    """Edit one checkpoint of each kind in `folder`, a small file system; how that ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
     for kind in KINDS:
@@ -142,7 +141,8 @@ def run(folder: Path, frees: range) -> tuple[Counter[str], list[str]]:
                     (folder / "filler").unlink()
                     ckptfix.undo(path)
                 if content(folder) != before or "0 bytes are needed" in str(error.hint):
-                    wrong.append(f"{what}: refused ({error}; {error.hint}); what changed: {_difference(before, folder)}")
+                    changed = _difference(before, folder)
+                    wrong.append(f"{what}: refused ({error}; {error.hint}); what changed: {changed}")
                 continue
             except BaseException as error:
                 wrong.append(f"{what}: {error!r}")
@@ -169,7 +169,8 @@ def _why(error: CkptfixError) -> str:
     """What had no room, or the kind of the error."""
     if "No space left" not in str(error):
         return type(error).__name__
-    return next((f"no room for the {what}" for what in ("journal", "undo") if f"ckptfix-{what}" in str(error)), "no room in the file")
+    beside = next((what for what in ("journal", "undo") if f"ckptfix-{what}" in str(error)), None)
+    return "no room in the file" if beside is None else f"no room for the {beside}"
 
 
 def _difference(before: dict[str, bytes], folder: Path) -> str:

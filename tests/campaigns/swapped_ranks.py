@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from zero_files import Run
+from zero_files import KEYS, Run
 
 import ckptfix
 from ckptfix.errors import CkptfixError
@@ -31,7 +31,8 @@ def saved(folder: Path, ranks: int, stage: int, half: torch.dtype, step: int) ->
     generator = torch.Generator().manual_seed(step)
     first = {"a.weight": torch.randn(10, 4, generator=generator), "a.bias": torch.randn(4, generator=generator)}
     second = {"b.weight": torch.randn(6, 4, generator=generator)}
-    run = Run([first, second], ranks, stage, half, step=step)
+    frozen = {"c.weight": torch.randn(8, 3, generator=generator).to(half)}
+    run = Run([first, second], ranks, stage, half, step=step, frozen=frozen)
     run.save(folder)
     return run
 
@@ -75,7 +76,7 @@ def of_another_step(folder: Path, other: Path, chance: random.Random) -> str:
 
 def model_files(folder: Path, other: Path, chance: random.Random) -> str:
     paths = [path for path in files_of(folder) if "model" in path.name]
-    if len(paths) < 2:
+    if len(paths) < 2:  # stages 1 and 2 have one for all
         return missing(folder, other, chance)
     first, second = chance.sample(paths, 2)
     shutil.copy(first, second)
@@ -121,7 +122,8 @@ def run(place: Path, count: int, first: int = 0) -> tuple[Counter[str], list[str
         what = spoil(folder, other, chance)
         weights = {**real.weights}
         rights = [weights, {**real.model}] if "model_states" in what or "lost" in what else [weights]
-        moments = {f"{name} {key}": real.moment(name, key) for name in weights for key in ("exp_avg", "exp_avg_sq")}
+        trained = [name for name in weights if name not in real.frozen]
+        moments = {f"{name} {key}": real.moment(name, key) for name in trained for key in KEYS}
         refused = False
         for call, give in outcomes(folder, place / "out.pth"):
             try:
