@@ -17,9 +17,10 @@ def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
     hint = None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = free_space(os.path.dirname(os.path.realpath(path)))
-        known = {"needed": needed or None, "free": free}  # what an edit in place needs is not always known
-        said = ", ".join(f"{size:,} bytes are {what}" for what, size in known.items() if size is not None)
-        hint = f"{said}: make room, or write to another disk" if said else "make room, or write to another disk"
+        left = "" if free is None else f", {free:,} are free"
+        # What an edit in place needs is not known here.
+        said = f"{needed:,} bytes are needed{left}: " if needed else ""
+        hint = f"{said}make room, or write to another disk"
     elif error.errno == errno.EFBIG:
         hint = f"the file system, or ulimit -f, does not allow a file of {needed:,} bytes"
     kind = NotPermitted if isinstance(error, PermissionError) else WriteFailed

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,8 +21,8 @@ import ckptfix
 COMMAND = [sys.executable, "-m", "ckptfix"]
 WRITERS: tuple[tuple[str, ...], ...] = (
     ("strip-module",), ("add-module",), ("unwrap",), ("rename", "--sub", "w$=v"), ("to-cpu",),
-    ("convert", "--to", "legacy"), ("convert", "--to", "safetensors"), ("extract", "--to", "zip"), ("sanitize",),
-    ("slim",), ("repair",), ("cast", "--dtype", "float16"), ("select", "--keep", "*"),
+    ("convert", "--to", "legacy"), ("extract", "--to", "zip"), ("sanitize",),
+    ("slim",), ("repair",), ("cast", "--to", "float16"), ("select", "--keep", "*"),
 )  # fmt: skip
 READERS: tuple[tuple[str, ...], ...] = (("inspect",), ("ls",), ("doctor",), ("digest",), ("stats",))
 LONGEST = 30
@@ -38,16 +39,17 @@ def _early(words: list[str], data: bytes) -> tuple[int, str]:
         [*COMMAND, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdin and process.stdout and process.stderr
-    with process.stdin as given:
-        try:
-            given.write(data)
-        except BrokenPipeError:
-            pass
+    with process.stdin as given, suppress(BrokenPipeError):
+        given.write(data)
     process.stdout.read(10)
     process.stdout.close()
     said = process.stderr.read().decode(errors="replace")
     process.stderr.close()
     return process.wait(LONGEST), said
+
+
+def _read(path: Path, taken: list[bytes]) -> None:
+    taken.append(path.read_bytes())
 
 
 def run(folder: Path, verbs: tuple[tuple[str, ...], ...] = WRITERS + READERS) -> tuple[Counter[str], list[str]]:
@@ -61,7 +63,7 @@ def run(folder: Path, verbs: tuple[tuple[str, ...], ...] = WRITERS + READERS) ->
         writes = verb in WRITERS
         out.unlink(missing_ok=True)
         words, last = list(verb), [str(out)] if writes else []
-        code, right, said = _run([*words, str(path), *last], None)
+        code, _, said = _run([*words, str(path), *last], None)
         if code not in (0, 1) or (writes and not out.exists()):
             wrong.append(f"{verb}: does not work on files: exit {code}: {said[-200:]}")
             continue
@@ -84,7 +86,7 @@ def run(folder: Path, verbs: tuple[tuple[str, ...], ...] = WRITERS + READERS) ->
             wrong.append(f"{verb}: the reader closed early: exit {early}: {message[-300:]}")
         os.mkfifo(fifo)
         taken: list[bytes] = []
-        reader = threading.Thread(target=lambda: taken.append(fifo.read_bytes()), daemon=True)
+        reader = threading.Thread(target=_read, args=(fifo, taken), daemon=True)
         reader.start()
         code, _, said = _run([*words, str(path), str(fifo)], None)
         if reader.is_alive():  # nothing was written: the reader is let go

@@ -1,4 +1,4 @@
-"""Batches that are stopped by a signal, or whose inputs are replaced meanwhile, and large files edited by a killed process.
+"""Batches that are stopped, or whose inputs are replaced meanwhile; killed edits of large files.
 
 Of a batch each output is whole, or absent. Of an edit in place the file is as before or as after, or refused until
 `undo` brings the old one.
@@ -104,7 +104,7 @@ def large(folder: Path, count: int, size: int = 200 << 20) -> tuple[Counter[str]
             os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         try:
-            names = [entry.name for entry in ckptfix.inspect(path).tensors]
+            names = list(ckptfix.load_state_dict(path, strip=None))
             end = "new" if names[0].startswith(prefix) else "old"
         except CkptfixError:
             end = "refused, taken back"

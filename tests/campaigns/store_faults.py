@@ -79,7 +79,7 @@ class Breaking:
 @contextmanager
 def broken_bucket() -> Iterator[tuple[Bucket, Breaking]]:
     """A bucket of moto whose requests can be made to fail; retries do not wait."""
-    with moto() as (url, traffic, app):
+    with moto() as (url, _, app):
         breaking = Breaking(app._inner)
         app._inner = breaking
         kept = {name: os.environ.get(name) for name in environment(url)}
@@ -158,7 +158,7 @@ def run(folder: Path, count: int, first: int = 0) -> tuple[Counter[str], list[st
                 wrong.append(f"{what}: {end}, and an upload is left")
                 for row in bucket.uploads():
                     bucket.client.abort_multipart_upload(Bucket=bucket.name, Key=row["Key"], UploadId=row["UploadId"])
-            now = bucket.get("out") if "out" in bucket.keys() else None
+            now = bucket.get("out") if bucket.below("out") else None
             news = (one["out"], two["out"]) if verb == "edit" else (one["out"],)
             writes = verb in ("edit", "upload")
             before = old if replacing else None
