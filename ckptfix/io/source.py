@@ -370,7 +370,7 @@ class Readers:
 
     def __getitem__(self, name: str) -> Source:
         with self._lock:
-            source = self._open[name] = self._open.pop(name, None) or open_source(name)
+            source = self._open[name] = self._open.pop(name) if name in self._open else open_source(name)
             if len(self._open) > OPEN_SOURCES:
                 self._open.pop(next(iter(self._open)))
             return source
