@@ -204,7 +204,7 @@ class Bucket:
         self.traffic.clear()
 
 
-def _environment(url: str) -> dict[str, str]:
+def environment(url: str) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",
@@ -331,7 +331,7 @@ def _local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Traf
 def _bucket(kind: str, url: str, traffic: Traffic, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     from ckptfix.io.remote import s3
 
-    for name, value in _environment(url).items():
+    for name, value in environment(url).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ckptfix.io.remote.store.FIRST_WAIT", 0.001)
     s3.forget_client()

@@ -46,7 +46,7 @@ FOLDERS: tuple[Entry, ...] = (
     Entry(
         "other-save", "error", "a rank's file is of another save",
         "Files of two saves are in one folder: one was copied over the other, or a process did not finish the later "
-        "one. Joined, they would be a model that never was.",
+        "one; or the files of two ranks of one save were exchanged. Joined, they would be a model that never was.",
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),
     Entry(

@@ -37,6 +37,7 @@ STATES = ("_model_states.pt", "_optim_states.pt")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
+_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_\d+_?(?:optim|model)_states")
 _LAYER = re.compile(r"layer_\d+-model_.*states\.pt")
 _EXPERT = re.compile(r"(?:layer_\d+_)?exp(?:ert|p_rank)_\d+_.*states\.pt")
 
@@ -72,6 +73,12 @@ class Save:
         """The path that the optimizer's states of `rank` would have: as the ones of another rank."""
         name = next(iter(self.optims.values()), "zero_pp_rank_0_mp_rank_00_optim_states.pt")
         return os.path.join(self.folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", name))  # noqa: PTH118
+
+
+def rank_of(stem: str) -> int | None:
+    """The data-parallel rank in the name of a rank's file, without its suffix; None where it is no such name."""
+    found = _RANK.fullmatch(stem)
+    return None if found is None else int(found[1])
 
 
 def find(path: str) -> Save | None:

@@ -37,7 +37,7 @@ from ckptfix.errors import (
     WouldLoseData,
     WriteFailed,
 )
-from ckptfix.io.pool import Descriptor, descriptor, first_seen, mark_of
+from ckptfix.io.pool import OPEN_SOURCES, Descriptor, descriptor, first_seen, mark_of
 from ckptfix.io.pool import forget as forget
 from ckptfix.io.pool import opened_once as opened_once
 from ckptfix.io.pool import sums_of as sums_of
@@ -274,6 +274,10 @@ class LocalFile(Source):
         with named(self.name):
             return mark_of(os.fstat(self.fd))
 
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            self.close()
+
     def close(self) -> None:
         descriptor, self._descriptor, self.fd = self._descriptor, None, None
         if descriptor is not None:
@@ -355,7 +359,10 @@ def open_source(name: str | os.PathLike[str]) -> Source:
 
 
 class Readers:
-    """Open sources by name, which threads may share; closed together."""
+    """Open sources by name, which threads may share; closed together.
+
+    Of very many, the one that was not asked for longest is let go: it closes when nothing uses it any more.
+    """
 
     def __init__(self) -> None:
         self._open: dict[str, Source] = {}
@@ -363,9 +370,9 @@ class Readers:
 
     def __getitem__(self, name: str) -> Source:
         with self._lock:
-            source = self._open.get(name)
-            if source is None:
-                source = self._open[name] = open_source(name)
+            source = self._open[name] = self._open.pop(name) if name in self._open else open_source(name)
+            if len(self._open) > OPEN_SOURCES:
+                self._open.pop(next(iter(self._open)))
             return source
 
     def close(self) -> None:

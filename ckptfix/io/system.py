@@ -18,7 +18,9 @@ def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = free_space(os.path.dirname(os.path.realpath(path)))
         left = "" if free is None else f", {free:,} are free"
-        hint = f"{needed:,} bytes are needed{left}: make room, or write to another disk"
+        # What an edit in place needs is not known here.
+        said = f"{needed:,} bytes are needed{left}: " if needed else ""
+        hint = f"{said}make room, or write to another disk"
     elif error.errno == errno.EFBIG:
         hint = f"the file system, or ulimit -f, does not allow a file of {needed:,} bytes"
     kind = NotPermitted if isinstance(error, PermissionError) else WriteFailed

@@ -6,11 +6,34 @@ import sys
 import tempfile
 from pathlib import Path
 
-from campaigns import in_place, match_answers, memory, power_cuts, repaired
+from campaigns import (
+    full_disk,
+    in_place,
+    match_answers,
+    memory,
+    pipes,
+    power_cuts,
+    repaired,
+    signals,
+    store_faults,
+    swapped_ranks,
+)
 
 if __name__ == "__main__":
     found = 0
-    for campaign in (power_cuts, memory, in_place, repaired, match_answers):
+    campaigns = (
+        power_cuts,
+        memory,
+        in_place,
+        full_disk,
+        repaired,
+        swapped_ranks,
+        store_faults,
+        pipes,
+        signals,
+        match_answers,
+    )
+    for campaign in campaigns:
         with tempfile.TemporaryDirectory() as folder:
             found += campaign.main(Path(folder).resolve())
     sys.exit(found > 0)

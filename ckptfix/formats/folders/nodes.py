@@ -50,11 +50,14 @@ class Opened:
     Attributes:
         root: the object.
         storages: by their references.
+        saved_as: the name that torch.save gave the records: the file's own at that time, without what follows the
+            last dot. Empty where the file does not say it.
     """
 
     path: str
     root: Node
     storages: Storages
+    saved_as: str = ""
 
 
 def open_torch(path: str) -> Opened:
@@ -71,7 +74,7 @@ def open_torch(path: str) -> Opened:
         refuse_damaged_pickle(archive, path)
         places = Places(path, archive)
         storages = Storages(places, meta_has_bytes=True, sizes=places.sizes, graph=graph)
-        return Opened(path, graph.root, storages)
+        return Opened(path, graph.root, storages, archive.root)
 
 
 def _big_endian(path: str) -> Unsupported:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import DamagedFile
-from ckptfix.formats.deepspeed import Save
+from ckptfix.formats.deepspeed import Save, rank_of
 from ckptfix.formats.zero.cuts import Cut, Each, share_of
 from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.lost import lost_rank
@@ -60,6 +60,8 @@ def _row(model: Model | Lost | None, rank: int, save: Save, names: Sequence[str]
         return Lost(str(as_path(save.folder, f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")), "is missing")
     if isinstance(model, Lost):
         return model
+    if (other := rank_of(model.file.saved_as)) not in (None, rank):
+        return Lost(model.file.path, f"was saved as the file of rank {other}")
     lacking = next((name for name in names if name not in model.fragments), None)
     if lacking is not None:
         raise DamagedFile(f"no part of {lacking} is in it", path=model.file.path, where="frozen_param_fragments")

@@ -8,6 +8,7 @@ from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.deepspeed import rank_of
 from ckptfix.formats.folders.nodes import number
 from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
 from ckptfix.formats.zero.states import Lost, Model, Optim, step_values
@@ -30,11 +31,11 @@ def lost_rank(rank: int, ranks: int, lost: Lost, groups: Sequence[Mapping[str, S
 
 
 def other_steps(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
-    """The ranks whose optimizer counted other steps than most, or that are copies, and what is to be said of them."""
+    """The ranks whose optimizer counted other steps than most, or whose file is another rank's, and what to say."""
     counts = {rank: _steps(own) for rank, own in there.items()}
     known = [count for count in counts.values() if count is not None]
     if len(set(known)) < 2:
-        return _doubled(there)
+        return _doubled(there) or _exchanged(there)
     usual = max(sorted(set(known)), key=known.count)
     return [
         (there[rank], f"its optimizer is at step {count:g}, the other ranks' at {usual:g}: it is of another save")
@@ -71,6 +72,13 @@ def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
         if other is not own:
             made.append((own, f"it holds the very weights of {as_path(other.file.path).name}: it is a copy of that"))
     return made
+
+
+def _exchanged(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
+    """The ranks whose file was saved under the name of another rank: nothing else in it says which part it holds."""
+    said = ((own, rank, rank_of(own.file.saved_as)) for rank, own in there.items())
+    wrong = ((own, other) for own, rank, other in said if other not in (None, rank))
+    return [(own, f"it was saved as the file of rank {other}") for own, other in wrong]
 
 
 def _varies(entry: TensorEntry) -> bool:

@@ -37,6 +37,7 @@ class File:
 
     Attributes:
         root: its object; `top`: the fields of that.
+        saved_as: as `Opened` has it.
     """
 
     path: str
@@ -44,6 +45,7 @@ class File:
     root: Node
     top: Mapping[str, Node]
     storages: Storages
+    saved_as: str = ""
 
     def tensor(self, node: Node, where: str) -> TensorEntry:
         """The tensor that `node` of this file stands for.
@@ -112,7 +114,7 @@ def read_file(path: str) -> File:
     before = mark(path)
     with about(path):
         opened = open_torch(path)
-        return File(path, before, opened.root, fields(opened.root), opened.storages)
+        return File(path, before, opened.root, fields(opened.root), opened.storages, opened.saved_as)
 
 
 def read_optim(path: str) -> Optim:
