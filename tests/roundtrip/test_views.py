@@ -16,6 +16,7 @@ import torch
 from kinds import tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_folder
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.io.elements import NEGATED, Resolve
@@ -106,7 +107,7 @@ def place(value: torch.Tensor) -> object:
 
 def save(path: Path, state: Tensors, source: str) -> Path:
     if source == "dcp":
-        save_folder(cast(Any, state), checkpoint_id=path, no_dist=True)
+        save_folder(cast(Any, state), checkpoint_id=path, **ALONE)
     else:
         torch.save(state, path, _use_new_zipfile_serialization=source == "zip")
     return path

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.errors import ChangedFile, CkptfixError
@@ -89,7 +90,7 @@ def hf(path: Path, version: int) -> None:
 
 
 def dcp(path: Path, version: int) -> None:
-    save(training(version), checkpoint_id=path, no_dist=True)
+    save(training(version), checkpoint_id=path, **ALONE)
 
 
 def ranks(path: Path, version: int) -> None:

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix import errors
@@ -137,7 +138,7 @@ class Made:
         if self.layout == "folder":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                dcp.save(self.object, checkpoint_id=path, no_dist=True)  # type: ignore[attr-defined]
+                dcp.save(self.object, checkpoint_id=path, **ALONE)  # type: ignore[attr-defined]
         else:
             torch.save(self.object, path)
         return path

@@ -19,6 +19,7 @@ from compare import assert_same
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.errors import UnknownFormat
@@ -41,7 +42,7 @@ def net(seed: int = 0) -> nn.Module:
 def as_dcp(state: Any, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save(state, checkpoint_id=folder, no_dist=True)
+        save(state, checkpoint_id=folder, **ALONE)
 
 
 def as_safetensors(state: State, path: Path) -> None:
