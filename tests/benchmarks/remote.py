@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from stores import Traffic, _environment, local_bucket
+from stores import Traffic, environment, local_bucket
 
 MB = 1_000_000
 SIZE = 2_147_483_648
@@ -95,7 +95,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(dir=chosen.dir))
     try:
         with local_bucket(folder) as (url, traffic):
-            os.environ |= _environment(url)
+            os.environ |= environment(url)
             return measured(folder, traffic, chosen.scale)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -83,16 +83,17 @@ def broken_bucket() -> Iterator[tuple[Bucket, Breaking]]:
         breaking = Breaking(app._inner)
         app._inner = breaking
         kept = {name: os.environ.get(name) for name in environment(url)}
-        waited = store.FIRST_WAIT, s3.TIMEOUT, s3.PATIENCE
+        client: Any = s3
+        waited = store.FIRST_WAIT, client.TIMEOUT, client.PATIENCE
         os.environ.update(environment(url))
-        store.FIRST_WAIT, s3.TIMEOUT, s3.PATIENCE = 0.001, 3.0, 3.0
+        store.FIRST_WAIT, client.TIMEOUT, client.PATIENCE = 0.001, 3.0, 3.0
         s3.forget_client()
         try:
             made = Bucket("bucket", s3.client(), Traffic(), "moto")
             made.client.create_bucket(Bucket=made.name)
             yield made, breaking
         finally:
-            store.FIRST_WAIT, s3.TIMEOUT, s3.PATIENCE = waited
+            store.FIRST_WAIT, client.TIMEOUT, client.PATIENCE = waited
             for name, value in kept.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
             s3.forget_client()
