@@ -300,7 +300,7 @@ def _front(name: str) -> str:
 def _is_modules(name: str) -> bool:
     """Whether a name is that of a layer's tensor, and no level of it is an optimizer's: ``state.proj.weight``."""
     *above, leaf = name.split(".")
-    return leaf in LEAVES and SLOTS.isdisjoint(above)
+    return leaf in LEAVES and not {*SLOTS, "step"}.intersection(above)
 
 
 def are_parameters(names: Sequence[str], *, nested: bool = False) -> bool:
