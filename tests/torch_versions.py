@@ -27,6 +27,9 @@ NOT_SENT: dict[str, Any] = (
 ADAMW_IS_ADAM = "decoupled_weight_decay" in optim.Adam([torch.zeros(1, requires_grad=True)]).defaults
 """Since torch 2.7; before, nothing in a file tells Adam's state from AdamW's."""
 
+SATURATES = not bool(torch.full((1,), 1e6).to(torch.float8_e4m3fn).float().isnan())
+"""Whether numbers beyond the range of fp8 become its largest, as in torch 2.13; in torch 2.9 they become NaN."""
+
 
 def is_saved(dtype: str) -> bool:
     """Whether torch has a dtype and saves tensors of it: uint16 to uint64 since torch 2.5, E8M0 since 2.7."""
@@ -37,6 +40,12 @@ def is_saved(dtype: str) -> bool:
     except (KeyError, RuntimeError, NotImplementedError):
         return False
     return True
+
+
+def add_pre_hook(module: nn.Module) -> None:
+    """Give a module a hook that runs before its state dict is loaded, which does nothing."""
+    name = "register_load_state_dict_pre_hook"  # private before torch 2.5
+    getattr(module, name if hasattr(module, name) else f"_{name}")(lambda *_: None)
 
 
 def need_named_parameters() -> None:

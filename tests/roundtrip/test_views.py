@@ -16,7 +16,7 @@ import torch
 from kinds import tensor
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_saver import save as save_folder
-from torch_versions import ALONE
+from torch_versions import ALONE, SATURATES, is_saved
 
 import ckptfix
 from ckptfix.io.elements import NEGATED, Resolve
@@ -267,6 +267,8 @@ def test_a_mean_is_of_values(name: str, alike: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", TARGETS)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "odd values"])
 def test_a_cast_is_of_values(name: str, to: str, tmp_path: Path) -> None:
+    if not is_saved(to) or ("fn" in to and not SATURATES):
+        pytest.skip("this torch rounds to fp8 in another way than torch 2.13, or not at all")
     state = STATES[name]
     torch.save(state, tmp_path / "a.pth")
     result = ckptfix.cast(tmp_path / "a.pth", tmp_path / "b.pth", to)

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch_versions import ALONE
+from torch_versions import ALONE, add_pre_hook, checksums
 
 import ckptfix
 from ckptfix.errors import ChangedFile, CkptfixError
@@ -45,7 +45,7 @@ class OwnWay(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_load_state_dict_pre_hook(lambda *_: None)  # type: ignore[no-untyped-call]
+        add_pre_hook(self)
 
 
 def state(version: int) -> State:
@@ -70,11 +70,8 @@ def zipped(path: Path, version: int) -> None:
 
 
 def without_sums(path: Path, version: int) -> None:
-    torch.serialization.set_crc32_options(False)
-    try:
+    with checksums(False):
         torch.save(training(version), path)
-    finally:
-        torch.serialization.set_crc32_options(True)
 
 
 def legacy(path: Path, version: int) -> None:
@@ -446,7 +443,7 @@ def test_numbers_beyond_the_range_are_counted(
     model = nn.Module()
     model.register_buffer("w", torch.zeros(len(values)).to(target))
     if own_way:
-        model.register_load_state_dict_pre_hook(lambda *_: None)  # type: ignore[no-untyped-call]
+        add_pre_hook(model)
     report = ckptfix.load_into(model, tmp_path / "a.pth")
     got = model.get_buffer("w").double()
     if target is torch.float8_e4m3fn:
