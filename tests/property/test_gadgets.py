@@ -47,8 +47,8 @@ def left(verb: str, path: Path, gadget: str) -> str:
         result = getattr(ckptfix, verb)(path, out)
     except CkptfixError as error:
         return str(error) if "fault in ckptfix" in str(error) else ""
-    # In the text of a version of a module it is a word, and names nothing.
-    if name.encode() not in out.read_bytes().replace(f"<{module}.{name}>".encode(), b""):
+    # With a dot it is a word in the text of a version of a module: a pickle names a global in two strings.
+    if name.encode() not in out.read_bytes().replace(f"{module}.{name}".encode(), b""):
         return ""
     if gadget == "foreign" and (verb == "repair" or (verb == "extract" and says(result, name))):
         return ""
