@@ -5,14 +5,13 @@ from __future__ import annotations
 import codecs
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, Refused, Unsupported
+from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
@@ -253,11 +252,7 @@ def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: Places) -> Iterable[As
     """The mapping at `at`; its model's values alone where a trainer keeps other things in the same mapping."""
     mapping = node_at(at)
     site = next((site for site in checkpoint.sites if site.kind == "state_dict" and site.at == at), None)
-    own = None
-    if site is not None:
-        # Where a tensor is damaged, the mapping is kept whole, and each damaged one is named as it is written.
-        with suppress(CkptfixError):
-            own = choose.own_keys(checkpoint, site)
+    own = None if site is None else choose.own_keys(checkpoint, site)
     if site is None or own is None or len(own) == len(site.names):
         yield mapping
         return
