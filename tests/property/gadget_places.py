@@ -62,13 +62,22 @@ def behind_stop(pickle: bytes, gadget: str) -> Places:
     yield "behind two", pickle + assemble(("PROTO", 2), "NONE", "STOP") + a_pickle(gadget)
 
 
+def _records(data: bytes) -> dict[str, bytes]:
+    """Return the records of an archive, also of one that states no checksums."""
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        rows = archive.infolist()
+        for row in rows:
+            row.CRC = None  # type: ignore[assignment]  # zipfile compares nothing then
+        return {row.filename: archive.read(row) for row in rows}
+
+
 def _with_records(data: bytes, changed: dict[str, bytes], added: dict[str, bytes]) -> bytes:
     out = BytesIO()
-    with zipfile.ZipFile(BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
-        root = old.namelist()[0].partition("/")[0]
-        for row in old.infolist():
-            below = row.filename.removeprefix(f"{root}/")
-            new.writestr(row.filename, changed.get(below, old.read(row)))
+    old = _records(data)
+    with zipfile.ZipFile(out, "w") as new:
+        root = next(iter(old)).partition("/")[0]
+        for name, content in old.items():
+            new.writestr(name, changed.get(name.removeprefix(f"{root}/"), content))
         for name, content in added.items():
             new.writestr(f"{root}/{name}", content)
     return out.getvalue()
@@ -76,9 +85,7 @@ def _with_records(data: bytes, changed: dict[str, bytes], added: dict[str, bytes
 
 def in_zip(data: bytes, gadget: str) -> Places:
     """An archive of torch.save with the gadget in every place."""
-    with zipfile.ZipFile(BytesIO(data)) as archive:
-        record = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-        pickle = archive.read(record)
+    pickle = next(content for name, content in _records(data).items() if name.endswith("/data.pkl"))
     for place, new in (*in_pickle(pickle, gadget), *behind_stop(pickle, gadget)):
         yield place, _with_records(data, {"data.pkl": new}, {})
     bad = a_pickle(gadget)
