@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pickletools
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -24,7 +25,8 @@ _VALUES = frozenset((
 ))  # fmt: skip
 """Opcodes that push one value and take none."""
 
-Places = Iterator[tuple[str, bytes]]
+Places = Iterator[tuple[str, Callable[[], bytes]]]
+"""(the place, what writes the file). A file is written only when it is asked for: a short run tries one of many."""
 
 
 def named(gadget: str) -> bytes:
@@ -42,7 +44,7 @@ def a_pickle(gadget: str) -> bytes:
     return assemble(("PROTO", 2)) + called(gadget) + b"."
 
 
-def in_pickle(pickle: bytes, gadget: str) -> Places:
+def in_pickle(pickle: bytes, gadget: str) -> Iterator[tuple[str, bytes]]:
     """`pickle` with the gadget in the place of each value in turn."""
     ops = list(pickletools.genops(pickle))
     for number, (opcode, _, start) in enumerate(ops[:-1]):
@@ -56,7 +58,7 @@ def in_pickle(pickle: bytes, gadget: str) -> Places:
     yield "state of the root", pickle[:last] + assemble("EMPTY_DICT", *push("x")) + called(gadget) + b"sb."
 
 
-def behind_stop(pickle: bytes, gadget: str) -> Places:
+def behind_stop(pickle: bytes, gadget: str) -> Iterator[tuple[str, bytes]]:
     for what, between in (("", b""), (" behind zeros", bytes(64)), (" behind text", b"no opcodes \xff")):
         yield f"behind STOP{what}", pickle + between + a_pickle(gadget)
     yield "behind two", pickle + assemble(("PROTO", 2), "NONE", "STOP") + a_pickle(gadget)
@@ -71,9 +73,8 @@ def _records(data: bytes) -> dict[str, bytes]:
         return {row.filename: archive.read(row) for row in rows}
 
 
-def _with_records(data: bytes, changed: dict[str, bytes], added: dict[str, bytes]) -> bytes:
+def _with_records(old: dict[str, bytes], changed: dict[str, bytes], added: dict[str, bytes]) -> bytes:
     out = BytesIO()
-    old = _records(data)
     with zipfile.ZipFile(out, "w") as new:
         root = next(iter(old)).partition("/")[0]
         for name, content in old.items():
@@ -85,16 +86,17 @@ def _with_records(data: bytes, changed: dict[str, bytes], added: dict[str, bytes
 
 def in_zip(data: bytes, gadget: str) -> Places:
     """An archive of torch.save with the gadget in every place."""
-    pickle = next(content for name, content in _records(data).items() if name.endswith("/data.pkl"))
+    records = _records(data)
+    pickle = next(content for name, content in records.items() if name.endswith("/data.pkl"))
     for place, new in (*in_pickle(pickle, gadget), *behind_stop(pickle, gadget)):
-        yield place, _with_records(data, {"data.pkl": new}, {})
+        yield place, partial(_with_records, records, {"data.pkl": new}, {})
     bad = a_pickle(gadget)
     for name in ("x.pkl", "extra/x", "constants.pkl", ".data/x", "data/99999", "data/y/z"):
-        yield f"record {name}", _with_records(data, {}, {name: bad})
+        yield f"record {name}", partial(_with_records, records, {}, {name: bad})
     for name in ("version", "byteorder", ".format_version"):
-        yield f"record {name}", _with_records(data, {name: bad}, {})
-    yield "before the archive", bad + data
-    yield "behind the archive", data + bad
+        yield f"record {name}", partial(_with_records, records, {name: bad}, {})
+    yield "before the archive", partial(bytes, bad + data)
+    yield "behind the archive", partial(bytes, data + bad)
 
 
 def in_legacy(data: bytes, gadget: str) -> Places:
@@ -106,9 +108,9 @@ def in_legacy(data: bytes, gadget: str) -> Places:
     for number, what in enumerate(("magic number", "protocol", "sys_info", "object", "keys")):
         start, end = starts[number], starts[number + 1]
         for place, new in in_pickle(data[start:end], gadget):
-            yield f"{what}: {place}", data[:start] + new + data[end:]
-        yield f"behind the {what}", data[:end] + a_pickle(gadget) + data[end:]
-    yield "behind the file", data + a_pickle(gadget)
+            yield f"{what}: {place}", partial(b"".join, (data[:start], new, data[end:]))
+        yield f"behind the {what}", partial(b"".join, (data[:end], a_pickle(gadget), data[end:]))
+    yield "behind the file", partial(bytes, data + a_pickle(gadget))
 
 
 def places(path: Path, container: str, gadget: str) -> Places:
