@@ -1,1 +1,3 @@
-"""Files of tensors that torch.save does not write, or no longer: read, converted, and never edited or written."""
+"""Formats of tensor files that current torch.save does not write: they are read and converted, never edited or
+written.
+"""
