@@ -31,8 +31,7 @@ class Key(str):
 
 
 def emit(root: Node) -> bytes:
-    """Return the stream that builds `root`, which can be any node; strings become unicode, however they were pushed
-    before.
+    """Return the stream that builds `root`, which can be any node; all strings become unicode.
 
     Raises:
         Unsupported: a value cannot be written, or a global was computed.
@@ -110,8 +109,9 @@ class Writer:
                 stack.append(steps)
 
     def tensor(self, node: Call) -> bool:
-        """Write the call that rebuilds a plain tensor, and return whether `node` is one. A checkpoint can have very
-        many of them.
+        """Write the call that rebuilds a plain tensor, and return whether `node` is one.
+
+        A checkpoint can have very many of them.
         """
         fresh: Any = node.folded
         if type(fresh) is Fresh and self.fresh(node, fresh):
@@ -225,8 +225,9 @@ class Writer:
         return True
 
     def closed(self, node: object, pops: bytes, makes: bytes) -> bool:
-        """Create `node` from the pushed values and return True; if a cycle has already created it, pop, fetch and
-        return False.
+        """Create `node` from the pushed values, and return True.
+
+        If a cycle has already created it, pop the values, fetch it and return False.
         """
         if id(node) in self.memo:
             self.out.append(pops)

@@ -162,9 +162,7 @@ class Phrases:
         return at
 
     def _cut(self, begun: int, number: int, at: int, memo: dict[int, Node]) -> int:
-        """Drop the phrases from the first one that assigns a memo number in `memo`; return the offset where the rest
-        end.
-        """
+        """Drop all phrases after the first conflict with a memo number in `memo`; return the end of the rest."""
         given = range(self.firsts[begun], number)
         twice = given if len(given) < len(memo) else memo
         wrong = min((index for index in twice if index in memo and index in given), default=None)
@@ -204,8 +202,9 @@ class Phrases:
         self._calls.append(None)
 
     def take_key(self, row: int, key: Text, width: int) -> bool:
-        """Keep `key`, which was read separately, as the key of phrase `row`, whose function before it has `width`
-        bytes.
+        """Keep `key`, which was read separately, as the key of phrase `row`.
+
+        `width` is the length of the opcode between them, which fetches the function.
 
         Return False, and keep nothing, if the key is not pushed and numbered like the others.
         """

@@ -17,9 +17,8 @@ TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 class Fresh:
     """Arguments of a call that rebuilds a plain tensor at the beginning of a storage, for a stream that is written.
 
-    An object with very many tensors has one `Fresh` in place of some ten nodes per tensor. The nodes are created
-    only for
-    code that reads them.
+    An object with very many tensors has one `Fresh` in place of some ten nodes per tensor. The nodes are created only
+    for code that reads them.
     """
 
     __slots__ = ("hooks", "key", "kind", "location", "numel", "requires_grad", "shape", "stride")
@@ -49,9 +48,7 @@ def ints(node: tuple[int, ...]) -> bytes:
 def tail(
     heads: tuple[bytes, bytes, bytes], args: Fresh
 ) -> tuple[bytes, Callable[..., bytes], tuple[bytes, bytes, bytes, bytes]]:
-    """Return the bytes before the storage key, a packer for those after it, and their fixed parts between the memo
-    indices.
-    """
+    """Return the bytes before the storage key, a packer for the rest, and the fixed parts between its memo indices."""
     head, place, last = heads
     fixed = (
         b"%b%btr" % (place, int_opcode(args.numel)),

@@ -14,9 +14,7 @@ Node: TypeAlias = (
     "bool | int | float | bytes | bytearray | str | tuple[Node, ...] | list[Node] "
     "| Global | Call | PersId | Dict | Set | None"
 )
-"""Every value that the machine builds, and a str that is not a `Text`, which only a pickle that is written can
-contain.
-"""
+"""Every value that the machine builds, or that a pickle to be written contains, such as a str that is not a `Text`."""
 
 
 class Text(str):
@@ -411,9 +409,7 @@ def is_versions(metadata: Node) -> bool:
 
 
 def holds_objects(value: Node) -> bool:
-    """Return whether a value is or holds anything but plain values, or containers nested deeper than any program
-    writes.
-    """
+    """Return whether a value is or holds anything but plain values, or containers nested deeper than in any program."""
     if type(value) not in _NODES:
         return False
     level, seen = [value], set[int]()

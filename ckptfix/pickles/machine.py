@@ -26,9 +26,8 @@ MAX_MARKS = 100_000
 
 
 RawData = Callable[[Node, int], "tuple[Node, int] | None"]
-"""Function from (the object just built, the offset after the opcode) to the value that it represents and the offset
-after
-its data; None for an object that has no data there.
+"""Function from (the object just built, the offset after the opcode) to (its value, the offset after its data); None
+for an object that has no data there.
 """
 
 
@@ -70,8 +69,9 @@ def finish(
     base: int = 0,
     framed: bool = True,
 ) -> Graph:
-    """Run `machine` to its STOP and return its graph; with `framed`, check that frames hold whole opcodes. Raises like
-    `parse`.
+    """Run `machine` to its STOP, and return its graph; with `framed`, check that frames hold whole opcodes.
+
+    Raises like `parse`.
     """
     graph = machine.graph
     try:
@@ -128,9 +128,8 @@ def _check_frames(graph: Graph) -> None:
 class Machine(RareOpcodes):
     """Interpreter of a pickle. `run` fills `graph`; `at` is the offset of the current opcode, for errors.
 
-    `u32` takes the data and an offset, and returns a tuple with the 4-byte number there. `raw` returns the value
-    that an
-    object represents if bytes that are not opcodes follow it. With `uses`, each use of a string is a `Text`.
+    `u32` takes the data and an offset, and returns a tuple with the 4-byte number there. `raw` returns the value that
+    an object represents if bytes that are not opcodes follow it. With `uses`, each use of a string is a `Text`.
     """
 
     u32: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from

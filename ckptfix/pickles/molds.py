@@ -31,10 +31,9 @@ _U32 = struct.Struct("<I").unpack_from
 class Mold:
     """The common parts of phrases that differ only in the key of their storage and in their memo numbers.
 
-    The bytes of a phrase are read as one integer. The phrase fits if and only if this integer is `constant`, plus
-    the first
-    memo number times `factor`, plus the key shifted to its place: then all other bytes are equal, and the memo numbers
-    count up from the first.
+    The bytes of a phrase are read as one integer. The phrase fits if and only if this integer is `constant`, plus the
+    first memo number times `factor`, plus the key shifted to its place: then all other bytes are equal, and the memo
+    numbers count up from the first.
 
     Attributes:
         numbers: the memo numbers that the phrase fetches: of `storage`, `type`, `location` and `hooks`.

@@ -29,8 +29,7 @@ LONGEST = 1024
 MAX_MARKS = 100_000
 MOST_KEPT = 1 << 20
 """Most values on the stack or in the memo; beyond it nothing more is kept, and names that are joined from strings may
-be
-missed.
+be missed.
 """
 
 MOST_OPCODES = 20_000_000
@@ -132,8 +131,9 @@ def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> Surve
 
 
 class _Names:
-    """Interpreter of names; `stack` is the part above the last mark, and a value is a `Seen`, a string's text, or
-    None.
+    """Interpreter that keeps only names: a value is a `Seen`, a string's text, or None.
+
+    `stack` is the part above the last mark.
     """
 
     def __init__(self, read: Read, start: int, stop: int) -> None:

@@ -38,9 +38,7 @@ class Place:
 
 
 class Pages:
-    """The stream as the machine indexes it, with one page in memory; `left` is how many bytes of strings can still be
-    kept.
-    """
+    """The stream as the machine indexes it, with one page in memory; `left` is the budget in bytes for long strings."""
 
     def __init__(self, read: Read, start: int, size: int) -> None:
         self._read = read

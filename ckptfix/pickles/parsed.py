@@ -65,9 +65,7 @@ class Graph:
         return self.loose_gets
 
     def unfold(self) -> None:
-        """Create nodes for all folded calls, for code that reads every use of a string or every reference to a
-        storage.
-        """
+        """Create nodes for all folded calls, for code that reads every use of a string or of a storage."""
         if self.phrases is None:
             return
         for call in self.phrases.calls():

@@ -33,10 +33,9 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
     """Return the opcode and argument that push `value` under `protocol`.
 
     `like` is the opcode that it replaces: a Python 2 str remains one, so that readers decode it in the same way. An
-    opcode
-    that weights_only=True refuses is written only if it is in `used`, the opcodes that the stream already has. So
-    an edit
-    never turns a file that weights_only=True accepts into one that it refuses, whatever protocol the stream claims.
+    opcode that weights_only=True refuses is written only if it is in `used`, the opcodes that the stream already has.
+    So an edit never turns a file that weights_only=True accepts into one that it refuses, whatever protocol the stream
+    claims.
     """
     if like == op.BINUNICODE and op.SHORT_BINUNICODE not in used:
         return _binunicode(value)
@@ -156,8 +155,7 @@ class Item:
 
 
 def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
-    """Return the values that ``data[start:stop]`` pushes, in order, for a region that builds only plain values and
-    tuples.
+    """Return the values that ``data[start:stop]`` pushes, in order, if it builds only plain values and tuples.
 
     Raises:
         Unsupported: the region does something else, such as setting items, or popping values from before it.

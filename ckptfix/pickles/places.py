@@ -15,15 +15,13 @@ def node_at(root: Node, address: str, known: Mapping[str, Node] | None = None) -
 
 
 class Places:
-    """Lookup of nodes by address: labels joined by slashes, as the walk of a checkpoint gives them; keys may hold
-    slashes too.
+    """Lookup of nodes by address: labels joined by slashes, as the walk of a checkpoint produces them.
 
-    The labels in a node are read once, however many addresses begin with it.
+    Keys may hold slashes too. The labels in a node are read once, however many addresses begin with it.
 
     Args:
         known: the nodes that a walk found, by the addresses that it gave them. The walk may have numbered an
-            address that
-            two nodes would share, and no key has that numbered name.
+            address that two nodes would share, and no key has that numbered name.
     """
 
     def __init__(self, root: Node, known: Mapping[str, Node] | None = None) -> None:
@@ -39,7 +37,7 @@ class Places:
         """
         if address in self._known:
             return self._known[address]
-        # With cycles and shared nodes an address can repeat, but a pair (node, rest of the address) is tried only once.
+        # With cycles and shared nodes an address repeats, but no pair of node and rest is tried twice.
         stack = [(self._root, address)]
         seen: set[tuple[int, str]] = set()
         while stack:
@@ -52,9 +50,7 @@ class Places:
         raise NoSuchTensor("the checkpoint has no such entry", where=address)
 
     def _below(self, node: Node, rest: str) -> list[tuple[Node, str]]:
-        """Return the children that the address may continue with; the last is tried first, because it comes first in
-        `node`.
-        """
+        """Return the children that the address may continue with, in reverse order, because the last is tried first."""
         labels = self._labels.get(id(node))
         if labels is None:
             labels = self._labels[id(node)] = {}

@@ -32,9 +32,9 @@ def _py2_text(raw: bytes, start: int, end: int) -> Text | bytes:
 class RareOpcodes:
     """State of the machine, and every opcode that is not in its loop.
 
-    `memo` maps an index to a node; `stack` is the part above the last mark, `marks` are the parts below. `common`
-    is the
-    function whose calls are folded, once the stream has named it, and `folds` tells whether calls are folded at all.
+    `memo` maps an index to a node; `stack` is the part above the last mark, `marks` are the parts below. `common` is
+    the function whose calls are folded, once the stream has named it, and `folds` tells whether calls are folded at
+    all.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -265,11 +265,10 @@ class RareOpcodes:
         return self.phrases.read(self.common, at, self.memo)
 
     def fold_items(self, row: int, get: bytes, stack: list[Node], marks: list[list[Node]]) -> int:
-        """Read the folded call `row`, and the keys and folded calls after it, where `get` fetches the function each
-        time.
+        """Read the folded call `row`, and the keys and folded calls after it.
 
-        If the stream sets them on a mapping next, the mapping keeps them as rows; otherwise they are pushed on the
-        stack.
+        The bytes `get` fetch the function each time. If the stream sets the items on a mapping next, the mapping keeps
+        them as rows; otherwise they are pushed on the stack.
 
         Returns:
             Where they end.

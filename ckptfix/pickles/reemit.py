@@ -34,8 +34,7 @@ def reemit(
     gone: Collection[int] = (),
     replaced: Mapping[int, Node] | None = None,
 ) -> Rewritten:
-    """Return the stream of `graph` without some of its nodes. Nodes that other nodes share with the dropped ones are
-    kept.
+    """Return the stream of `graph` without some of its nodes; nodes that are used elsewhere too are kept.
 
     Args:
         items: ``id`` of a Dict or Call -> positions in its ``items`` that are left out; or of a list -> of its
@@ -64,8 +63,7 @@ def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
 
     Args:
         folded: include folded calls and their parts, which thereby become nodes. Without them nothing unknown is
-            missed:
-            they are calls as torch writes them, of plain numbers and a storage.
+            missed: they are calls as torch writes them, of plain numbers and a storage.
     """
     seen: set[int] = set()
     stack = [root]
@@ -92,9 +90,7 @@ def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
 
 
 def parts_of(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
-    """Return the parts of a node that holds other nodes, in no particular order, without items whose value is in
-    `gone`.
-    """
+    """Return the parts of a node that holds nodes, in no particular order, except items whose value is `gone`."""
     if type(node) is Call or type(node) is Dict:
         rows = node.items or ()
         pairs = (part for row in rows if not gone or id(row[1]) not in gone for part in row)

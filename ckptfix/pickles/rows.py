@@ -76,9 +76,7 @@ class Rows:
             yield from self.phrases.unmade(chunk) if isinstance(chunk, range) else (value for _, value in chunk)
 
     def names(self) -> tuple[str, ...]:
-        """Return the keys, in order, if all of them are text; always the same object, because every name site needs
-        them.
-        """
+        """Return the keys, in order, if all of them are text; always the same object, which all name sites share."""
         if self._names is None:
             found: list[str] = []
             for chunk in self.chunks:

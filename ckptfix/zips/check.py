@@ -186,8 +186,7 @@ def _local(reader: Source, local: Local, data: int, record: Record) -> list[tupl
 
 
 def _behind(reader: Source, record: Record, end: int, directory: int) -> tuple[int, str]:
-    """Return where the next record can begin, after the data and its descriptor, and how the descriptor contradicts
-    the row.
+    """Return the offset after a record's data and its descriptor, and how the descriptor contradicts the directory.
 
     A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9).
     """

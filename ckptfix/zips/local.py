@@ -137,8 +137,7 @@ def starts(directory: Directory) -> dict[int, int]:
 
     torch and ckptfix align data to multiples of 64 bytes, at most a page after the name, and write nothing but a
     descriptor between the data and the next record. So the end of a record determines where its data begins. One
-    request
-    for the directory then replaces one request for each record.
+    request for the directory then replaces one request for each record.
     """
     found: dict[int, int] = {}
     rows = sorted(directory.records, key=lambda record: record.header)
@@ -155,8 +154,9 @@ def starts(directory: Directory) -> dict[int, int]:
 
 
 def record_data(reader: Source, record: Record, start: int | None = None) -> Data:
-    """Return the bytes of `record`: a range of the file, or a stream that inflates one. Raises like `read_local`, and
-    as below.
+    """Return the bytes of `record`: a range of the file, or a stream that inflates one.
+
+    Raises like `read_local`, and as below.
 
     Args:
         start: where its data begins, if known; its local header is then not read.

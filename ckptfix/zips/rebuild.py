@@ -133,9 +133,7 @@ class Archive:
         self.checksums = any(self._stated())
 
     def _stated(self) -> Iterator[int]:
-        """Yield the checksums that the archive states, from its directory if it has one: tensor bytes can imitate
-        headers.
-        """
+        """Yield the checksums of the directory if there is one, else those of the headers, which data can imitate."""
         if self.rows:
             yield from (record.crc32 for record in self.rows.values())
             return

@@ -51,11 +51,9 @@ class Record(NamedTuple):
     def dispute(self) -> str | None:
         """The reason why readers disagree on the record's bytes, whatever its local header states; None if they agree.
 
-        torch reads with miniz, which recognizes a folder by an attribute or by its name. For the bytes of a folder,
-        or of a
-        record with a stored size of 0, miniz returns memory that was never written to. It compares the two sizes of
-        a stored
-        record only if the row has no time of day.
+        torch reads with miniz, which recognizes a folder by an attribute or by its name. For the bytes of a folder, or
+        of a record with a stored size of 0, miniz returns memory that was never written to. It compares the two sizes
+        of a stored record only if the row has no time of day.
         """
         if self.size and self.name.endswith("/"):
             return f"its name is a folder's, but it has {self.size:,} bytes: torch would return uninitialized memory"

@@ -70,9 +70,7 @@ class Descriptor(NamedTuple):
 
 @dataclass(slots=True)
 class Signatures:
-    """Offsets of each signature, ascending; `unread` lists the (offset, length) of ranges that the disk could not
-    read.
-    """
+    """Offsets of each signature, ascending; `unread` has the (offset, length) of each unreadable range."""
 
     locals: array[int] = field(default_factory=lambda: array("Q"))
     descriptors: array[int] = field(default_factory=lambda: array("Q"))
@@ -112,8 +110,7 @@ def signatures(reader: Source) -> Signatures:
 
 
 def pieces(reader: Source) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the file in windows, as (offset, bytes); where the disk fails, yield pages, and None for an unreadable
-    page.
+    """Yield the file in windows, as (offset, bytes); where the disk fails, yield pages, with None for unreadable ones.
 
     A sector that cannot be read costs the records in it, and no others.
     """
@@ -178,9 +175,7 @@ def descriptors(reader: Source, places: array[int]) -> dict[int, list[Descriptor
 
 
 def rows(reader: Source, places: array[int]) -> list[Record]:
-    """Return the rows of the last directory in the file, whole or partial: each row begins where the previous one
-    ended.
-    """
+    """Return the rows of the last directory in the file, whole or partial; each begins where the previous one ended."""
     chains: list[list[Record]] = []
     following = -1
     for place in places:

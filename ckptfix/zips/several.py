@@ -47,8 +47,7 @@ def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
     """Return two of the archives that the file holds end to end, or None if it holds fewer than two.
 
     An archive inside a tensor of another archive is a part of that archive. Bytes before or after an archive do not
-    count
-    if they are not an archive themselves.
+    count if they are not an archive themselves.
 
     Args:
         behind: the last archive must end within this number of bytes from the end of the file.

@@ -66,9 +66,7 @@ def padding(cursor: int, fixed: int, like: int | None = None) -> bytes:
 
 
 def _like(data: bytes | Data) -> int | None:
-    """Return the offset of large data in its own file, if aligned: with the same alignment to pages, files can share
-    them.
-    """
+    """Return the offset of large aligned data in its own file; an output with the same page alignment can share it."""
     first = next(iter(pieces_of(data)), b"")
     if isinstance(first, ByteRange) and first.length >= LARGE and first.offset % ALIGNMENT == 0:
         return first.offset
@@ -81,8 +79,7 @@ def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
 
 
 def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = False) -> list[list[Segment]]:
-    """Return the segments of several new archives, to be written in this order; unknown checksums are computed
-    together.
+    """Return the segments of several new archives, to be written in this order, with unknown checksums read together.
 
     Args:
         alone: each archive is a file of its own, in which large records keep their alignment to pages.
@@ -208,8 +205,7 @@ def replace_record(
 
     Raises:
         BadDirectory: a local header disagrees with the directory, or a record begins within the bytes of another
-            one and
-            one of the two changes.
+            one and one of the two changes.
     """
     path = directory.path
     local = read_local(reader, record)
@@ -296,8 +292,7 @@ def patched_directory(directory: Directory, record: Record, headers: array[int],
         raw = bytearray(directory.raw)
         put = struct.Struct("<L").pack_into
         for position, old, header, short in zip(records.positions, records.headers, headers, stated, strict=True):
-            # The zip64 field of the record has the old sizes before the offset, but the row no longer refers to
-            # these.
+            # The zip64 field of the record has the old sizes before the offset, but the row no longer uses them.
             if short == MAX32 and position == record.position:
                 wide[position] = header
             elif old == header:

@@ -31,8 +31,9 @@ def tensor_state(node: Node) -> list[tuple[str, Node]] | None:
 
 
 def _state_of(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]] | None:
-    """Return the attributes of a tensor that is `depth` calls inside another; the ``id`` of its parts are added to
-    `seen`.
+    """Return the attributes of a tensor that is `depth` calls inside another.
+
+    The ``id`` of each of its parts is added to `seen`.
     """
     if type(node) is not Call or type(node.func) is not Global:
         return None

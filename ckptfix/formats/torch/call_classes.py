@@ -46,9 +46,7 @@ def class_of(call: Call) -> Global | None:
 
 
 def _named(func: Any) -> Any:
-    """Return ``Outer.Inner`` for ``getattr(Outer, 'Inner')``, the form in which protocols before 4 write an inner
-    class.
-    """
+    """Return ``Outer.Inner`` for ``getattr(Outer, 'Inner')``, which is how protocols before 4 write inner classes."""
     if (type(func) is Call and func.is_call_of("__builtin__", "getattr")) or (
         type(func) is Call and func.is_call_of("builtins", "getattr")
     ):

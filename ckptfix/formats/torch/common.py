@@ -29,9 +29,7 @@ ImageNet example) and other names.
 
 
 class Parts(Inside):
-    """The torch-specific content of a checkpoint, which its edits need: the walked object, its storages, its
-    container.
-    """
+    """The torch-specific content of a checkpoint: the walked object, its storages and its container."""
 
     __slots__ = ("container", "found", "storages")
 
@@ -141,8 +139,9 @@ class StorageTable(ABC):
         return self._of(key, kind, location, expected_bytes(kind, numel))
 
     def alike(self, key: str, like: Storage) -> Storage:
-        """Return the storage `key`, for a reference with the same fields as one to `like`. Raises BadTensor like a
-        call.
+        """Return the storage `key`, for a reference with the same fields as one to `like`.
+
+        Raises BadTensor like a call.
         """
         return self._of(key, like.dtype, like.location, like.nbytes)
 
@@ -249,8 +248,9 @@ def fields(persid: PersId) -> tuple[str, str, str, int]:
 
 
 def view_of(persid: PersId) -> Node:
-    """Return the part of a storage that a reference views, (name, first, count), as torch before 0.4 wrote it; None
-    for all.
+    """Return the part of a storage that a reference views, (name, first, count); None for the whole storage.
+
+    Only torch before 0.4 wrote views.
     """
     return persid.fields[5] if len(persid.fields) > 5 else None
 
@@ -283,9 +283,8 @@ def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
     """Return the storages that references name under several dtypes: key -> these dtypes, in order.
 
     ``torch.save`` refuses to write one, and ``torch.load`` gives the first dtype that it meets to all tensors on it. An
-    UntypedStorage counts as one of bytes, as it does in both functions: tensors on it state their own dtypes.
-    Storages on
-    the meta device have no data, and are not compared.
+    UntypedStorage counts as one of bytes, as it does in both functions: tensors on it state their own dtypes. Storages
+    on the meta device have no data, and are not compared.
     """
     found: dict[str, dict[str, None]] = {}
     for key, kind, location, _ in loose_references(graph):

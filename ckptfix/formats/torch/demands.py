@@ -1,5 +1,4 @@
-"""Calls by ``torch.load(weights_only=True)`` that can only fail, or that allocate far more memory than the file has
-data.
+"""Calls by ``torch.load(weights_only=True)`` that can only fail, or that allocate far more than the file holds.
 
 weights_only=True calls a few Python functions with whatever arguments the pickle states. The functions and the
 arguments that they accept are known: they are in one table, and none of them is ever called.
@@ -60,9 +59,7 @@ def findings(graph: Graph) -> Iterator[Finding]:
 
 
 def of_tensors(entries: Iterable[TensorEntry]) -> Iterator[Finding]:
-    """Yield findings for tensors that torch refuses to build, or that are far larger than their storage by a stride of
-    0.
-    """
+    """Yield findings for tensors that torch refuses to build, and for those that a stride of 0 makes huge."""
     for entry in entries:
         if (entry.kind != "dense" or entry.requires_grad or entry.detail) and (why := _refused(entry)):
             yield found("bad-call", f"{why}: torch.load fails on it", where=entry.name)

@@ -1,6 +1,4 @@
-"""Detached tensors, as ``state_dict()`` returns them: the effect of ``Tensor.detach()`` on a rebuild call and an
-entry.
-"""
+"""Detached tensors, as ``state_dict()`` returns them: ``Tensor.detach()`` for rebuild calls and entries."""
 
 from __future__ import annotations
 

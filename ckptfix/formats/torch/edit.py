@@ -153,9 +153,7 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
 
 
 def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Phrases) -> bool:
-    """Return whether folded calls need no patch: the strings that they fetch stay, or are locations that move at their
-    source.
-    """
+    """Return whether folded calls need no patch: their strings stay, or are locations that change at their source."""
     moves: dict[str, str] = {}
     fetched = phrases.fetched()
     touched: set[int] = set()

@@ -81,8 +81,9 @@ class Fresh:
 def state_dict_pickle(
     entries: Sequence[TensorEntry], *, legacy: bool = False
 ) -> tuple[bytes, list[tuple[str, Data, int | None]]]:
-    """Return the pickle of a state dict with these dense tensors, and (key, data, CRC-32) of each storage; see
-    `fresh`.
+    """Return the pickle of a state dict with these dense tensors, and (key, data, CRC-32) of each storage.
+
+    Arguments as for `fresh`.
     """
     made = fresh(entries, legacy=legacy)
     return made.pickle, made.storages

@@ -136,10 +136,9 @@ def storages_of(
 def _stated_storages(
     reader: Source, graph: Graph, keys: Sequence[str], position: int
 ) -> dict[str, tuple[ByteRange, int]] | None:
-    """Return the storages of a remote file by the counts that the pickle states: each count in the file would be a
-    request.
+    """Return the storages of a remote file by the counts in the pickle, because each count in the file needs a request.
 
-    Return None unless the file has exactly the resulting size.
+    Return None for a local file, and unless the file has exactly the resulting size.
     """
     if not reader.far:
         return None
@@ -162,9 +161,7 @@ def _stated_storages(
 
 
 def compared(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield a finding for each count that differs from the pickle, for a remote file that was read by the pickle's
-    counts.
-    """
+    """Yield a finding for each count that differs from the pickle, if the pickle's counts located the storages."""
     layout = torch_common.parts_of(checkpoint).container
     if not layout.stated:
         return
@@ -179,9 +176,7 @@ def compared(checkpoint: Checkpoint) -> Iterator[Finding]:
 def read_storages(
     reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
 ) -> dict[str, tuple[ByteRange, int]]:
-    """Return the location of each storage; storages beyond the end of the file keep the location that they should
-    have.
-    """
+    """Return the location of each storage; a storage beyond the end of the file keeps its expected location."""
     found: dict[str, tuple[ByteRange, int]] = {}
     for key, place, count, itemsize in storage_counts(reader, graph, keys, position):
         if count < 0:
@@ -335,8 +330,9 @@ def padded(head: bytes, size: int | None, path: str) -> bytes:
 
 
 def aligned(head: bytes, end: int, unit: int) -> bytes:
-    """Pad the first three pickles so that they end at `end` modulo `unit`; leave them unchanged in an unexpected
-    layout.
+    """Pad the first three pickles so that they end at `end` modulo `unit`.
+
+    They stay unchanged if torch did not write them.
     """
     try:
         bare = len(padded(head, None, ""))

@@ -188,8 +188,7 @@ def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class
 
     Raises:
         BadPickle: it is not a module as torch pickles them: for example, a module contains itself, or a parameter
-            is not
-            a tensor.
+            is not a tensor.
         KeyConflict: two tensors have one name.
         Unsupported: modules are nested deeper than in any program, or their names never end.
     """

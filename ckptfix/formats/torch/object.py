@@ -27,9 +27,7 @@ from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions,
 from ckptfix.pickles.rows import Rows, rows_of
 
 StorageLike = Callable[[str, Storage], Storage]
-"""Function from a key and a storage to the storage of that key, whose reference has the same fields as the given
-storage's.
-"""
+"""Function from a key and a storage to the storage of that key, if its reference has the fields of the given one's."""
 
 
 @dataclass(slots=True)
@@ -115,8 +113,7 @@ class TorchObject:
     holders: dict[str, Node] = field(default_factory=dict)
 
     def hold(self, address: str, node: Node) -> str:
-        """Register `address` for the parts of `node`; return it, or a numbered form if a different node has this
-        address.
+        """Register the address of `node` for its parts, and return it: `address`, or a numbered form if that is in use.
 
         For example, 'a/b' and 'b' in 'a' have the same address, and so may an empty key. Every mapping needs its own.
         """
@@ -158,9 +155,7 @@ class TorchObject:
 
 
     def unread(self, at: str) -> list[str]:
-        """Return addresses in the mapping at `at` of calls that create a tensor from other values: from a list, from
-        sizes.
-        """
+        """Return the addresses, in the mapping at `at`, of calls that create a tensor from a list or from sizes."""
         calls = (name for name, node in self.values if type(node) is Call and is_tensor_class(node.func))
         own = keys_of(at)
         return [name for name in calls if keys_of(name)[:-1] == own]
@@ -235,9 +230,7 @@ def walk(graph: Graph) -> TorchObject:
 
 
 class _Of(NamedTuple):
-    """The owner of a node: whether it belongs to an optimizer's state, and to the data from which a class builds an
-    object.
-    """
+    """The owner of a node: an optimizer's state, or (`payload`) the data from which a class builds an object."""
 
     optimizer: bool = False
     payload: bool = False
@@ -297,8 +290,7 @@ def _state_dict(at: str, tensors: int, extra: int, of: _Of, weights: bool) -> St
 
 
 def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
-    """Record a state dict whose tensors are not nodes yet, like most; return False, and record nothing, for any other
-    node.
+    """Record a state dict whose tensors are not nodes yet, and return True; return False for any other node.
 
     Each of its tensors has no attributes or parts, so nothing is below them.
     """
@@ -348,8 +340,9 @@ def _metadata_of(node: Node) -> Node:
 def _looks_like_weights(
     named: Sequence[Node], mapping: Rows | list[tuple[Node, Node]], at: str, *, nested: bool = False
 ) -> bool:
-    """Return whether tensors with these keys are a model's: dotted names, names of a single layer, or numbers
-    throughout.
+    """Return whether tensors with these keys are a model's weights.
+
+    They are if the keys are dotted names or names of a single layer, or if all values are numeric tensors.
 
     Scalars in an inner mapping, under names that are not those of parameters, are a trainer's statistics: a callback's
     ``best_model_score``, losses.

@@ -100,8 +100,9 @@ _KEYS = (str, int, float, bytes, type(None))
 
 
 def structured(node: Node) -> Any:
-    """Return a value with its structure: mappings and sequences of plain values, of any depth. The rest is as in
-    `plain`.
+    """Return a value with its structure: mappings and sequences of plain values, of any depth.
+
+    Other values are as in `plain`.
     """
     return _structured(node, 0, {})
 

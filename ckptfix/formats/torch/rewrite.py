@@ -110,9 +110,8 @@ def plan_rewrite(
 
     Raises:
         DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
-            and a
-            new file would hide that. Or a legacy file would hold a storage whose size differs from its references, by
-            which readers find the next storage.
+            and a new file would hide that. Or a legacy file would hold a storage whose size differs from its
+            references, by which readers find the next storage.
         Truncated: the file is cut short.
     """
     from_legacy = checkpoint.format == legacy_layout.NAME

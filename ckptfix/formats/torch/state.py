@@ -72,8 +72,7 @@ MAX_PARTS = 1 << 16
 def split(
     rows: list[tuple[str, Node]], is_part: Callable[[Node], bool]
 ) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:
-    """Split `rows` into the parts inside them (in tuples, lists, dicts and shards), and everything else, as (name,
-    node).
+    """Split `rows` into (name, node) of the parts inside tuples, lists, dicts and shards, and of everything else.
 
     A container without parts stays in one piece.
 

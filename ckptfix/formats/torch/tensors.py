@@ -328,7 +328,7 @@ def _from_type(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
 
 
 def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """Read a tensor that a library's own function creates, such as a nested tensor: its shape is that of its first
+    """Read a tensor that a library's own function creates, such as a nested tensor; it gets the shape of its first
     part.
     """
     cls, inner_args, state = args[1:4]

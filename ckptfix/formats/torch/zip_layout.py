@@ -147,8 +147,7 @@ AROUND = (".format_version", ".storage_alignment", "byteorder", "version", ".dat
 def fresh_like(
     archive: Archive, path: str, pickle: bytes, storages: Sequence[tuple[str, Data, int | None]]
 ) -> list[Segment]:
-    """Return the segments of an archive with the root of `archive`, in the file `path`, and with its records of
-    `AROUND`.
+    """Return the segments of an archive with the root, and the records of `AROUND`, of `archive` in the file `path`.
 
     Raises:
         BadDirectory, Unsupported: a record cannot be copied.

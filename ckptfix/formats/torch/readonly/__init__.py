@@ -1,3 +1,1 @@
-"""Formats of tensor files that current torch.save does not write: they are read and converted, never edited or
-written.
-"""
+"""Tensor files that torch.save does not write, or no longer: they are read and converted, never edited or written."""

@@ -57,9 +57,7 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def _members(reader: Source) -> dict[str, tuple[int, int]]:
-    """Return name -> (offset, offset after the end) of the files in the archive; of two with one name, the last, as
-    tar does.
-    """
+    """Return name -> (offset, offset after the end) of the files in the archive; the last one of a name counts."""
     rows = tar_members(reader, MOST_MEMBERS)
     return {name.removeprefix("./"): (offset, offset + length) for name, offset, length in rows}
 
@@ -209,9 +207,7 @@ class _Files:
         self.findings.append(found("bad-tensor", message, where="tensors", offset=offset))
 
     def stands_for(self, persid: PersId) -> Node:
-        """Return the tensor, storage or class that a persistent id of the object refers to; None if it refers to
-        nothing.
-        """
+        """Return the tensor, storage or class that a persistent id refers to; None if it refers to nothing."""
         pid = persid.pid
         if type(pid) is tuple and pid:
             return pid[0]
