@@ -90,7 +90,7 @@ def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
 
 
 def parts_of(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
-    """Return the parts of a node that holds nodes, in no particular order, except items whose value is `gone`."""
+    """Return the parts of a node that holds nodes, in no particular order, except items whose value is in `gone`."""
     if type(node) is Call or type(node) is Dict:
         rows = node.items or ()
         pairs = (part for row in rows if not gone or id(row[1]) not in gone for part in row)
