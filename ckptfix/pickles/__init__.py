@@ -1,7 +1,7 @@
 """Reading and editing pickles as text: nothing is imported, nothing is called.
 
-`parse` turns a stream into inert nodes that know the bytes which pushed them, `splice` puts new strings
-over the ones it is given, `emit` writes a fresh stream.
+`parse` turns a stream into inert nodes, which know the bytes that pushed them. `splice` replaces strings in the
+stream, and `emit` writes a fresh one.
 """
 
 from ckptfix.pickles.graph import Call, Dict, Global, PersId, Set, Text

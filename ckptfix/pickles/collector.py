@@ -1,7 +1,7 @@
-"""The cyclic collector, paused: reading a large checkpoint makes millions of objects and no garbage.
+"""Pauses of the cyclic garbage collector: reading a large checkpoint creates millions of objects and no garbage.
 
-Each collection would walk them all; without it, 100,000 tensors are read in half the time. Nothing is
-leaked: the nodes go by their reference counts, and the collector comes back where it was.
+Each collection would walk all of them; without it, 100,000 tensors are read in half the time. Nothing is leaked: the
+nodes are freed by their reference counts, and the collector is then switched back to its former state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No cyclic collection inside."""
+    """Pause the cyclic collector inside the context."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -29,7 +29,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def without_collections(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` with the collector paused while it runs."""
+    """Wrap `function` so that the collector is paused while it runs."""
 
     @wraps(function)
     def paused(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
-"""A pickle of protocol 2 from inert nodes, opcode for opcode as CPython's pickler writes it.
+"""Writing of a pickle of protocol 2 from inert nodes, opcode for opcode as CPython's pickler writes it.
 
-Strings and globals that are equal share a memo entry, as they do where one object stands in several
-places; tuples, lists and calls share one when they are the same node.
+Equal strings and equal globals share a memo entry, like one object in several places; tuples, lists and calls share
+one only if they are the same node.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ckptfix.pickles.rare import UNRESOLVABLE
 BATCH = 1000
 
 Steps = Iterator[Node]
-"""What a node is written by: it yields the nodes that are written in between."""
+"""The steps that write a node: an iterator over the nodes that are written in between."""
 
 
 class Key(str):
-    """A string that shares no memo entry with an equal one of another kind: torch makes one for each storage."""
+    """A string that shares no memo entry with an equal one of a different kind: torch creates one for each storage."""
 
     __slots__ = ()
 
 
 def emit(root: Node) -> bytes:
-    """The stream that builds `root`, whatever node it is; its strings are unicode, however they were pushed before.
+    """Return the stream that builds `root`, which can be any node; all strings become unicode.
 
     Raises:
-        Unsupported: a value that it does not know, or a global that was computed.
+        Unsupported: a value cannot be written, or a global was computed.
     """
     writer = Writer(None)
     writer.run(root)
@@ -42,18 +42,19 @@ def emit(root: Node) -> bytes:
 
 
 class Writer:
-    """The opcodes of nodes.
+    """Writer of the opcodes of nodes.
 
     Args:
         graph: the pickle that the nodes come from, whose strings and bytes keep their opcodes; None for fresh nodes.
-        items: ``id`` of a Dict or Call -> places in its ``items`` that are left out; or of a list -> of its elements.
+        items: ``id`` of a Dict or Call -> positions in its ``items`` that are left out; or of a list -> of its
+            elements.
         gone: ``id`` of nodes that are left out wherever they are the value of a mapping, and are None elsewhere.
-        replaced: ``id`` of nodes -> what is written in their place, wherever they stand.
+        replaced: ``id`` of nodes -> the node that is written in their place, wherever they occur.
 
     Attributes:
         out: the opcodes, without PROTO and STOP.
         persids: the persistent ids that were written, in order.
-        pairs_of_states: objects whose state is a pair.
+        pairs_of_states: number of objects whose state is a pair.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Writer:
         replaced: Mapping[int, Node] | None = None,
     ) -> None:
         head = b"\x80\x03" if graph is None else graph.data[graph.start : graph.start + 2]
-        # Protocols 0 to 2 have no bytes but the str of Python 2.
+        # In protocols 0 to 2 the only bytes are the str of Python 2.
         self.python2 = not (head[:1] == b"\x80" and head[1] >= 3)
         self.data = None if graph is None else graph.data
         self.whole = not (items or gone or replaced)
@@ -80,7 +81,7 @@ class Writer:
         self.pairs_of_states = 0
 
     def run(self, root: Node) -> None:
-        """Write `root`. By a stack: a hostile depth must not become Python's."""
+        """Write `root`, with an explicit stack: a hostile depth must not become recursion in Python."""
         gone, replaced, out = self.gone, self.replaced, self.out
         steps: Steps = iter((root,))
         stack = [steps]
@@ -102,13 +103,16 @@ class Writer:
             elif kind is tuple and not node:
                 out.append(b")")
             elif kind not in NODES:
-                raise Unsupported(f"a {kind.__name__}, which cannot be written to a pickle")
+                raise Unsupported(f"a {kind.__name__} cannot be written to a pickle")
             elif not self.fetched(id(node)) and not (type(node) is Call and self.whole and self.tensor(node)):
                 steps = NODES[kind](self, node)
                 stack.append(steps)
 
     def tensor(self, node: Call) -> bool:
-        """Write the call that rebuilds a plain tensor, of which a checkpoint may have very many; False for others."""
+        """Write the call that rebuilds a plain tensor, and return whether `node` is one.
+
+        A checkpoint can have very many of them.
+        """
         fresh: Any = node.folded
         if type(fresh) is Fresh and self.fresh(node, fresh):
             return True
@@ -143,7 +147,10 @@ class Writer:
         return True
 
     def fresh(self, node: Call, args: Fresh) -> bool:
-        """As `tensor`, of arguments that are no nodes, in one piece; False where it numbers what others may share."""
+        """Write a call like `tensor`, in one piece, from arguments that are not nodes.
+
+        Return False, and write nothing, if the call would memoize something that other nodes may share.
+        """
         func, kind, location, hooks = cast("Global", node.func), args.kind, args.location, args.hooks
         heads = self.heads.get((func.name, kind.name, location))
         key = (op.BINUNICODE, args.key)
@@ -178,7 +185,7 @@ class Writer:
         return True
 
     def _sharing(self, node: Call, args: Fresh, heads: tuple[bytes, bytes, bytes]) -> bool:
-        """As `fresh`, of a tensor without sizes, or whose sizes are another's too."""
+        """Write a 0-d tensor, or a tensor that shares a size tuple, like `fresh`."""
         head, place, last = heads
         number = self.count
         parts = [head, string_opcode(args.key, 2, op.BINUNICODE), _LONG(op.LONG_BINPUT, number), place]
@@ -218,7 +225,10 @@ class Writer:
         return True
 
     def closed(self, node: object, pops: bytes, makes: bytes) -> bool:
-        """Make `node` of what was pushed; if a cycle through that made it already, pop and fetch. True if made here."""
+        """Create `node` from the pushed values, and return True.
+
+        If a cycle has already created it, pop the values, fetch it and return False.
+        """
         if id(node) in self.memo:
             self.out.append(pops)
             self.fetched(id(node))
@@ -346,6 +356,7 @@ class Writer:
 
 
 def _get(index: int) -> bytes:
+    """Return the opcode that fetches a memo entry."""
     return bytes((op.BINGET, index)) if index < 256 else _LONG(op.LONG_BINGET, index)
 
 
@@ -365,7 +376,7 @@ _LEAVES: dict[type, Callable[..., None]] = {
     bytes: Writer.raw,
     Global: Writer.name,
 }
-"""Nodes that hold no others, and how each is written."""
+"""Nodes that hold no other nodes, and the function that writes each."""
 
 _TENSOR = {(PersId, int, tuple, tuple, bool, Call)}
 _REFERENCE = {(a, Global, b, c, int) for a in (str, Text) for b in (str, Text) for c in (str, Text)}
@@ -373,7 +384,7 @@ _INT = {int}
 
 
 def _is_plain(call: Call) -> bool:
-    """Whether nothing was set on what the call of a function makes."""
+    """Return whether `call` is a plain function call, with nothing set on its result."""
     return (
         call.how == "REDUCE"
         and type(call.func) is Global
@@ -390,4 +401,4 @@ NODES: dict[type, Callable[..., Steps]] = {
     PersId: Writer.persid,
     Call: Writer.call,
 }
-"""Nodes that hold others, and how each is written."""
+"""Nodes that hold other nodes, and the function that writes each."""

@@ -1,7 +1,7 @@
-"""Calls that rebuild plain tensors, read in one piece: their arguments become nodes when they are asked for.
+"""Calls that rebuild plain tensors, each read in one piece: their arguments become nodes when code asks for them.
 
-Most of a large checkpoint is one phrase of some thirty opcodes, said once for each tensor. Where it is exactly what
-torch writes it is taken whole, and a place in the stream is kept instead of some twenty nodes.
+Most of a large checkpoint is one phrase of some thirty opcodes, repeated for each tensor. If a phrase is exactly what
+torch writes, it is read as a whole, and its offset in the stream is kept instead of some twenty nodes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_KEY = 0xFFFFFFFF
 _MOST_NUMBERS = 0xFFFFFF00
 
 _FEWEST = 16
-"""Phrases that are read before it is looked at which numbers they give."""
+"""Phrases that are read before their memo numbers are checked."""
 
 _U32 = struct.Struct("<I").unpack_from
 _P32 = struct.Struct("<I").pack
@@ -33,14 +33,13 @@ _P32 = struct.Struct("<I").pack
 
 @final
 class Phrases:
-    """The phrases of a stream, in order: columns of numbers, and nodes for those that were asked for.
+    """The phrases of a stream, in order: columns of numbers, and nodes for the phrases that were asked for.
 
     Attributes:
-        starts: offset of each, behind its function.
-        firsts: the first number that it gives in the memo, or that the key before it has.
-        key_at: offset of the key before it, a BINUNICODE of less than 256 bytes, in a mapping; `NO_KEY` where it is
-            anything else.
-        molds: all that there are; `of` says for each phrase which.
+        starts: offset of each phrase, after its function.
+        firsts: the first memo number that the phrase assigns, or that of the key before it.
+        key_at: offset of the key before it, a BINUNICODE of less than 256 bytes, in a mapping; otherwise `NO_KEY`.
+        molds: all molds; `of` is the index of each phrase's mold.
     """
 
     __slots__ = (
@@ -57,9 +56,9 @@ class Phrases:
         self.molds: list[Mold] = []
         self._calls: list[Call | None] = []
         self._keys: dict[int, Text] = {}
-        # Phrases whose key was read by itself, and has its number not before theirs.
+        # Phrases whose key was read separately, so that its memo number does not precede theirs.
         self._apart: set[int] = set()
-        # By what can be seen of a phrase at once; and by all that distinguishes it.
+        # Molds by a few bytes of a phrase that are quick to read, and by everything that distinguishes one.
         self._molds: dict[tuple[int, bytes, bytes], Mold] = {}
         self._known: dict[tuple[bytes | int | None, ...], Mold] = {}
         self._next = 0
@@ -67,16 +66,16 @@ class Phrases:
         self._location = 0
 
     def read(self, func: Global, at: int, memo: dict[int, Node]) -> int:
-        """Take the call of `func` whose arguments begin at `at`.
+        """Read the call of `func` whose arguments begin at `at`.
 
         Returns:
-            Its number; -1 where it is not written as torch writes them.
+            Its number; -1 if it is not written as torch writes it.
         """
         found = self._mold_at(func, at, memo)
         if found is None:
             return -1
         mold, first = found
-        # Each number is given once: what it was given before, or by what, need not be kept.
+        # Only calls with unused memo numbers are read, so no earlier owner of a number has to be kept.
         if first < self._next or not memo.keys().isdisjoint(range(first, first + mold.given)):
             return -1
         if not mold.fetches_its_own(memo):
@@ -86,11 +85,11 @@ class Phrases:
         return len(self.starts) - 1
 
     def end_of(self, row: int) -> int:
-        """The byte behind a phrase."""
+        """Return the offset after a phrase."""
         return self.starts[row] + self.molds[self.of[row]].length
 
     def run(self, func: Global, get: bytes, at: int, memo: dict[int, Node]) -> int:
-        """Take the keys and calls of `func`, which `get` fetches, that follow each other from `at` on.
+        """Read the consecutive keys and calls of `func`, which `get` fetches, from `at` on.
 
         Returns:
             Where they end.
@@ -101,11 +100,11 @@ class Phrases:
             at = self._run(func, get, at, memo, most)
             if len(self.starts) < begun + most:
                 return at
-            # What is given up was read in vain, and may be read again: it is never much more than what was taken.
+            # Phrases that are given up may be read again: these are never many more than the phrases that were kept.
             most *= 2
 
     def _run(self, func: Global, get: bytes, at: int, memo: dict[int, Node], most: int) -> int:
-        """As `run`, of at most so many."""
+        """Read up to `most` keys and calls, like `run`."""
         data, molds, numbered = self.data, self._molds, _P32
         sure: set[int] = set()
         width = len(get) + 5
@@ -125,7 +124,7 @@ class Phrases:
                 or start + self._width >= size
             ):
                 break
-            # As `_mold_at`, by what the phrase has to be.
+            # The same check as in `_mold_at`, with the memo number that the phrase must have.
             count = data[start + self._width]
             end = start + self._width + 4 + count
             behind = end + self._location
@@ -150,7 +149,7 @@ class Phrases:
                 sure.add(place)
             key = data[at + 5 : key_end]
             if not key.isascii() and not _is_text(key):
-                break  # which is an error, and not ours to explain
+                break  # the machine reports this error
             starts.append(start)
             firsts.append(number)
             of.append(place)
@@ -163,7 +162,7 @@ class Phrases:
         return at
 
     def _cut(self, begun: int, number: int, at: int, memo: dict[int, Node]) -> int:
-        """Give up the phrases from `begun` on that give a number which `memo` has; and say where the others end."""
+        """Drop all phrases after the first conflict with a memo number in `memo`; return the end of the rest."""
         given = range(self.firsts[begun], number)
         twice = given if len(given) < len(memo) else memo
         wrong = min((index for index in twice if index in memo and index in given), default=None)
@@ -177,7 +176,7 @@ class Phrases:
         return at
 
     def _mold_at(self, func: Global, at: int, memo: dict[int, Node]) -> tuple[Mold, int] | None:
-        """The mold of the phrase at `at`, and its first number in the memo; None where there is no phrase."""
+        """Return the mold of the phrase at `at`, and its first memo number; None if there is no phrase."""
         data = self.data
         width = self._width
         try:
@@ -195,6 +194,7 @@ class Phrases:
             return None
 
     def _take(self, at: int, mold: Mold, first: int, key_at: int) -> None:
+        """Append a phrase to the columns."""
         self.starts.append(at)
         self.firsts.append(first)
         self.of.append(mold.place)
@@ -202,9 +202,11 @@ class Phrases:
         self._calls.append(None)
 
     def take_key(self, row: int, key: Text, width: int) -> bool:
-        """Keep `key`, read by itself, as the key of phrase `row`, before whose function of `width` bytes it is.
+        """Keep `key`, which was read separately, as the key of phrase `row`.
 
-        False, and nothing is kept, where it is not pushed and numbered there as the others are.
+        `width` is the length of the opcode between them, which fetches the function.
+
+        Return False, and keep nothing, if the key is not pushed and numbered like the others.
         """
         data, at = self.data, key.start
         end = at + 5 + data[at + 1]
@@ -217,7 +219,7 @@ class Phrases:
         return True
 
     def _new_mold(self, func: Global, at: int, memo: dict[int, Node]) -> Mold | None:
-        """The mold of the phrase at `at`; None where there is none."""
+        """Return the mold of the phrase at `at`, a new one if needed; None if there is no phrase."""
         found = PHRASE.match(self.data, at)
         if found is None or found[3][0] != len(found[4]):
             return None
@@ -244,7 +246,7 @@ class Phrases:
         return mold
 
     def call(self, row: int) -> Call:
-        """The call of a phrase."""
+        """Return the call of a phrase."""
         call = self._calls[row]
         if call is None:
             mold = self.molds[self.of[row]]
@@ -253,11 +255,11 @@ class Phrases:
         return call
 
     def calls(self) -> list[Call]:
-        """The call of each."""
+        """Return the calls of all phrases."""
         return list(map(self.call, range(len(self.starts))))
 
     def key(self, row: int) -> Text:
-        """The key before a phrase that has one in `key_at`."""
+        """Return the key before a phrase, which must have one in `key_at`."""
         key = self._keys.get(row)
         if key is None:
             at = self.key_at[row]
@@ -266,13 +268,13 @@ class Phrases:
         return key
 
     def known_keys(self, rows: range) -> dict[int, Text]:
-        """The keys that are nodes already, which the memo may give to others: number of the phrase -> key."""
+        """Return the keys that are already nodes, which the memo may share, by the number of their phrase."""
         if len(rows) < len(self._keys):
             return {row: self._keys[row] for row in rows if row in self._keys}
         return {row: self._keys[row] for row in sorted(self._keys) if row in rows}
 
     def names(self, rows: range) -> list[str]:
-        """The keys of phrases that have them, as plain strings."""
+        """Return the keys of phrases that have keys, as plain strings."""
         data = self.data
         return [
             data[at + 5 : at + 5 + data[at + 1]].decode("utf-8", "surrogatepass")
@@ -280,7 +282,7 @@ class Phrases:
         ]
 
     def arguments(self, call: Call) -> tuple[Node, ...]:
-        """The arguments of `call`, made anew."""
+        """Return the arguments of `call`, newly created."""
         row = bisect_right(self.starts, call.position) - 1
         at = self.starts[row]
         mold = self.molds[self.of[row]]
@@ -291,11 +293,11 @@ class Phrases:
         pid = (storage, mold.type, key, location, mold.numel)
         persid = PersId(pid, at + ends[8] + 4, at + starts[8] - 1)
         hooks = Call(mold.hooks, (), "REDUCE", at + starts[16] - 1)
-        # Tuples of their own: what shares one is written as sharing one.
+        # Each call gets its own tuples: a tuple that two calls share would be written as shared.
         return persid, mold.offset, (*mold.shape,), (*mold.stride,), mold.requires_grad, hooks
 
     def given(self, row: int) -> list[Node]:
-        """What phrase `row` numbers, in order; the key before it first, if that was read with it."""
+        """Return the nodes that phrase `row` memoizes, in order; first the key before it, if that was read with it."""
         call = self.call(row)
         args = call.arguments
         persid = args[0]
@@ -305,9 +307,9 @@ class Phrases:
         return [*((self.key(row),) if keyed else ()), persid.fields[2], persid.pid, *sizes, args[5], args, call]
 
     def locations(self) -> list[tuple[int, Text, int]]:
-        """(where the first one is, what all of these fetch, how many they are) of the locations of their storages."""
+        """Return (offset of the first phrase, location that it fetches, number of phrases) for each mold."""
         found = []
-        # Backwards, as of several rows the first one stays.
+        # In reverse order, so that the first row of each mold is the one that stays.
         rows = dict(zip(reversed(self.of), range(len(self.of) - 1, -1, -1), strict=True))
         for place, count in Counter(self.of).items():
             row, mold = rows[place], self.molds[place]
@@ -315,11 +317,11 @@ class Phrases:
         return found
 
     def fetched(self) -> set[int]:
-        """Identities of the strings that they fetch."""
+        """Return the ids of the strings that the phrases fetch."""
         return {id(use) for place in set(self.of) for use in (self.molds[place].storage, self.molds[place].location)}
 
     def unmade(self, rows: range) -> Iterator[Call | Alone]:
-        """What each is; its call where that is a node already, on which more may be set."""
+        """Yield each phrase as `Alone`, or as its call if that is already a node, on which more may be set."""
         data, starts, of, molds, calls = self.data, self.starts, self.of, self.molds, self._calls
         for row in rows:
             if (call := calls[row]) is not None:
@@ -329,7 +331,7 @@ class Phrases:
             yield Alone(self, row, mold, data[at + mold.starts[4] : at + mold.ends[4]].decode("ascii"))
 
     def storages(self) -> list[str]:
-        """The key of the storage of each."""
+        """Return the storage key of each phrase."""
         data = self.data
         spans = [(mold.starts[4], mold.ends[4]) for mold in self.molds]
         places = zip(self.starts, map(spans.__getitem__, self.of), strict=True)
@@ -337,7 +339,7 @@ class Phrases:
 
 
 class Alone(NamedTuple):
-    """A phrase that is no node, and on which nothing is set: its number, its mold and the key of its storage."""
+    """A phrase that is not a node, and on which nothing is set: its number, its mold and the key of its storage."""
 
     phrases: Phrases
     row: int
@@ -346,7 +348,7 @@ class Alone(NamedTuple):
 
 
 class Memo(dict[int, Node]):
-    """What has a number; what phrases gave theirs is looked up in them."""
+    """The memo; numbers that phrases assigned are looked up in the phrases."""
 
     def __init__(self, phrases: Phrases) -> None:
         super().__init__()
@@ -362,13 +364,14 @@ class Memo(dict[int, Node]):
         return value
 
     def spread(self) -> None:
-        """Keep everything here, where numbers are counted (MEMOIZE)."""
+        """Copy every numbered node into the memo, which must be complete where it is counted (MEMOIZE)."""
         for row, first in enumerate(self._phrases.firsts):
             for index, value in enumerate(self._phrases.given(row), first):
                 self.setdefault(index, value)
 
 
 def _is_text(data: bytes) -> bool:
+    """Return whether `data` is UTF-8, surrogates included."""
     try:
         data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

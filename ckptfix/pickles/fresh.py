@@ -1,4 +1,4 @@
-"""Calls that rebuild plain tensors, for a pickle that is written: most of what a large one is made of."""
+"""Calls that rebuild plain tensors, for a pickle that is written: most of a large pickle consists of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ckptfix.pickles.graph import Call, Global, Node, PersId
 from ckptfix.pickles.patch import int_opcode
 
 TUPLES = (b")", b"\x85", b"\x86", b"\x87")
-"""The opcodes that make tuples of none, one, two and three."""
+"""The opcodes that make tuples of zero, one, two and three items."""
 
 
 @final
 class Fresh:
     """Arguments of a call that rebuilds a plain tensor at the beginning of a storage, for a stream that is written.
 
-    An object made of very many tensors has them in place of some ten nodes each, which they become for whoever looks.
+    An object with very many tensors has one `Fresh` in place of some ten nodes per tensor. The nodes are created only
+    for code that reads them.
     """
 
     __slots__ = ("hooks", "key", "kind", "location", "numel", "requires_grad", "shape", "stride")
@@ -32,13 +33,13 @@ class Fresh:
         self.hooks = hooks
 
     def arguments(self, call: Call) -> tuple[Node, ...]:
-        """They as nodes."""
+        """Return the arguments as nodes."""
         persid = PersId(("storage", self.kind, self.key, self.location, self.numel), 0, -1)
         return persid, 0, self.shape, self.stride, self.requires_grad, Call(self.hooks, (), "REDUCE", 0)
 
 
 def ints(node: tuple[int, ...]) -> bytes:
-    """A tuple of numbers."""
+    """Return the opcodes that push a tuple of integers."""
     if len(node) > 3:
         return b"(%bt" % b"".join(map(int_opcode, node))
     return b"".join(map(int_opcode, node)) + TUPLES[len(node)]
@@ -47,7 +48,7 @@ def ints(node: tuple[int, ...]) -> bytes:
 def tail(
     heads: tuple[bytes, bytes, bytes], args: Fresh
 ) -> tuple[bytes, Callable[..., bytes], tuple[bytes, bytes, bytes, bytes]]:
-    """What stands before the key of the storage, and behind it: its fixed parts, between the numbers of the memo."""
+    """Return the bytes before the storage key, a packer for the rest, and the fixed parts between its memo indices."""
     head, place, last = heads
     fixed = (
         b"%b%btr" % (place, int_opcode(args.numel)),

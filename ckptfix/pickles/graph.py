@@ -1,8 +1,8 @@
-"""Inert nodes: what a pickle would build, without building it.
+"""Inert nodes: they describe the objects of a pickle, without building them.
 
-None, bool, int, float, bytes, tuple and list stand for themselves; everything that Python would hash,
-import or call is a node. Nodes may be shared and may form cycles, as in the pickle: walk them with a
-stack and a set of ids, never by recursion.
+None, bool, int, float, bytes, tuple and list represent themselves; everything that Python would hash, import or call
+is a node. Nodes may be shared and may form cycles, as in the pickle: walk them with a stack and a set of ids, never by
+recursion.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Node: TypeAlias = (
     "bool | int | float | bytes | bytearray | str | tuple[Node, ...] | list[Node] "
     "| Global | Call | PersId | Dict | Set | None"
 )
-"""Whatever the machine builds, and what may stand beside it in a pickle that is written: a string that is no `Text`."""
+"""Every value that the machine builds, or that a pickle to be written contains, such as a str that is not a `Text`."""
 
 
 class Text(str):
@@ -24,7 +24,7 @@ class Text(str):
     do not change. ``data[start:end]`` are the bytes that push it (without the PUT that may follow).
 
     Attributes:
-        origin: the use that defined the memo entry this one was fetched from; None if written out here.
+        origin: the use that defined the memo entry that this one fetches; None if the string is written out here.
     """
 
     __slots__ = ("end", "origin", "start")
@@ -34,7 +34,7 @@ class Text(str):
 
 
 def use_of(value: str, start: int, end: int, origin: Text | None = None) -> Text:
-    """A use of `value`, which the bytes from `start` to `end` push."""
+    """Return a use of `value`, which the bytes from `start` to `end` push."""
     use = Text(value)
     use.start, use.end, use.origin = start, end, origin
     return use
@@ -42,7 +42,7 @@ def use_of(value: str, start: int, end: int, origin: Text | None = None) -> Text
 
 @final
 class Global:
-    """A name that an unpickler would import: `module`, `name`, pushed from `start` on. Never resolved."""
+    """A name that an unpickler would import: `module` and `name`, pushed from `start` on. It is never resolved."""
 
     __slots__ = ("module", "name", "start")
 
@@ -53,6 +53,7 @@ class Global:
 
     @property
     def full(self) -> str:
+        """The dotted name."""
         return f"{self.module}.{self.name}"
 
     def __repr__(self) -> str:
@@ -63,34 +64,34 @@ class Folded(Protocol):
     """Calls whose arguments are not nodes yet: each rebuilds a plain tensor (see `folded`)."""
 
     def arguments(self, call: Call) -> tuple[Node, ...]:
-        """Those of `call`, made anew."""
+        """Return the arguments of `call`, newly created."""
 
 
 class Pending(Protocol):
     """Items of a mapping that are not nodes yet (see `rows`)."""
 
     def pairs(self) -> list[tuple[Node, Node]]:
-        """All of them as nodes, each always the same one."""
+        """Return all pairs as nodes, always the same ones."""
 
     def extend(self, items: Iterable[tuple[Node, Node]]) -> None:
-        """Add pairs behind them."""
+        """Append pairs."""
 
 
 @final
 class Call:
-    """What an unpickler would call: ``func(*args)``, then the items, elements and state set on the result.
+    """A call that an unpickler would make: ``func(*args)``, then the items, elements and state set on the result.
 
     Attributes:
         func: usually a Global.
         args: a tuple, in a well-formed pickle.
         kwargs: for NEWOBJ_EX.
         how: the opcode's name: REDUCE, NEWOBJ, NEWOBJ_EX, OBJ or INST.
-        items: (key, value) pairs set on it, as on an OrderedDict; None if there were none.
-        rows: where `items` are as long as nothing asked for them; None once they are nodes.
-        elements: values appended or added to it; None if there were none.
-        state: what BUILD gave; None if it gave nothing.
+        items: (key, value) pairs set on it, as on an OrderedDict; None if no items were set.
+        rows: source of `items` until code reads them; None once they are nodes.
+        elements: values appended or added to it; None if no values were added.
+        state: the state that BUILD set; None if it set nothing.
         position: offset of the opcode.
-        folded: where `args` are as long as nothing asked for them; None once they are nodes.
+        folded: source of `args` until code reads them; None once they are nodes.
     """
 
     __slots__ = ("args", "elements", "folded", "func", "how", "items", "kwargs", "position", "rows", "state")
@@ -109,7 +110,7 @@ class Call:
 
     @classmethod
     def folded_at(cls, func: Node, position: int, folded: Folded) -> Call:
-        """A call whose arguments become nodes when they are first asked for."""
+        """Create a call whose arguments become nodes when they are first read."""
         call = cls.__new__(cls)
         call.func, call.how, call.position = func, "REDUCE", position
         call.kwargs = call.items = call.rows = call.elements = call.state = None
@@ -119,7 +120,7 @@ class Call:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Node:
-            """Of the attributes only `args` and `items` can be missing."""
+            """Create `args` or `items`, the only attributes that can be missing."""
             if name == "items":
                 return _items_of(self)
             if name != "args" or self.folded is None:
@@ -129,15 +130,16 @@ class Call:
             return self.args
 
     def peek(self) -> Node:
-        """`args` for one look: if they are not nodes yet, they are not kept."""
+        """Return `args` for one look: if they are not nodes yet, they are not kept."""
         return self.args if self.folded is None else self.folded.arguments(self)
 
     @property
     def arguments(self) -> tuple[Node, ...]:
-        """`args` where they are the tuple that a well-formed pickle has; otherwise nothing."""
+        """`args` if they are a tuple, as in a well-formed pickle; otherwise an empty tuple."""
         return self.args if type(self.args) is tuple else ()
 
     def is_call_of(self, module: str, name: str) -> bool:
+        """Return whether the call is one of ``module.name``."""
         func = self.func
         return type(func) is Global and func.name == name and func.module == module
 
@@ -150,9 +152,9 @@ class PersId:
     """A persistent id: torch's reference to a storage.
 
     Attributes:
-        pid: what stands for the object; in torch a tuple ``('storage', class, key, location, numel)``.
+        pid: the id itself; in torch a tuple ``('storage', class, key, location, numel)``.
         position: offset of the opcode.
-        tuple_end: offset of the TUPLE opcode that made `pid` right here; -1 if it came from elsewhere.
+        tuple_end: offset of the TUPLE opcode that created `pid` right here; -1 if it came from elsewhere.
     """
 
     __slots__ = ("pid", "position", "tuple_end")
@@ -164,7 +166,7 @@ class PersId:
 
     @property
     def fields(self) -> tuple[Node, ...]:
-        """`pid` where it is the tuple that torch writes; otherwise nothing."""
+        """`pid` if it is a tuple, as torch writes it; otherwise an empty tuple."""
         return self.pid if type(self.pid) is tuple else ()
 
     def __repr__(self) -> str:
@@ -177,7 +179,7 @@ class Dict:
 
     Attributes:
         items: the pairs.
-        rows: where they are as long as nothing asked for them; None once they are nodes.
+        rows: source of the pairs until code reads them; None once they are nodes.
     """
 
     __slots__ = ("items", "rows")
@@ -189,7 +191,7 @@ class Dict:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Node:
-            """Of the attributes only `items` can be missing."""
+            """Create `items`, the only attribute that can be missing."""
             if name != "items":
                 raise AttributeError(name)
             return _items_of(self)
@@ -199,7 +201,7 @@ class Dict:
 
 
 def _items_of(node: Dict | Call) -> list[tuple[Node, Node]]:
-    """The items of a mapping that has them in `rows`, as nodes from now on."""
+    """Return the items of a mapping that has them in `rows`, as nodes from now on."""
     assert node.rows is not None
     node.items = node.rows.pairs()
     node.rows = None
@@ -207,7 +209,7 @@ def _items_of(node: Dict | Call) -> list[tuple[Node, Node]]:
 
 
 def set_rows(node: Dict | Call, rows: Pending) -> None:
-    """Give a mapping its items in `rows`, which become nodes when they are asked for."""
+    """Attach `rows` to a mapping as its items, which become nodes when code asks for them."""
     node.rows = rows
     del node.items
 
@@ -227,10 +229,10 @@ class Set:
 
 
 def pairs(node: Node) -> list[tuple[Node, Node]] | None:
-    """The (key, value) pairs of a mapping node, a repeated key at its first place with its last value.
+    """Return the (key, value) pairs of a mapping node; a repeated key has its first position and its last value.
 
     A mapping is a `Dict`, or a `Call` on which items were set (OrderedDict, defaultdict, Counter). None
-    for what is not a mapping.
+    if `node` is not a mapping.
     """
     found: list[tuple[Node, Node]]
     if type(node) is Dict:
@@ -260,9 +262,9 @@ def pairs(node: Node) -> list[tuple[Node, Node]] | None:
 
 
 def _identity(key: Node) -> object:
-    """What two keys of a dict have in common if they are the same key.
+    """Return a value that two keys of a dict share if and only if they are the same key.
 
-    Numbers become text, whose hash cannot be predicted: the hashes of chosen ints collide by the thousand.
+    Numbers become text, whose hash cannot be predicted: thousands of chosen ints can have colliding hashes.
     """
     if type(key) is Text:
         return key
@@ -274,16 +276,16 @@ def _identity(key: Node) -> object:
 
 
 def attributes(state: Node) -> list[tuple[Node, Node]]:
-    """The (name, value) pairs that BUILD with `state` sets on an object.
+    """Return the (name, value) pairs that BUILD with `state` sets on an object.
 
-    A class with ``__slots__``, such as DTensor, has a state of two: its ``__dict__`` or None, and its slots.
+    A class with ``__slots__``, such as DTensor, has a pair as its state: its ``__dict__`` or None, and its slots.
     """
     mappings = state if type(state) is tuple else (state,)
     return [pair for mapping in mappings for pair in pairs(mapping) or ()]
 
 
 def is_attributes(state: Node) -> bool:
-    """Whether `attributes` are all that there is in `state`."""
+    """Return whether `state` consists only of `attributes`."""
     mappings = state if type(state) is tuple and len(state) == 2 else (state,)
     return all(part is None or is_mapping(part) for part in mappings)
 
@@ -297,12 +299,13 @@ _MAPPINGS = {
 
 
 def _is_empty_mapping(node: Call) -> bool:
+    """Return whether `node` calls a class of mappings."""
     func = node.func
     return type(func) is Global and (func.module, func.name) in _MAPPINGS
 
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """(label, child) of a container node; labels are address parts. Nothing for a leaf."""
+    """Yield (label, child) for a container node; labels are address parts. A leaf has no children."""
     if type(node) is Call:
         yield from _children_of_call(node)
     elif type(node) is tuple or type(node) is list:
@@ -337,8 +340,9 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
 
 
 def payload_of(node: Node) -> frozenset[int]:
-    """The ``id`` of each child of `node` that its class makes or fills it of: its arguments, and a state in any form
-    but a dict of attributes (slots, what ``__setstate__`` reads).
+    """Return the ``id`` of each child that `node`'s class consumes: its arguments, and a state that is not a dict.
+
+    Such a state is slots, or the input of ``__setstate__``; a dict is a plain dict of attributes.
     """
     if type(node) is not Call:
         return frozenset()
@@ -347,7 +351,7 @@ def payload_of(node: Node) -> frozenset[int]:
 
 
 def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:
-    """The values of a mapping by their keys, and keys that are objects themselves."""
+    """Yield the values of a mapping by their labels, and keys that are objects themselves."""
     rows = list(mapping)
     for (key, value), name in zip(rows, labels([key for key, _ in rows]), strict=True):
         if holds_objects(key):
@@ -356,9 +360,9 @@ def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]
 
 
 def labels(keys: Sequence[Node]) -> list[str]:
-    """The address part of each key of one mapping: that of another key is another one, as for 1 beside "1".
+    """Return the address part of each key of one mapping; different keys have different parts, even 1 and "1".
 
-    A key that is text has the part that it is.
+    A key that is text is its own part.
     """
     if all(isinstance(key, str) for key in keys):
         return list(map(str, keys))
@@ -383,14 +387,14 @@ def labels(keys: Sequence[Node]) -> list[str]:
 
 
 def is_mapping(node: Node) -> bool:
-    """Whether a node is a mapping and nothing else: it has no arguments, elements or attributes beside its items."""
+    """Return whether a node is only a mapping: it has no arguments, elements or attributes besides its items."""
     if pairs(node) is None or type(node) is not Call:
         return type(node) is Dict
     return is_only_metadata(node.state) and not (node.elements or node.kwargs or (node.items and node.args))
 
 
 def is_only_metadata(state: Node) -> bool:
-    """Whether a state belongs to a state dict: nothing, or ``_metadata`` of plain values by module path."""
+    """Return whether a state is one of a state dict: None, or ``_metadata`` of plain values by module path."""
     if state is None:
         return True
     if pairs(state) is None:
@@ -399,13 +403,13 @@ def is_only_metadata(state: Node) -> bool:
 
 
 def is_versions(metadata: Node) -> bool:
-    """Whether this is the ``_metadata`` of a state dict: ``{module path: {name: plain value}}``."""
+    """Return whether `metadata` is the ``_metadata`` of a state dict: ``{module path: {name: plain value}}``."""
     rows = pairs(metadata)
     return rows is not None and not any(holds_objects(own) for _, own in rows)
 
 
 def holds_objects(value: Node) -> bool:
-    """Whether a value is or holds anything but plain values, or containers nested deeper than any program writes."""
+    """Return whether a value is or holds anything but plain values, or containers nested deeper than in any program."""
     if type(value) not in _NODES:
         return False
     level, seen = [value], set[int]()
@@ -423,7 +427,7 @@ def holds_objects(value: Node) -> bool:
 
 
 def label(key: Node) -> str:
-    """A mapping key as an address part."""
+    """Return a mapping key as an address part."""
     if type(key) is Text:
         return str(key)
     if isinstance(key, int) and key.bit_length() > 4096:

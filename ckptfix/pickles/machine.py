@@ -2,7 +2,7 @@
 
 One loop over the bytes, most frequent opcodes first: a checkpoint of 100,000 tensors is some four million
 opcodes, the metadata of a distributed one eleven million. It resolves no global, calls nothing, and keeps the byte
-span of every string. What no unpickler would accept is BadPickle with its offset.
+span of every string. Input that no unpickler would accept raises BadPickle with its offset.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.rare import SHORT, RareOpcodes, build
 
 MAX_BYTES = 1 << 30
-"""Size of a stream; each opcode costs at most some 200 bytes of memory."""
+"""Longest stream in bytes; each opcode costs at most some 200 bytes of memory."""
 
 MAX_MARKS = 100_000
-"""Open marks; CPython's own pickler stops at a depth of about a thousand."""
+"""Most open marks; CPython's own pickler stops at a depth of about a thousand."""
 
 
 RawData = Callable[[Node, int], "tuple[Node, int] | None"]
-"""(what was just built, the offset behind the opcode) -> what it stands for, and the offset behind its data; None
-for what has no data there."""
+"""Function from (the object just built, the offset after the opcode) to (its value, the offset after its data); None
+for an object that has no data there.
+"""
 
 
 def parse(
@@ -43,17 +44,17 @@ def parse(
     """Read the pickle that begins at ``data[start]``, up to its STOP.
 
     Args:
-        data: the stream; bytes after STOP are left alone (`Graph.end` is where it stopped).
+        data: the stream; bytes after STOP are ignored (`Graph.end` is where it stopped).
         path, where, base: for errors: the file, the record, and the offset of ``data[0]`` in it.
-        frames: look whether frames hold whole opcodes, as `splice` needs them to.
-        uses: make each use of a string a `Text` of its own, as edits of strings need them.
+        frames: check that frames hold whole opcodes, which `splice` requires.
+        uses: create a separate `Text` for each use of a string, which edits of strings require.
 
     Raises:
         TruncatedPickle: the data ends before STOP, or inside an opcode.
-        BadPickle: an unknown opcode, a stack underflow, an unusable argument, ...
+        BadPickle: the data has an unknown opcode, a stack underflow, an unusable argument, ...
     """
     if len(data) - start > MAX_BYTES:
-        message = f"a pickle of {len(data) - start} bytes is beyond the limit of {MAX_BYTES}"
+        message = f"a pickle of {len(data) - start} bytes exceeds the limit of {MAX_BYTES}"
         raise BadPickle(message, path=path, where=where)
     machine = Machine(Graph(data, start))
     machine.uses = uses
@@ -68,7 +69,10 @@ def finish(
     base: int = 0,
     framed: bool = True,
 ) -> Graph:
-    """The graph of `machine`, run to its STOP; with `framed`, its frames hold whole opcodes. Raises as `parse`."""
+    """Run `machine` to its STOP, and return its graph; with `framed`, check that frames hold whole opcodes.
+
+    Raises like `parse`.
+    """
     graph = machine.graph
     try:
         with collector_paused():
@@ -83,7 +87,7 @@ def finish(
 
 
 def _starved(machine: Machine) -> bool:
-    """Whether the opcode in hand would have needed bytes beyond the end."""
+    """Return whether the current opcode needs bytes after the end of the data."""
     data = machine.graph.data
     if machine.at >= len(data):
         return True
@@ -95,6 +99,7 @@ def _starved(machine: Machine) -> bool:
 
 
 def _reason(error: Exception, machine: Machine, size: int) -> str:
+    """Return the message for an error at the current opcode."""
     if isinstance(error, BadPickle):
         return error.message
     if machine.at >= size:
@@ -106,12 +111,12 @@ def _reason(error: Exception, machine: Machine, size: int) -> str:
     if isinstance(error, KeyError):
         return f"{name} fetches a memo entry that was never stored"
     if isinstance(error, IndexError):
-        return f"{name} takes more from the stack than is on it, or runs past the end"
-    return f"{name} with an unusable argument ({error})"
+        return f"{name} takes more values than the stack holds, or runs past the end"
+    return f"{name} has an unusable argument ({error})"
 
 
 def _check_frames(graph: Graph) -> None:
-    """Frames must hold whole opcodes: an editor that changes their lengths relies on it."""
+    """Raise `BadPickle` unless frames hold whole opcodes: an editor that changes their lengths relies on it."""
     if not graph.frames:
         return
     ends = {start + 9 + length for start, length in graph.frames}
@@ -121,10 +126,10 @@ def _check_frames(graph: Graph) -> None:
 
 
 class Machine(RareOpcodes):
-    """`graph` is filled by `run`; `at` is the offset of the opcode in hand, for errors.
+    """Interpreter of a pickle. `run` fills `graph`; `at` is the offset of the current opcode, for errors.
 
-    `u32` is (the data, an offset) -> a tuple of the number of four bytes there. `raw` says what an object that was
-    built stands for, where bytes that are no opcodes follow it. With `uses`, each use of a string is a `Text`.
+    `u32` takes the data and an offset, and returns a tuple with the 4-byte number there. `raw` returns the value that
+    an object represents if bytes that are not opcodes follow it. With `uses`, each use of a string is a `Text`.
     """
 
     u32: Callable[[bytes, int], tuple[int]] = struct.Struct("<I").unpack_from
@@ -132,6 +137,7 @@ class Machine(RareOpcodes):
     uses = True
 
     def run(self) -> None:
+        """Execute the opcodes up to STOP."""
         graph = self.graph
         data = graph.data
         size = len(data)
@@ -173,13 +179,13 @@ class Machine(RareOpcodes):
                         args = stack.pop()
                         func = stack[-1]
                         if type(func) is not new_global:
-                            graph.misuses.append((pos, "NEWOBJ makes an object of what is not a class"))
+                            graph.misuses.append((pos, "NEWOBJ creates an object of something that is not a class"))
                         stack[-1] = Call(func, args, "NEWOBJ", pos)
                         pos += 1
                     elif code == 0x8C:  # SHORT_BINUNICODE
                         end = pos + 2 + data[pos + 1]
                         if end > size:
-                            raise BadPickle(f"a string of {end - pos - 2} bytes where {size - pos - 2} are left")
+                            raise BadPickle(f"a string has {end - pos - 2} bytes, but only {size - pos - 2} are left")
                         if short_text_at < 0:
                             short_text_at = pos
                         use = new_text(data[pos + 2 : end], "utf-8", "surrogatepass")
@@ -231,7 +237,7 @@ class Machine(RareOpcodes):
                 elif code == 0x58:  # BINUNICODE
                     end = pos + 5 + u32(data, pos + 1)[0]
                     if end > size:
-                        raise BadPickle(f"a string of {end - pos - 5} bytes where {size - pos - 5} are left")
+                        raise BadPickle(f"a string has {end - pos - 5} bytes, but only {size - pos - 5} are left")
                     use = new_text(data[pos + 5 : end], "utf-8", "surrogatepass")
                     use.start = pos
                     use.end = end
@@ -240,7 +246,7 @@ class Machine(RareOpcodes):
                     pos = end
                 elif code == 0x28:  # MARK
                     if len(marks) > MAX_MARKS:
-                        raise BadPickle(f"more than {MAX_MARKS} open marks: nothing is nested so deeply")
+                        raise BadPickle(f"more than {MAX_MARKS} marks are open: no program nests values so deeply")
                     marks.append(stack)
                     stack = []
                     pos += 1
@@ -254,7 +260,7 @@ class Machine(RareOpcodes):
                     args = stack.pop()
                     func = stack[-1]
                     if type(func) is not new_global:
-                        graph.misuses.append((pos, "REDUCE calls what is not a function"))
+                        graph.misuses.append((pos, "REDUCE calls something that is not a function"))
                     stack[-1] = Call(func, args, "REDUCE", pos)
                     pos += 1
                 elif code == 0x4D:  # BININT2
@@ -279,7 +285,7 @@ class Machine(RareOpcodes):
                     items = stack
                     stack = marks.pop()
                     if len(items) % 2:
-                        raise BadPickle("SETITEMS with a key and no value")
+                        raise BadPickle("SETITEMS has a key without a value")
                     self.set_items(stack[-1], zip(items[::2], items[1::2], strict=True), pos)
                     pos += 1
                 elif code == 0x62:  # BUILD

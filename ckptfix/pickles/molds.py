@@ -1,4 +1,4 @@
-"""The phrase that torch writes for a plain tensor, and what many phrases of a stream have in common."""
+"""The phrase of opcodes that torch writes for a plain tensor, and the common parts of many phrases in a stream."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ PHRASE = re.compile(
     rb"([\x88\x89])" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R" + _PUT,
     re.DOTALL,
 )  # fmt: skip
-"""What follows the function: ``((storage class key location numel) persistent id, offset, size, stride, requires_grad,
-OrderedDict())``, each value with its number in the memo."""
+"""Opcodes after the function: ``((storage class key location numel) persistent id, offset, size, stride, requires_grad,
+OrderedDict())``, each value with its number in the memo.
+"""
 
 _PUTS = (5, 8, 11, 13, 16, 17, 18)
 _U32 = struct.Struct("<I").unpack_from
@@ -28,15 +29,16 @@ _U32 = struct.Struct("<I").unpack_from
 
 @final
 class Mold:
-    """What phrases have in common that differ in the key of their storage and in their numbers of the memo alone.
+    """The common parts of phrases that differ only in the key of their storage and in their memo numbers.
 
-    A phrase is taken for one number, that of its bytes: it is `constant`, the first of the memo numbers times `factor`
-    and the key, shifted to its place, if and only if all else is the same and the memo numbers count on from the first.
+    The bytes of a phrase are read as one integer. The phrase fits if and only if this integer is `constant`, plus the
+    first memo number times `factor`, plus the key shifted to its place: then all other bytes are equal, and the memo
+    numbers count up from the first.
 
     Attributes:
-        numbers: what it fetches from the memo: `storage`, `type`, `location` and `hooks`.
-        func: what they call.
-        length: of the phrase, in bytes; `given`, how many numbers it gives.
+        numbers: the memo numbers that the phrase fetches: of `storage`, `type`, `location` and `hooks`.
+        func: the function that the phrases call.
+        length: length of the phrase in bytes; `given` is how many memo numbers it assigns.
     """
 
     __slots__ = (
@@ -70,7 +72,7 @@ class Mold:
         self.constant -= int.from_bytes(key, "little") << self.shift
 
     def fits(self, data: bytes, at: int, key_end: int) -> bool:
-        """Whether the phrase at `at` is one of these."""
+        """Return whether the phrase at `at` fits this mold."""
         key = data[at + self.starts[4] : key_end]
         first = _U32(data, key_end + 1)[0]
         return (
@@ -81,7 +83,7 @@ class Mold:
         )
 
     def fetches_its_own(self, memo: dict[int, Node]) -> bool:
-        """Whether the numbers that a phrase fetches still mean what they meant to the first one."""
+        """Return whether the memo numbers that a phrase fetches still refer to the nodes of the first phrase."""
         a, b, c, d = self.numbers
         return (
             memo[a] is self.storage
@@ -92,7 +94,7 @@ class Mold:
 
 
 def numbers(found: re.Match[bytes]) -> tuple[int, ...]:
-    """The numbers that a phrase fetches from the memo: storage, type, location and hooks."""
+    """Return the memo numbers that a phrase fetches: storage, type, location and hooks."""
     return tuple(int.from_bytes(get[1:], "little") for get in found.group(1, 2, 6, 15))
 
 
@@ -100,4 +102,5 @@ _INTS = re.compile(_INT, re.DOTALL)
 
 
 def _ints(pushed: bytes | None) -> tuple[int, ...]:
+    """Return the integers that the opcodes `pushed` push."""
     return tuple(map(pushed_int, _INTS.findall(pushed))) if pushed else ()

@@ -1,9 +1,9 @@
-"""What a stream of pickles names, however long or broken it is: globals, and strings that may be pickles themselves.
+"""Survey of the globals in a stream of pickles, however long or broken it is, and of strings that may be pickles.
 
-`machine.parse` gives a pickle whole, or an error. Here nothing is built: a stack and a memo hold names and nothing
-else, a string is stepped over, and what no unpickler takes is stepped over too, so that whatever stands behind the
-break is seen. Another unpickler, or another version of one, may take what this one would not. Memory does not grow
-with the stream, which is read in windows.
+`machine.parse` returns a whole pickle, or an error. Here nothing is built: the stack and the memo hold only names.
+Strings are skipped, and so is everything that no unpickler accepts, so that names after a break are found too. A
+different unpickler, or a different version, may accept what this one would not. Memory does not grow with the stream,
+which is read in windows.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from ckptfix.pickles.collector import collector_paused
 from ckptfix.pickles.rare import UNRESOLVABLE
 
 Read = Callable[[int, int], bytes]
-"""(offset, length) -> the bytes there."""
+"""Function from (offset, length) to the bytes there."""
 
 WINDOW = 1 << 20
 AHEAD = 1 << 12
-"""Bytes from the end of a window on which the next one is read: room for an opcode and its argument."""
+"""Bytes before the end of a window at which the next one is read: room for an opcode and its argument."""
 
 LONGEST = 1024
-"""Bytes of a string that may be a name; a longer one is not a module's."""
+"""Longest string, in bytes, that can be a name; no module name is longer."""
 
 MAX_MARKS = 100_000
 MOST_KEPT = 1 << 20
-"""Values on the stack or in the memo: beyond it nothing is kept, and names that are put together of
-strings may be lost."""
+"""Most values on the stack or in the memo; beyond it nothing more is kept, and names that are joined from strings may
+be missed.
+"""
 
 MOST_OPCODES = 20_000_000
-"""Opcodes that are looked at: some ten seconds."""
+"""Most opcodes that are examined: some ten seconds."""
 
 MOST_NAMES = 10_000
 
@@ -41,7 +42,7 @@ MOST_INNER = 1 << 16
 
 @dataclass(slots=True)
 class Seen:
-    """A global that the stream names: where it does so first, and where it calls it first."""
+    """A global that the stream names, with the offsets of its first mention and of its first call."""
 
     module: str
     name: str
@@ -50,12 +51,12 @@ class Seen:
 
 
 Kept = Seen | str | None
-"""A value on the stack, as far as it may be a name, or part of one."""
+"""A value on the stack, if it can be a name or a part of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """A string that may be a pickle, or a file: the bytes from `at` on; `text` when they are UTF-8 for Latin-1."""
+    """A string that may be a pickle or a file: `length` bytes from `at` on; `text` if they are UTF-8 for Latin-1."""
 
     at: int
     length: int
@@ -64,17 +65,17 @@ class Inner:
 
 @dataclass(slots=True)
 class Survey:
-    """What a stream names.
+    """The names in a stream.
 
     Attributes:
         seen: each global once, in order.
-        inner: strings that begin as a pickle, an archive or packed data.
-        pickles: how many of the pickles in it came to their STOP.
+        inner: strings that begin like a pickle, an archive or packed data.
+        pickles: number of pickles that reached their STOP.
         end: the byte after the last opcode that was understood.
         whole: whether the last opcode that was understood is a STOP.
-        cut: whether the stream was too long to be looked at to its end.
-        steps: how many opcodes were looked at.
-        persids: whether something refers to a storage by a persistent id.
+        cut: whether the stream was too long to be examined to its end.
+        steps: number of opcodes that were examined.
+        persids: whether a persistent id refers to a storage.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -88,12 +89,12 @@ class Survey:
 
 
 MAGIC = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04|\x1f\x8b\x08|BZh|\xfd7zXZ\0|\x93NUMPY")
-"""How a pickle of protocol 2 and later, and a file that may hold one, begins."""
+"""First bytes of a pickle of protocol 2 or later, and of files that may hold a pickle."""
 
 OLD_MAGIC = re.compile(rb"\(*[ci][A-Za-z_][\w.]*\n|\([dl]p|\([SV]|[SV].*\n")
-"""How a pickle of protocol 0 may begin; as may text, so that only bytes are taken for one."""
+"""First bytes that a pickle of protocol 0 may have. Text may have them too, so only byte strings are matched."""
 
-# opcode -> (values that it takes, values that it leaves); what stands above a mark is taken by `_MARKED`.
+# opcode -> (values that it takes, values that it leaves); `_MARKED` lists those that take all values above a mark.
 _EFFECT: dict[int, tuple[int, int]] = {
     **dict.fromkeys((op.APPEND, op.POP, op.BUILD), (1, 0)),
     **dict.fromkeys((op.SETITEM,), (2, 0)),
@@ -118,11 +119,11 @@ _PLAIN: dict[int, tuple[int, int, int]] = {
     - {*op.COUNTED, *op.LINES, *op.GETS, *op.PUTS, *_MARKED, *_CALLS, op.MARK, op.STOP, op.POP, op.DUP, op.BINPERSID}
     - {op.STACK_GLOBAL, op.EXT1, op.EXT2, op.EXT4}
 }
-"""Opcodes that only take and leave values: bytes of the argument, values taken and left."""
+"""Opcodes that only take and leave values: (bytes of the argument, values taken, values left)."""
 
 
 def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> Survey:
-    """What the pickles from `start` on, one behind another, name before `stop`; it ends at what is not an opcode."""
+    """Collect the names in consecutive pickles from `start` to `stop`, up to the first byte that is not an opcode."""
     machine = _Names(read, start, stop)
     with collector_paused():
         machine.run(most)
@@ -130,7 +131,10 @@ def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> Surve
 
 
 class _Names:
-    """`stack` is the part above the last mark; a value is a `Seen`, the text of a string, or None."""
+    """Interpreter that keeps only names: a value is a `Seen`, a string's text, or None.
+
+    `stack` is the part above the last mark.
+    """
 
     def __init__(self, read: Read, start: int, stop: int) -> None:
         self.read = read
@@ -142,12 +146,13 @@ class _Names:
         self.fresh()
 
     def fresh(self) -> None:
-        """Before the next pickle. An unpickler that reads several has the memo of those before."""
+        """Prepare for the next pickle. An unpickler that reads several pickles keeps the memo of the earlier ones."""
         self.stack: list[Kept] = []
         self.marks: list[list[Kept]] = []
         self.older, self.memo = self.memo, {}
 
     def run(self, most: int) -> None:
+        """Examine up to `most` opcodes."""
         base = self.start
         data = self.read(base, min(WINDOW, self.stop - base)) if base < self.stop else b""
         at = base
@@ -208,7 +213,7 @@ class _Names:
         self.found.cut = True
 
     def behind_line(self, at: int) -> int:
-        """The place behind the next line feed, however far away; 0 without one."""
+        """Return the offset after the next line feed, however far away; 0 without a line feed."""
         while at < self.stop:
             data = self.read(at, min(WINDOW, self.stop - at))
             if (place := data.find(b"\n")) >= 0:
@@ -224,10 +229,10 @@ class _Names:
         return self.stack.pop() if self.stack else None
 
     def string(self, data: bytes, arg: int, length: int, base: int, text: bool) -> str | None:
-        """A string as a name; one that may be more is noted."""
+        """Return a string as a possible name; one that may be a pickle or a file is recorded."""
         head = data[arg : arg + min(length, 64)]
         if text:
-            # Protocol 2 writes bytes as the text of their Latin-1, to be encoded again.
+            # Protocol 2 writes bytes as text, decoded as Latin-1; the unpickler encodes them again.
             head = head.decode("utf-8", "ignore").encode("latin-1", "ignore")
         if length > 4 and (MAGIC.match(head) or (not text and OLD_MAGIC.match(head))):
             if len(self.found.inner) < MOST_INNER:
@@ -237,11 +242,12 @@ class _Names:
         return data[arg : arg + length].decode("utf-8", "replace") if length <= LONGEST else None
 
     def line(self, code: int, raw: bytes, at: int) -> None:
+        """Execute an opcode whose argument is one or two lines of text."""
         if code in (op.GLOBAL, op.INST):
             module, _, name = raw.decode("utf-8", "replace").partition("\n")
             if code == op.INST:
                 self.unmark()
-            # Some writers and readers end lines in two ways.
+            # Some writers end lines with a carriage return and a line feed.
             self.push(self.named(module.strip(), name.strip(), at))
             if code == op.INST:
                 self.called(self.stack[-1], at)
@@ -263,7 +269,7 @@ class _Names:
             self.push(None)
 
     def everyday(self, code: int, raw: bytes, at: int) -> None:
-        """An opcode whose argument has a fixed length."""
+        """Execute an opcode whose argument has a fixed length."""
         if code == op.MARK:
             if len(self.marks) < MAX_MARKS:
                 self.marks.append(self.stack)
@@ -305,11 +311,13 @@ class _Names:
                 self.push(None)
 
     def unmark(self) -> list[Kept]:
+        """Return the values above the last mark, and remove the mark."""
         items = self.stack
         self.stack = self.marks.pop() if self.marks else []
         return items
 
     def put(self, index: int) -> None:
+        """Store the top of the stack in the memo."""
         if len(self.memo) < MOST_KEPT or index in self.memo:
             self.memo[index] = self.stack[-1] if self.stack else None
 
@@ -317,6 +325,7 @@ class _Names:
         return self.memo[index] if index in self.memo else self.older.get(index)
 
     def named(self, module: str, name: str, at: int) -> Seen:
+        """Record a global, and return its entry."""
         seen = self.names.get((module, name))
         if seen is None:
             seen = Seen(module, name, at)
@@ -326,12 +335,13 @@ class _Names:
         return seen
 
     def called(self, value: Kept, at: int) -> None:
+        """Record a call of `value`, if it is a global."""
         if type(value) is Seen and value.called is None:
             value.called = at
 
 
 def _after_lines(data: bytes, arg: int, lines: int) -> int:
-    """The place behind so many line feeds; -1 where they are not in the window."""
+    """Return the offset after `lines` line feeds; -1 if the window does not hold them."""
     end = arg
     for _ in range(lines):
         end = data.find(b"\n", end) + 1
@@ -341,7 +351,7 @@ def _after_lines(data: bytes, arg: int, lines: int) -> int:
 
 
 def _quoted(raw: bytes, code: int) -> str | None:
-    """The text of a line of protocol 0, as far as a name of a module needs it."""
+    """Return the text of a line of protocol 0, as exactly as a module name needs it."""
     if len(raw) > LONGEST:
         return None
     try:

@@ -28,7 +28,7 @@ CODES = frozenset(NAMES)
 GETS = frozenset((GET, BINGET, LONG_BINGET))
 PUTS = frozenset((PUT, BINPUT, LONG_BINPUT, MEMOIZE))
 
-# Bytes of a fixed argument, and bytes of the length that precedes a counted one.
+# Length in bytes of a fixed argument, and of the count before a counted one.
 FIXED = {
     BININT: 4,
     BININT1: 1,
@@ -70,7 +70,7 @@ LINES = {
     PUT: 1,
 }
 
-# What the unpickler behind torch.load(weights_only=True) knows (torch/_weights_only_unpickler.py, 2.13).
+# The opcodes that torch.load(weights_only=True) accepts (torch/_weights_only_unpickler.py, 2.13).
 # fmt: off
 WEIGHTS_ONLY = frozenset((
     APPEND, APPENDS, BINFLOAT, BINGET, BININT, BININT1, BININT2, BINPERSID, BINPUT, BINUNICODE, BUILD,
@@ -82,7 +82,7 @@ WEIGHTS_ONLY = frozenset((
 
 
 class Op(NamedTuple):
-    """One opcode: `data[start:end]`, its argument from `arg` on."""
+    """One opcode: `data[start:end]`, with its argument from `arg` on."""
 
     code: int
     start: int
@@ -94,7 +94,7 @@ def walk(data: bytes, start: int, stop: int) -> Iterator[Op]:
     """Yield the opcodes of ``data[start:stop]``, which must hold whole ones.
 
     Raises:
-        ValueError: an unknown opcode, or one that runs past `stop`.
+        ValueError: an opcode is unknown, or runs past `stop`.
     """
     position = start
     while position < stop:
@@ -120,7 +120,7 @@ def walk(data: bytes, start: int, stop: int) -> Iterator[Op]:
 
 
 def pushed_int(opcode: bytes) -> int:
-    """The number that BININT, BININT1, BININT2 or LONG1 pushes."""
+    """Return the number that BININT, BININT1, BININT2 or LONG1 pushes."""
     if opcode[0] == LONG1:
         return int.from_bytes(opcode[2:], "little", signed=True)
     return int.from_bytes(opcode[1:], "little", signed=opcode[0] == BININT)

@@ -1,9 +1,9 @@
-"""A pickle read where it lies: by pages, and without the byte strings that hold the data of something else.
+"""Reading of a pickle in place: by pages, and without the byte strings that hold file data.
 
-`machine.parse` takes a pickle from memory. Here the stream is read as the machine comes to it, and a string that the
-caller wants to leave where it is becomes a `Place`, of whose bytes only the first were read. joblib puts the bytes of
-an array behind the opcode that makes it, where no unpickler but its own would look for them: `RawData` is where a
-caller says what stands there.
+`machine.parse` reads a pickle from memory. Here the stream is read as the machine advances, and a byte string that the
+caller wants to leave in the file becomes a `Place`: only its first bytes are read. joblib puts the bytes of an array
+after the opcode that creates the array, where only its own unpickler expects them. A caller reports such bytes with
+`RawData`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ckptfix.pickles.names import Read
 from ckptfix.pickles.parsed import Graph
 
 PAGE = 1 << 14
-"""Bytes of a page: between two strings that stay where they are stand a few hundred bytes of a tensor's call."""
+"""Length of a page in bytes: between two strings that stay in the file are a few hundred bytes of a tensor's call."""
 
 HEAD = 64
-"""Bytes of a string that say whether it stays where it is."""
+"""Number of first bytes that decide whether a string stays in the file."""
 
 
 @final
@@ -38,7 +38,7 @@ class Place:
 
 
 class Pages:
-    """The stream as the machine indexes it: one page in memory; `left` is how many bytes of strings may be kept."""
+    """The stream as the machine indexes it, with one page in memory; `left` is the budget in bytes for long strings."""
 
     def __init__(self, read: Read, start: int, size: int) -> None:
         self._read = read
@@ -56,7 +56,7 @@ class Pages:
             if 0 <= here < len(self._page):
                 return self._page[here]
             if not 0 <= key < self._size:
-                raise IndexError("behind the end of the stream")
+                raise IndexError("the offset is after the end of the stream")
             self._turn(key)
             return self._page[0]
         start, stop, _ = key.indices(self._size)
@@ -66,7 +66,7 @@ class Pages:
         if stop - start > PAGE:
             self.left -= stop - start
             if self.left < 0:
-                raise Unsupported(f"a pickle with over {MAX_BYTES} bytes of values that are not tensors")
+                raise Unsupported(f"the pickle has over {MAX_BYTES} bytes of values that are not tensors")
             return self._read(start, stop - start)
         if stop <= start:
             return b""
@@ -74,11 +74,12 @@ class Pages:
         return self._page[: stop - start]
 
     def _turn(self, offset: int) -> None:
+        """Read the page that begins at `offset`."""
         self._first = offset
         self._page = self._read(offset, min(PAGE, self._size - offset))
 
     def index(self, sub: bytes, start: int, stop: int | None = None) -> int:
-        """As ``bytes.index``, for a `sub` of one byte."""
+        """Return the offset of `sub`, a single byte, like ``bytes.index``."""
         end = self._size if stop is None else min(stop, self._size)
         at = start
         while at < end:
@@ -87,11 +88,11 @@ class Pages:
             if found >= 0:
                 return at + int(found)
             at += len(piece)
-        raise ValueError("no such byte before the end of the stream")
+        raise ValueError("there is no such byte before the end of the stream")
 
 
 class _PagedMachine(Machine):
-    """The machine over pages. `stays` says by its first bytes whether a byte string is left where it is."""
+    """The machine over pages. `stays` decides by its first bytes whether a byte string stays in the file."""
 
     u32 = staticmethod(lambda data, offset: (int.from_bytes(data[offset : offset + 4], "little"),))
 
@@ -104,7 +105,7 @@ class _PagedMachine(Machine):
         data = self.graph.data
         self.at = pos
         if code == op.BINFLOAT:
-            # The others unpack it from a buffer.
+            # The base class unpacks it from a buffer, and pages are not one.
             self.stack.append(struct.unpack(">d", data[pos + 1 : pos + 9])[0])
             return pos + 9
         if (width := _BYTES.get(code)) is not None:
@@ -119,7 +120,7 @@ class _PagedMachine(Machine):
 _BYTES = {code: op.COUNTED[code] for code in (
     *(op.SHORT_BINBYTES, op.BINBYTES, op.BINBYTES8, op.SHORT_BINSTRING, op.BINSTRING),
 )}  # fmt: skip
-"""Opcodes that push the bytes of a file, and how wide their count is."""
+"""Width in bytes of the count, for each opcode that pushes bytes of a file."""
 
 
 def parse_paged(
@@ -134,16 +135,16 @@ def parse_paged(
 ) -> Graph:
     """Read the pickle that begins at `start` of a stream of `size` bytes; spans are offsets in the stream.
 
-    Its frames are not looked at, as nothing is going to edit it.
+    Frames are not checked, because the pickle will not be edited.
 
     Args:
-        stays: by the first bytes of a byte string, whether it becomes a `Place`.
-        raw: what stands behind what was built.
+        stays: decides from the first bytes of a byte string whether it becomes a `Place`.
+        raw: reports bytes that follow an object and are not opcodes.
         path, where: for errors.
 
     Raises:
         BadPickle: as `parse`.
-        Unsupported: more bytes of other values than are held in memory.
+        Unsupported: the other values have more bytes than are kept in memory.
     """
     graph = Graph(cast(bytes, Pages(read, start, size)), start)
     return finish(_PagedMachine(graph, stays, raw), path=path, where=where, framed=False)

@@ -1,4 +1,4 @@
-"""A parsed pickle: its nodes, and what the stream says beside them."""
+"""A parsed pickle: its nodes, and other facts about the stream."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Graph:
         data: the stream that was read; spans index it.
         start, end: where in `data` the pickle began, and the byte after its STOP.
         root: the node that STOP leaves.
-        protocol: what PROTO says; 0 without one.
+        protocol: the protocol that PROTO states; 0 without PROTO.
         loose_persids: every persistent id outside folded calls, in order.
         globals: every global, in order of first use of each opcode.
         loose_gets: every use of a string that was fetched from the memo outside folded calls.
-        phrases: the folded calls, in order; None where there are none, and once `unfold` was called.
+        phrases: the folded calls, in order; None if nothing was folded, and after `unfold`.
         frames: (offset of the FRAME opcode, length) of each frame.
-        rare: opcode -> offset of its first use, for those outside torch's everyday set.
-        misuses: (offset, what is wrong) of opcodes whose operands the unpickler of weights_only=True refuses.
+        rare: opcode -> offset of its first use, for opcodes that torch does not usually write.
+        misuses: (offset, message) of each opcode whose operands the unpickler of weights_only=True refuses.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Graph:
         return self.loose_persids
 
     def storages(self) -> set[str]:
-        """Keys of the storages that persistent ids refer to: the third part of each, where that is text."""
+        """Return the keys of the storages that persistent ids refer to: the third field of each, if it is text."""
         keys = {part for persid in self.loose_persids for part in persid.fields[2:3] if isinstance(part, str)}
         return keys if self.phrases is None else keys.union(self.phrases.storages())
 
@@ -65,7 +65,7 @@ class Graph:
         return self.loose_gets
 
     def unfold(self) -> None:
-        """Make nodes of all that is folded: for what looks at each use of a string, or each reference to a storage."""
+        """Create nodes for all folded calls, for code that reads every use of a string or of a storage."""
         if self.phrases is None:
             return
         for call in self.phrases.calls():

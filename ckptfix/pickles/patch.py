@@ -1,8 +1,8 @@
-"""Splicing: new strings over the spans that pushed the old ones, and nothing else changes.
+"""Splicing: new strings replace the spans that pushed the old ones, and nothing else changes.
 
-A string that the memo shares among many uses is edited use by use. Where a use and the memo entry it is
-fetched from no longer agree, the use is written out in place of the fetch; that costs some bytes and
-needs no new memo entry, so implicit numbering (MEMOIZE) remains valid.
+A string that the memo shares among many uses is edited use by use. If the new value of a use differs from that of its
+memo entry, the string is written out in place of the fetch. That costs some bytes but needs no new memo entry, so
+implicit numbering (MEMOIZE) remains valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ckptfix.pickles.rows import Rows
 
 
 class Patch(NamedTuple):
-    """Put `new` in place of ``data[start:end]``."""
+    """A replacement of ``data[start:end]`` by `new`."""
 
     start: int
     end: int
@@ -30,11 +30,12 @@ class Patch(NamedTuple):
 
 
 def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Container[int] = ()) -> bytes:
-    """The opcode and argument that push `value` under `protocol`.
+    """Return the opcode and argument that push `value` under `protocol`.
 
-    `like` is the opcode it replaces: a Python 2 str remains one, so that what reads it decodes it alike. Of the opcodes
-    that weights_only=True refuses only those in `used`, which the stream has already, are written: an edit must not
-    turn a file that it accepts into one that it refuses, whatever protocol the stream claims.
+    `like` is the opcode that it replaces: a Python 2 str remains one, so that readers decode it in the same way. An
+    opcode that weights_only=True refuses is written only if it is in `used`, the opcodes that the stream already has.
+    So an edit never turns a file that weights_only=True accepts into one that it refuses, whatever protocol the stream
+    claims.
     """
     if like == op.BINUNICODE and op.SHORT_BINUNICODE not in used:
         return _binunicode(value)
@@ -53,24 +54,25 @@ def string_opcode(value: str, protocol: int, like: int = op.BINUNICODE, used: Co
 
 
 _ESCAPED = {ord(char): f"\\u{ord(char):04x}" for char in "\\\0\n\r\x1a"}
-"""Characters that a line of a pickle cannot hold as they are: a backslash would begin an escape."""
+"""Characters that a line of a pickle can only hold escaped: a backslash would begin an escape."""
 
 
 def _binunicode(value: str) -> bytes:
+    """Return the BINUNICODE opcode that pushes `value`."""
     raw = value.encode("utf-8", "surrogatepass")
     return b"X" + len(raw).to_bytes(4, "little") + raw
 
 
 Replaced = tuple[int, int, bytes]
-"""A `Patch`, or as much of it."""
+"""The fields of a `Patch`, as a plain tuple."""
 
 
 class Renamed:
-    """The patches that give keys of folded calls other names, made when they are asked for; in order.
+    """The patches that rename keys of folded calls, in order; each is created when it is read.
 
     Args:
-        rows: whose keys they are.
-        nodes: those keys that are nodes, whose patches are made as of other strings.
+        rows: the items whose keys are renamed.
+        nodes: keys that are already nodes, whose patches are created like those of other strings.
         names: old -> new.
         protocol, used: as in `string_opcode`.
     """
@@ -85,7 +87,7 @@ class Renamed:
         self.used = used
 
     def __iter__(self) -> Iterator[Replaced]:
-        """Without those of keys that are nodes: their patches are among those of nodes."""
+        """Yield the patches, except for keys that are nodes: `string_patches` creates those."""
         get, protocol, used, nodes = self.names.get, self.protocol, self.used, self.nodes
         plain = op.SHORT_BINUNICODE not in used
         for start, end, name in self.rows.spans():
@@ -96,7 +98,7 @@ class Renamed:
 
 
 class Patches:
-    """Patches of nodes, and of keys that are none, in the order of the stream."""
+    """Patches of nodes, and of keys that are not nodes, in the order of the stream."""
 
     def __init__(self, others: list[Patch], renamed: list[Renamed]) -> None:
         self.others = others
@@ -120,10 +122,10 @@ class Patches:
 
 
 def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patch]:
-    """The patches that give each use in `edits` its new value and leave every other use as it was.
+    """Return the patches that give each use in `edits` its new value and leave every other use unchanged.
 
-    An edit belongs to a use, not to a value: uses are compared by identity. With several edits of one use
-    the last one counts, which takes them to be equal. Uses in folded calls follow what they are fetched from.
+    An edit belongs to a use, not to a value: uses are compared by identity. If a use has several edits, the last one
+    counts; they are assumed to be equal. Uses in folded calls follow the string that they fetch.
     """
     wanted: dict[int, str] = {}
     patches = []
@@ -145,7 +147,7 @@ def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patc
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """The bytes ``data[start:end]`` that push one value, a PUT after it included; `last` is its final opcode."""
+    """The bytes ``data[start:end]`` that push one value, including a PUT after it; `last` is its final opcode."""
 
     start: int
     end: int
@@ -153,10 +155,10 @@ class Item:
 
 
 def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
-    """The values that ``data[start:stop]`` pushes, in order, for a region that builds plain values and tuples.
+    """Return the values that ``data[start:stop]`` pushes, in order, if it builds only plain values and tuples.
 
     Raises:
-        Unsupported: the region does something else, such as setting items or popping what lies before it.
+        Unsupported: the region does something else, such as setting items, or popping values from before it.
     """
     stack: list[Item] = []
     marks: list[int] = []
@@ -164,7 +166,7 @@ def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
         code = opcode.code
         if code in op.PUTS:
             if not stack:
-                raise Unsupported("a memo entry of a value outside the region", offset=opcode.start)
+                raise Unsupported("the region memoizes a value from outside it", offset=opcode.start)
             stack[-1] = Item(stack[-1].start, opcode.end, stack[-1].last)
             continue
         if code == op.MARK:
@@ -175,16 +177,16 @@ def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
         if code == op.TUPLE and marks:
             taken = len(stack) - marks.pop()
         if taken is None or taken > len(stack) - (marks[-1] + 1 if marks and code != op.TUPLE else 0):
-            raise Unsupported(f"{op.NAMES[code]} in a region of plain values", offset=opcode.start)
+            raise Unsupported(f"a region of plain values contains {op.NAMES[code]}", offset=opcode.start)
         first = stack[len(stack) - taken].start if taken else opcode.start
         del stack[len(stack) - taken :]
         stack.append(Item(first, opcode.end, opcode.start))
     if marks:
-        raise Unsupported("an open mark in a region of plain values", offset=start)
+        raise Unsupported("a region of plain values leaves a mark open", offset=start)
     return stack
 
 
-# How many values an opcode takes from the stack before it pushes one; those that push a plain value take none.
+# Number of values that an opcode takes from the stack before it pushes one; plain values take none.
 _TAKES = {
     **dict.fromkeys((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG), 0),
     **dict.fromkeys((op.BINUNICODE, op.SHORT_BINUNICODE, op.BINUNICODE8, op.UNICODE), 0),
@@ -200,7 +202,7 @@ _TAKES = {
 
 
 def int_opcode(value: int) -> bytes:
-    """The opcode and argument that push an int, as a pickler of protocol 2 chooses them."""
+    """Return the opcode and argument that push an int, chosen as by a pickler of protocol 2."""
     if 0 <= value < 1 << 8:
         return bytes((op.BININT1, value))
     if 0 <= value < 1 << 16:
@@ -213,7 +215,7 @@ def int_opcode(value: int) -> bytes:
 
 
 def splice(graph: Graph, patches: Iterable[Replaced]) -> bytes:
-    """The stream ``data[start:end]`` of `graph` with `patches` applied and frame lengths corrected.
+    """Return the stream ``data[start:end]`` of `graph` with `patches` applied and frame lengths corrected.
 
     Raises:
         Unsupported: two patches overlap.
@@ -231,10 +233,10 @@ def splice(graph: Graph, patches: Iterable[Replaced]) -> bytes:
 
 
 def _in_order(graph: Graph, patches: Iterable[Replaced], *, sure: bool = False) -> bytes | None:
-    """The stream with `patches` applied; None where two of them begin together, or one within or before another.
+    """Return the stream with `patches` applied; None if two of them begin at one offset, overlap, or are out of order.
 
     Args:
-        sure: none does, but for what is put before something that is replaced.
+        sure: skip that check. The patches are in order, except that an insertion may begin where a replacement does.
     """
     data = graph.data
     made = BytesIO()
@@ -257,7 +259,7 @@ _BLOCK = 4096
 
 
 def _frame_patches(graph: Graph, ordered: list[Patch]) -> list[Patch]:
-    """New lengths for the frames in which patches lie. A frame's length counts what follows its opcode."""
+    """Return patches with the new lengths of changed frames. A frame's length counts the bytes after its opcode."""
     out = []
     starts = [patch.start for patch in ordered]
     ends = [patch.end for patch in ordered]

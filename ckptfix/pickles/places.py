@@ -10,19 +10,18 @@ from ckptfix.pickles.graph import Node, children
 
 
 def node_at(root: Node, address: str, known: Mapping[str, Node] | None = None) -> Node:
-    """The node at `address`. Arguments and errors as those of `Places`."""
+    """Return the node at `address`. Arguments and errors: as for `Places`."""
     return Places(root, known)(address)
 
 
 class Places:
-    """Nodes by their addresses: labels joined by slashes, as the walk of a checkpoint gives them; keys may
-    hold slashes too.
+    """Lookup of nodes by address: labels joined by slashes, as the walk of a checkpoint produces them.
 
-    The labels in a node are read once, however many addresses begin with it.
+    Keys may hold slashes too. The labels in a node are read once, however many addresses begin with it.
 
     Args:
-        known: the nodes that a walk found, by the addresses that it gave them. It may have numbered an address that
-            two of them would have, and no key is called so.
+        known: the nodes that a walk found, by the addresses that it gave them. The walk may have numbered an
+            address that two nodes would share, and no key has that numbered name.
     """
 
     def __init__(self, root: Node, known: Mapping[str, Node] | None = None) -> None:
@@ -31,14 +30,14 @@ class Places:
         self._labels: dict[int, dict[str, list[tuple[int, Node]]]] = {}
 
     def __call__(self, address: str) -> Node:
-        """The node at `address`.
+        """Return the node at `address`.
 
         Raises:
-            NoSuchTensor: there is none.
+            NoSuchTensor: no node has this address.
         """
         if address in self._known:
             return self._known[address]
-        # Cycles and shared nodes repeat addresses, never (node, rest of the address).
+        # With cycles and shared nodes an address repeats, but no pair of node and rest is tried twice.
         stack = [(self._root, address)]
         seen: set[tuple[int, str]] = set()
         while stack:
@@ -48,10 +47,10 @@ class Places:
             if (id(node), rest) not in seen:
                 seen.add((id(node), rest))
                 stack += self._below(node, rest)
-        raise NoSuchTensor("no such place", where=address)
+        raise NoSuchTensor("the checkpoint has no such entry", where=address)
 
     def _below(self, node: Node, rest: str) -> list[tuple[Node, str]]:
-        """What in `node` the address may go on with; the last is the first to try: it stands before the others."""
+        """Return the children that the address may continue with, in reverse order, because the last is tried first."""
         labels = self._labels.get(id(node))
         if labels is None:
             labels = self._labels[id(node)] = {}

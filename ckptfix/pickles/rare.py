@@ -1,4 +1,4 @@
-"""The opcodes that are not in the hot loop: the rest of protocol 2, and all of 0, 1, 3, 4 and 5."""
+"""Opcodes outside the hot loop: the rest of protocol 2, and all of 0, 1, 3, 4 and 5."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ckptfix.pickles.rows import Rows
 UNRESOLVABLE = "<unresolvable>"
 SHORT = 200
 MAX_REPEATED = 1 << 26
-"""Characters of strings longer than `SHORT` that are fetched from the memo, in all: names are written once or twice."""
+"""Most characters in strings longer than `SHORT` that are fetched from the memo: names are fetched once or twice."""
 
 _MAPPINGS = ("OrderedDict", "Counter")
 
 
 def _py2_text(raw: bytes, start: int, end: int) -> Text | bytes:
-    """A Python 2 str: text when it is UTF-8 (as torch decodes it), else bytes."""
+    """Return a Python 2 str as text if it is UTF-8 (as torch decodes it), else as bytes."""
     try:
         return use_of(raw.decode("utf-8"), start, end)
     except UnicodeDecodeError:
@@ -33,7 +33,8 @@ class RareOpcodes:
     """State of the machine, and every opcode that is not in its loop.
 
     `memo` maps an index to a node; `stack` is the part above the last mark, `marks` are the parts below. `common` is
-    the function whose calls are folded, where the stream has named it, and `folds` says whether any are.
+    the function whose calls are folded, once the stream has named it, and `folds` tells whether calls are folded at
+    all.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -85,7 +86,7 @@ class RareOpcodes:
             count = int.from_bytes(data[pos + 1 : pos + 1 + width], "little", signed=code == op.LONG4)
             end = pos + 1 + width + count
             if count < 0 or end > size:
-                raise BadPickle(f"an integer of {count} bytes where {size - pos - 1 - width} are left")
+                raise BadPickle(f"an integer has {count} bytes, but only {size - pos - 1 - width} are left")
             stack.append(int.from_bytes(data[pos + 1 + width : end], "little", signed=True))
             return end
         else:
@@ -94,6 +95,7 @@ class RareOpcodes:
         return pos + 1
 
     def rarer(self, code: int, pos: int) -> int:
+        """Execute an opcode that torch does not usually write; return the offset of the next one."""
         graph = self.graph
         data = graph.data
         stack = self.stack
@@ -114,7 +116,7 @@ class RareOpcodes:
         if code == op.FRAME:
             length = int.from_bytes(data[pos + 1 : pos + 9], "little")
             if pos + 9 + length > len(data):
-                raise TruncatedPickle(f"a frame of {length} bytes where {len(data) - pos - 9} are left")
+                raise TruncatedPickle(f"a frame has {length} bytes, but only {len(data) - pos - 9} are left")
             graph.frames.append((pos, length))
             return pos + 9
         if code == op.EMPTY_SET:
@@ -140,7 +142,7 @@ class RareOpcodes:
         elif code == op.DICT:
             items = self.pop_mark()
             if len(items) % 2:
-                raise BadPickle("DICT with a key and no value")
+                raise BadPickle("DICT has a key without a value")
             node = Dict()
             node.items.extend(zip(items[::2], items[1::2], strict=True))
             self.stack.append(node)
@@ -164,15 +166,15 @@ class RareOpcodes:
         elif code == op.DUP:
             stack.append(self.again(stack[-1], pos, pos + 1))
         elif code in (op.EXT1, op.EXT2, op.EXT4):
-            raise BadPickle("an extension code (EXT), which only the registry of its writer could resolve")
+            raise BadPickle("the pickle has an extension code (EXT), which only the registry of its writer can resolve")
         elif code in (op.NEXT_BUFFER, op.READONLY_BUFFER):
-            raise BadPickle("an out-of-band buffer, whose bytes are not in the stream")
+            raise BadPickle("the pickle has an out-of-band buffer, whose bytes are not in the stream")
         else:
             raise BadPickle(f"unknown opcode {code:#x} in a pickle")
         return pos + 1
 
     def again(self, value: Node, pos: int, end: int) -> Node:
-        """What ``data[pos:end]`` puts on the stack once more: of a string, a use that an edit may change alone."""
+        """Return the value that ``data[pos:end]`` pushes again: for a string, a use that can be edited separately."""
         if type(value) is not Text:
             return value
         self.repeat(value)
@@ -205,45 +207,47 @@ class RareOpcodes:
             self.graph.loose_persids.append(value)
         else:
             if len(raw) < 2 or raw[0] != raw[-1] or raw[0] not in b"'\"":
-                raise BadPickle("STRING without quotes")
+                raise BadPickle("STRING has no quotes")
             value = _py2_text(codecs.escape_decode(raw[1:-1])[0], pos, end)
         self.stack.append(value)
         return end
 
     def counted(self, pos: int, width: int) -> tuple[int, bytes]:
-        """The end of the opcode at `pos` and its bytes, whose count stands in `width` bytes."""
+        """Return the end of the opcode at `pos` and its bytes, whose count takes `width` bytes."""
         data = self.graph.data
         first = pos + 1 + width
         count = int.from_bytes(data[pos + 1 : first], "little")
         if first + count > len(data):
-            raise BadPickle(f"{count} bytes promised where {max(len(data) - first, 0)} are left")
+            raise BadPickle(f"{count} bytes promised, {max(len(data) - first, 0)} left")
         return first + count, data[first : first + count]
 
     def pop_mark(self) -> list[Node]:
+        """Return the values above the last mark, and remove the mark."""
         items = self.stack
         self.stack = self.marks.pop()
         return items
 
     def set_items(self, target: Node, items: Iterable[tuple[Node, Node]], pos: int) -> None:
-        """SETITEM and SETITEMS, which the unpickler of weights_only=True allows on three kinds of mapping."""
+        """Execute SETITEM or SETITEMS, which the unpickler of weights_only=True allows on three kinds of mapping."""
         set_items(target, items)
         if type(target) is Call and not any(target.is_call_of("collections", name) for name in _MAPPINGS):
-            self.graph.misuses.append((pos, "items are set on what is not a dict, OrderedDict or Counter"))
+            self.graph.misuses.append((pos, "items are set on something that is not a dict, OrderedDict or Counter"))
 
     def extend(self, target: Node, values: list[Node], pos: int) -> None:
-        """APPEND and APPENDS, which the unpickler of weights_only=True allows on a list."""
+        """Execute APPEND or APPENDS, which the unpickler of weights_only=True allows on a list."""
         extend(target, values)
         if type(target) is not list:
-            self.graph.misuses.append((pos, "values are appended to what is not a list"))
+            self.graph.misuses.append((pos, "values are appended to something that is not a list"))
 
     def repeat(self, value: Text) -> None:
-        """Count a string that is fetched from the memo, of which each use is a copy."""
+        """Count a string that is fetched from the memo, because each use is a copy."""
         if len(value) > SHORT:
             self.repeated += len(value)
             if self.repeated > MAX_REPEATED:
-                raise BadPickle(f"strings that are fetched so often that they take over {MAX_REPEATED} bytes")
+                raise BadPickle(f"strings are fetched so often that they take over {MAX_REPEATED} bytes")
 
     def add_global(self, module: str, name: str, pos: int) -> None:
+        """Push a global, and note the function whose calls are folded."""
         node = Global(str(module), str(name), pos)
         self.graph.globals.append(node)
         self.stack.append(node)
@@ -254,16 +258,17 @@ class RareOpcodes:
         """Fold the call of `common` whose arguments begin at `at`.
 
         Returns:
-            Its number; -1 where it is not written as most are.
+            Its number; -1 if it is not written like most calls.
         """
-        if self.common is None:  # what was fetched is the value None
+        if self.common is None:  # the fetched value is None
             return -1
         return self.phrases.read(self.common, at, self.memo)
 
     def fold_items(self, row: int, get: bytes, stack: list[Node], marks: list[list[Node]]) -> int:
-        """Take the folded call `row`, and the keys and folded calls behind it, each fetching the function by `get`.
+        """Read the folded call `row`, and the keys and folded calls after it.
 
-        They are left to a mapping where the stream sets them on one next; else they are put on the stack.
+        The bytes `get` fetch the function each time. If the stream sets the items on a mapping next, the mapping keeps
+        them as rows; otherwise they are pushed on the stack.
 
         Returns:
             Where they end.
@@ -297,13 +302,14 @@ class RareOpcodes:
         return at
 
     def count_memo(self) -> None:
-        """MEMOIZE counts what is in the memo: from here on nothing is folded."""
+        """Stop folding: MEMOIZE counts the entries of the memo, so that it must be complete from here on."""
         self.memo.spread()
         self.common = None
         self.folds = False
 
 
 def set_items(target: Node, items: Iterable[tuple[Node, Node]]) -> None:
+    """Set items on a mapping, as an unpickler would."""
     if (type(target) is Dict or type(target) is Call) and target.rows is not None:
         target.rows.extend(items)
     elif type(target) is Dict:
@@ -313,10 +319,11 @@ def set_items(target: Node, items: Iterable[tuple[Node, Node]]) -> None:
             target.items = []
         target.items.extend(items)
     else:
-        raise BadPickle(f"items set on a {_kind(target)}")
+        raise BadPickle(f"items are set on a {_kind(target)}")
 
 
 def extend(target: Node, items: list[Node]) -> None:
+    """Append elements to a list, a set or an object, as an unpickler would."""
     if type(target) is list:
         target.extend(items)
     elif type(target) is Set:
@@ -326,12 +333,13 @@ def extend(target: Node, items: list[Node]) -> None:
             target.elements = []
         target.elements.extend(items)
     else:
-        raise BadPickle(f"values appended to a {_kind(target)}")
+        raise BadPickle(f"values are appended to a {_kind(target)}")
 
 
 def build(target: Node, state: Node) -> None:
+    """Set the state of an object, as BUILD does."""
     if type(target) is not Call:
-        raise BadPickle(f"state set on a {_kind(target)}")
+        raise BadPickle(f"state is set on a {_kind(target)}")
     # A second BUILD on one object is legal and adds to the first; both remain reachable.
     target.state = state if target.state is None else (target.state, state)
 

@@ -1,9 +1,9 @@
-"""A parsed pickle written again, without some of its nodes: what a splice could only do with a new memo.
+"""Rewriting of a parsed pickle without some of its nodes, which a splice could do only with a new memo.
 
-Whatever `parse` gives can be written: calls of every kind, sets, bytes, shared nodes and cycles. The opcodes are those
-of protocol 2 as far as they go, which is what ``torch.load(weights_only=True)`` knows, under the PROTO of the
-original: names of globals are looked up by it (``pickle.Unpickler.find_class`` maps old names below 3 and takes dotted
-ones from 4 on). Frames are left out; no unpickler needs them.
+Every result of `parse` can be written: calls of every kind, sets, bytes, shared nodes and cycles. The opcodes are
+those of protocol 2 where possible, which ``torch.load(weights_only=True)`` accepts. PROTO keeps the number of the
+original, because the lookup of globals depends on it (``pickle.Unpickler.find_class`` maps old names below 3 and
+accepts dotted ones from 4 on). Frames are left out; no unpickler needs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ckptfix.pickles.rows import rows_of
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A fresh stream, and the persistent ids in it, in order and once for each time it names one."""
+    """A fresh stream, and the persistent ids in it, in order, one entry for each occurrence."""
 
     pickle: bytes
     persids: tuple[PersId, ...]
@@ -34,34 +34,36 @@ def reemit(
     gone: Collection[int] = (),
     replaced: Mapping[int, Node] | None = None,
 ) -> Rewritten:
-    """The stream of `graph` without some of its nodes. What other nodes share with the dropped ones is kept whole.
+    """Return the stream of `graph` without some of its nodes; nodes that are used elsewhere too are kept.
 
     Args:
-        items: ``id`` of a Dict or Call -> places in its ``items`` that are left out; or of a list -> of its elements.
+        items: ``id`` of a Dict or Call -> positions in its ``items`` that are left out; or of a list -> of its
+            elements.
         gone: ``id`` of nodes that are left out wherever they are the value of a mapping, and are None elsewhere.
-        replaced: ``id`` of nodes -> what is written in their place, wherever they stand.
+        replaced: ``id`` of nodes -> the node that is written in their place, wherever they occur.
 
     Raises:
-        Unsupported: something that cannot be written as it was meant: a global that was computed, state that was
-            set twice on one object.
+        Unsupported: something cannot be written with its meaning kept: a computed global, or state that was set twice
+            on one object.
     """
     writer = Writer(graph, items, gone, replaced)
     writer.run(graph.root)
     if writer.pairs_of_states:
-        # Two states of one object are kept as a pair, like the state of a class with __slots__: BUILDs show which.
+        # Two states of one object are kept as a pair, and so is the state of a class with __slots__. The number of
+        # BUILDs tells them apart.
         builds = sum(opcode.code == op.BUILD for opcode in op.walk(graph.data, graph.start, graph.end))
         if builds > sum(type(node) is Call and node.state is not None for node in every_node(graph.root)):
-            raise Unsupported("state that is set twice on one object, or on one that was thrown away")
+            raise Unsupported("state is set twice on one object, or is set on an object that was discarded")
     protocol = max(graph.protocol, 2)
     return Rewritten(b"".join((bytes((op.PROTO, protocol)), *writer.out, b".")), tuple(writer.persids))
 
 
 def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
-    """Every node that holds others, once, in no certain order; whatever hangs on it, under whatever key.
+    """Yield every node that holds other nodes, once, in no particular order, whatever key it is under.
 
     Args:
-        folded: with folded calls, and what they are made of, which become nodes by it; without them, what they are is
-            known: calls as torch writes them, of plain numbers and of a storage.
+        folded: include folded calls and their parts, which thereby become nodes. Without them nothing unknown is
+            missed: they are calls as torch writes them, of plain numbers and a storage.
     """
     seen: set[int] = set()
     stack = [root]
@@ -88,7 +90,7 @@ def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
 
 
 def parts_of(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
-    """What hangs on a node that holds others, in no certain order; items of which the value is in `gone` do not."""
+    """Return the parts of a node that holds nodes, in no particular order, except items whose value is in `gone`."""
     if type(node) is Call or type(node) is Dict:
         rows = node.items or ()
         pairs = (part for row in rows if not gone or id(row[1]) not in gone for part in row)

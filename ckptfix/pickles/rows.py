@@ -1,4 +1,4 @@
-"""Items of a mapping that are folded calls behind their keys: pairs of nodes when something asks for them."""
+"""Items of a mapping whose values are folded calls: pairs of nodes are created when code asks for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptfix.pickles.graph import Call, Dict, Node, Text
 
 @final
 class Rows:
-    """Pairs, and ranges of `phrases` that stand for pairs, in the order of the mapping."""
+    """Pairs, and ranges of `phrases` that represent pairs, in the order of the mapping."""
 
     __slots__ = ("_names", "chunks", "phrases")
 
@@ -33,7 +33,7 @@ class Rows:
             self.chunks.append(range(first, last))
 
     def extend(self, items: Iterable[tuple[Node, Node]]) -> None:
-        """Add pairs behind them."""
+        """Append pairs."""
         added = list(items)
         self._names = None
         if added and self.chunks and isinstance(self.chunks[-1], list):
@@ -42,7 +42,7 @@ class Rows:
             self.chunks.append(added)
 
     def pairs(self) -> list[tuple[Node, Node]]:
-        """All of them as nodes, each always the same one."""
+        """Return all pairs as nodes, always the same ones."""
         return list(self)
 
     def __iter__(self) -> Iterator[tuple[Node, Node]]:
@@ -58,25 +58,25 @@ class Rows:
 
     @property
     def ranges(self) -> list[range]:
-        """The phrases alone."""
+        """The ranges of phrases."""
         return [chunk for chunk in self.chunks if isinstance(chunk, range)]
 
     def others(self) -> list[tuple[Node, Node]]:
-        """The pairs alone."""
+        """Return the pairs that are not phrases."""
         return [pair for chunk in self.chunks if isinstance(chunk, list) for pair in chunk]
 
     def values(self) -> Iterator[Node]:
-        """The values, in order."""
+        """Yield the values, in order."""
         for chunk in self.chunks:
             yield from map(self.phrases.call, chunk) if isinstance(chunk, range) else (value for _, value in chunk)
 
     def unmade(self) -> Iterator[Node | Alone]:
-        """The same; those that are no nodes yet stay so."""
+        """Yield the values, in order, without creating nodes for folded calls."""
         for chunk in self.chunks:
             yield from self.phrases.unmade(chunk) if isinstance(chunk, range) else (value for _, value in chunk)
 
     def names(self) -> tuple[str, ...]:
-        """The keys, in order, where all of them are text; always the same object, as every name site needs them."""
+        """Return the keys, in order, if all of them are text; always the same object, which all name sites share."""
         if self._names is None:
             found: list[str] = []
             for chunk in self.chunks:
@@ -85,16 +85,16 @@ class Rows:
         return self._names
 
     def nodes(self) -> list[Text]:
-        """The keys that are nodes already; no other one is fetched from the memo by anything."""
+        """Return the keys that are already nodes; only these can be fetched from the memo."""
         found = [key for key, _ in self.others() if type(key) is Text]
         return found + [key for rows in self.ranges for key in self.phrases.known_keys(rows).values()]
 
     def starts(self) -> list[array[int]]:
-        """Where each key of `ranges` is pushed."""
+        """Return the offsets at which the keys of `ranges` are pushed."""
         return [self.phrases.key_at[rows.start : rows.stop] for rows in self.ranges]
 
     def spans(self) -> Iterator[tuple[int, int, str]]:
-        """(start, end, key) of what pushes each key of `ranges`."""
+        """Yield (start, end, key) of the opcode that pushes each key of `ranges`."""
         phrases, names = self.phrases, iter(self.names())
         for chunk in self.chunks:
             if isinstance(chunk, list):
@@ -105,7 +105,7 @@ class Rows:
 
 
 def rows_of(node: Node) -> Rows | None:
-    """The items of a mapping of which some are folded calls and no nodes yet; None for others."""
+    """Return the items of a mapping if some of them are folded calls that are not nodes yet; None otherwise."""
     if (type(node) is Dict or type(node) is Call) and type(node.rows) is Rows and node.rows.ranges:
         return node.rows
     return None

@@ -1,7 +1,7 @@
-"""An archive that grows at its end: what was there stays, a new record and a new directory follow.
+"""An archive that grows at its end: the existing bytes stay, and a new record and a new directory follow.
 
-A zip is read from its end, so the new directory is the one that counts; the old archive, directory and all, is a prefix
-of the new one. To take the edit back is to cut the file where the new record begins.
+A zip is read from its end, so the new directory is the one that counts. The old archive, with its directory, is a
+prefix of the new one: to undo the edit, cut the file where the new record begins.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ MOST_EDITS = 10_000
 
 
 def append_record(reader: Source, directory: Directory, record: Record, new: bytes) -> list[Segment]:
-    """The archive with `new` in place of the data of `record`, at its end; every byte that is there stays.
+    """Return the segments of the archive with `new` as the data of `record`, appended at its end; existing bytes stay.
 
     Raises:
-        BadDirectory: a local header that disagrees with the directory.
+        BadDirectory: a local header disagrees with the directory.
         Unsupported: bytes follow the archive.
     """
     if directory.trailing:
         raise Unsupported(
-            f"{directory.trailing} bytes follow the archive, and would stand inside it", path=directory.path,
+            f"{directory.trailing} bytes follow the archive, and would end up inside it", path=directory.path,
             hint="write a copy: give OUT",
         )  # fmt: skip
     size = reader.size
@@ -47,7 +47,7 @@ def append_record(reader: Source, directory: Directory, record: Record, new: byt
 
 
 def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, Record]]:
-    """What an archive was before edits at its end, the latest first: each with the record that the next one changed."""
+    """Yield the archive before each edit at its end, the latest first, with the record that the edit changed."""
     if directory.trailing or not directory.records:
         return
     headers = directory.records.headers
@@ -60,6 +60,7 @@ def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, 
 
 
 def _before(path: str, record: Record) -> tuple[Part, Directory, Record] | None:
+    """Return the archive that ends where `record` begins, or None if there is not exactly one such record in it."""
     name = Part(f"{path}[:{record.header:#x}]", path, 0, record.header)
     try:
         with open_source(name) as reader:

@@ -1,9 +1,9 @@
-"""Every place at which a zip archive says two things, judged as strictly as the strictest of its readers.
+"""Contradictions in a zip archive, judged as strictly as by the strictest of its readers.
 
 torch reads with miniz, which trusts the central directory, takes the end of each local header from the header itself,
-and refuses or misreads on a few fields that others skip. zipfile refuses on other fields, and libzip compares both
-descriptions of a record. A `Dispute` says which of them it concerns: with `serious` torch reads other bytes, or
-refuses; without it torch reads the same bytes, and another reader may not.
+and refuses or misreads a few fields that other readers skip. zipfile refuses because of other fields, and libzip
+compares both descriptions of a record. `Dispute.serious` says which readers a contradiction concerns: if it is true,
+torch refuses the file or reads wrong bytes; if not, torch reads the right bytes, but a different reader may not.
 
 Sources: ``mz_zip_reader_read_central_dir`` and ``mz_zip_reader_extract_to_mem_no_alloc1`` of miniz 3.0.2,
 ``_RealGetContents`` and ``open`` of CPython's Lib/zipfile, and the errors of zip_open(3) with ``ZIP_CHECKCONS``.
@@ -22,31 +22,32 @@ from ckptfix.zips.local import Local, local_extra, local_header, local_sizes
 from ckptfix.zips.read import CENTRAL, DESCRIPTOR_FOLLOWS, ENCRYPTED, LOCAL, Directory, Record, extra_fields
 
 PATCHED, MASKED = 0x20, 0x2000
-"""Flag bits at which miniz refuses a record, and the whole archive."""
+"""Flag bits for which miniz refuses a record, and the whole archive."""
 
 NEWEST = 63
-"""The version of the format, in tenths, beyond which zipfile reads no record."""
+"""The newest version of the format, in tenths, that zipfile reads."""
 
 FILE_TYPE, FOLDER_MODE = 0o170000 << 16, 0o040000 << 16
 """The Unix file type in the external attributes, and a folder's mode."""
 
 UNIX = 3
 USUAL = 72
-"""Bytes of an extra field that a record of torch has at most, as a rule."""
+"""Length in bytes of the longest extra field that torch usually writes."""
 
 _ROW = struct.Struct("<4x3H18x2H2xH10x").unpack_from
-"""Of a row: made by, needed, flags, lengths of the name and of the extra field, disk."""
+"""Fields of a directory row: made by, needed, flags, lengths of the name and of the extra field, disk."""
 
 _SHORT, _LONG = struct.Struct("<3L"), struct.Struct("<L2Q")
 
 
 class Dispute(NamedTuple):
-    """One thing that is said twice, and not alike.
+    """A fact that the archive states twice, in two different ways.
 
     Attributes:
-        id: of the finding: ``"bad-directory"`` for the directory and its end, ``"bad-local-header"`` for what stands
-            around the data, ``"hidden-bytes"`` and ``"junk-before"`` for bytes that belong to no record.
-        serious: torch refuses, or reads other bytes than the directory means.
+        id: id of the finding: ``"bad-directory"`` for the directory and its end, ``"bad-local-header"`` for the headers
+            and descriptors around the data, ``"hidden-bytes"`` and ``"junk-before"`` for bytes that belong to no
+            record.
+        serious: torch refuses the file, or reads other bytes than the directory means.
     """
 
     id: str
@@ -57,7 +58,7 @@ class Dispute(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where the data of a record begins, by its local header, and where what follows it may begin."""
+    """The extent of a record: where its data begins by its local header, and where the next structure can begin."""
 
     record: Record
     data: int
@@ -66,10 +67,10 @@ class Span(NamedTuple):
 
 @without_collections
 def examine(reader: Source, directory: Directory, *, local_headers: bool = True) -> tuple[list[Span], list[Dispute]]:
-    """The records as their local headers place them, and every dispute; only what stands around data is read.
+    """Return the extents of the records by their local headers, and every contradiction, without reading any data.
 
     Args:
-        local_headers: False looks at the directory alone, and places no record.
+        local_headers: False checks only the directory, and returns no extents.
     """
     found = [Dispute("bad-directory", "", offset, message, serious) for message, offset, serious in directory.disputes]
     spans: list[Span] = []
@@ -81,7 +82,7 @@ def examine(reader: Source, directory: Directory, *, local_headers: bool = True)
             continue
         local = local_header(reader, record.header, len(record.name) + USUAL)
         if local is None:
-            message = "no local header where the directory points"
+            message = "the directory does not point to a local header"
             found.append(Dispute("bad-local-header", record.name, record.header, message, True))
             data = record.header + LOCAL.size + len(record.name.encode("utf-8", "surrogateescape"))
             spans.append(Span(record, data, data + record.stored))
@@ -106,7 +107,7 @@ def _place(span: Span) -> int:
 
 
 def _former(reader: Source, directory: Directory) -> Iterator[Span]:
-    """What edits in place left behind: records that the directory no longer lists, and former directories."""
+    """Yield what in-place edits left behind: records that the directory no longer lists, and former directories."""
     for name, before, record in earlier(reader.name, directory):
         local = local_header(reader, record.header, len(record.name) + USUAL)
         if local is not None:
@@ -117,13 +118,13 @@ def _former(reader: Source, directory: Directory) -> Iterator[Span]:
 
 
 def _joined(id: str, record: Record, offset: int, said: list[tuple[str, bool]]) -> Dispute:
-    """All that is `said` about one place, in one dispute, what torch minds first."""
+    """Join all messages in `said` about one place into one dispute, those that torch minds first."""
     said.sort(key=lambda what: not what[1])
     return Dispute(id, record.name, offset, "; ".join(message for message, _ in said), said[0][1])
 
 
 def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
-    """(what is wrong with a row of the directory, whether torch minds)."""
+    """Return the faults of a directory row, as (message, whether torch minds)."""
     made, needed, flags, name_length, extra_length, disk = _ROW(raw, record.position)
     needed &= 0xFF
     said: list[tuple[str, bool]] = []
@@ -133,45 +134,45 @@ def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
     elif record.attributes & FILE_TYPE == FOLDER_MODE and made >> 8 == UNIX and record.size:
         said.append(("marked as a folder by its Unix mode", False))
     if disk:
-        # miniz lets 1 pass for the only disk.
-        said.append((f"said to lie on disk {disk}, of a single file", disk > 1))
+        # miniz accepts 1 as the number of the only disk.
+        said.append((f"the directory puts it on disk {disk}, but there is only one file", disk > 1))
     if flags & (PATCHED | MASKED):
-        said.append((f"flags {flags:#x}, which mark a patch or a masked header: torch refuses it", True))
+        said.append((f"flags {flags:#x} mark a patch or a masked header: torch refuses it", True))
     if needed > NEWEST:
-        said.append((f"said to need version {needed / 10} of the zip format, which zipfile refuses", False))
+        said.append((f"it requires version {needed / 10} of the zip format, which zipfile refuses", False))
     if extra_length:
         first = record.position + CENTRAL.size + name_length
         kinds = [kind for kind, _ in extra_fields(raw[first : first + extra_length])]
         if -1 in kinds:
-            said.append(("an extra field in the directory that does not fit its length", False))
+            said.append(("an extra field in the directory does not match its length", False))
         if kinds.count(1) > 1:
-            said.append(("two zip64 fields in the directory", False))
+            said.append(("it has two zip64 fields in the directory", False))
     return said
 
 
 def _local(reader: Source, local: Local, data: int, record: Record) -> list[tuple[str, bool]]:
-    """(in what a local header disagrees with the directory, whether torch minds)."""
+    """Return the contradictions between a local header and the directory, as (message, whether torch minds)."""
     said: list[tuple[str, bool]] = []
     if local.name != record.name.encode("utf-8", "surrogateescape"):
-        said.append(("its local header has another name", True))
+        said.append(("its local header has a different name", True))
     if local.method != record.method:
         message = f"compression method {local.method} in the local header, {record.method} in the directory"
         said.append((message, True))
     odd = local.flags ^ record.flags
     if odd & ENCRYPTED:
-        said.append(("one of its two headers says that it is encrypted", True))
+        said.append(("only one of its two headers marks it as encrypted", True))
     elif odd:
         said.append((f"flags {local.flags:#x} in the local header, {record.flags:#x} in the directory", False))
     if local.needed & 0xFF > NEWEST:
-        said.append((f"said to need version {(local.needed & 0xFF) / 10} of the zip format", False))
+        said.append((f"it requires version {(local.needed & 0xFF) / 10} of the zip format", False))
     if data + record.stored > reader.size:
         said.append(("its local header pushes its data beyond the end of the file", True))
         return said
     extra = local_extra(reader, local)
-    # One field that fills it, as torch writes.
+    # torch writes one field, which fills it.
     single = not extra or (len(extra) > 3 and extra[2] + (extra[3] << 8) + 4 == len(extra))
     if not single and any(kind < 0 for kind, _ in extra_fields(extra)):
-        said.append(("an extra field in its local header that does not fit its length", False))
+        said.append(("an extra field in its local header does not match its length", False))
     deferred = local.flags & DESCRIPTOR_FOLLOWS
     if deferred and not (local.stored or local.size or local.crc32):
         return said
@@ -185,7 +186,7 @@ def _local(reader: Source, local: Local, data: int, record: Record) -> list[tupl
 
 
 def _behind(reader: Source, record: Record, end: int, directory: int) -> tuple[int, str]:
-    """(where the next record may begin: behind the data and its descriptor, what the descriptor says otherwise).
+    """Return the offset after a record's data and its descriptor, and how the descriptor contradicts the directory.
 
     A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9).
     """
@@ -201,22 +202,22 @@ def _behind(reader: Source, record: Record, end: int, directory: int) -> tuple[i
             crc32, *sizes = form.unpack_from(raw, skip)
             if tuple(sizes) == stated and (crc32 == record.crc32 or skip):
                 wrong = crc32 != record.crc32
-                message = f"CRC-32 {crc32:08x} behind the data, {record.crc32:08x} in the directory" if wrong else ""
+                message = f"CRC-32 {crc32:08x} after the data, {record.crc32:08x} in the directory" if wrong else ""
                 return end + skip + form.size, message
     if not skip:
-        # miniz writes none behind a record without data.
-        return end, "" if not record.size else "no data descriptor behind its data, where its flags promise one"
-    return end + 16, "the data descriptor behind it states other sizes than the directory"
+        # miniz writes no descriptor after a record without data.
+        return end, "" if not record.size else "no data descriptor follows its data, although its flags announce one"
+    return end + 16, "its data descriptor and the directory state different sizes"
 
 
 def _between(spans: list[Span], directory: int) -> Iterator[Dispute]:
-    """Data that runs into what follows it, and bytes that no record has."""
+    """Yield the data that runs into the next structure, and the bytes that belong to no record."""
     end = 0
     before: Span | None = None
     for span in spans:
         header = span.record.header
         if header > end and before is None:
-            yield Dispute("junk-before", "", 0, f"{header:,} other bytes stand before the archive", True)
+            yield Dispute("junk-before", "", 0, f"{header:,} other bytes precede the archive", True)
         elif header > end:
             yield _gap(end, header, f"before {span.record.name}")
         elif before is not None and before.data + before.record.stored > header:
@@ -233,5 +234,5 @@ def _gap(start: int, end: int, place: str) -> Dispute:
 
 
 def _overlap(span: Span, following: int) -> Dispute:
-    message = f"its data, from {span.data:#x} on, runs into what begins at {following:#x}"
+    message = f"its data, from {span.data:#x} on, overlaps the bytes that begin at {following:#x}"
     return Dispute("bad-local-header", span.record.name, span.record.header, message, True)

@@ -1,6 +1,6 @@
-"""Local headers, which stand before the data of each record of a zip archive, and state where the data begins.
+"""Local headers, which precede the data of each record of a zip archive and state where the data begins.
 
-One reader for all: edits, repairs and diagnoses see the same header. Layout: see `read`.
+Edits, repairs and diagnoses use this one reader, so that all see the same header. Layout: see `read`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ckptfix.zips.read import (
 )
 
 ALIGNMENT = 64
-"""torch puts data at multiples of so many bytes."""
+"""torch aligns data to multiples of this number of bytes."""
 
 MOST_EXTRA = 4096 + 64
-"""Bytes of the longest extra field that aligns data, to a page."""
+"""Length in bytes of the longest extra field that aligns data, which is to a page."""
 
 _DESCRIPTORS = (16, 24)
-"""Bytes behind the data of a record that state its checksum and sizes."""
+"""Lengths in bytes of a data descriptor, which states the checksum and the sizes after the data of a record."""
 
 
 class Local(NamedTuple):
-    """A local header as it stands: `name` undecoded, sizes of four bytes, `extra` the length of the extra field.
+    """A local header as the file has it: `name` undecoded, sizes of four bytes, `extra` the length of the extra field.
 
     Attributes:
         header: where it begins in the file.
-        needed: the version of the format that a reader must know, in tenths.
-        behind: bytes behind the name that came with it, perhaps the whole extra field.
+        needed: the version of the format that a reader must support, in tenths.
+        behind: bytes after the name that were read with it; they may hold the whole extra field.
     """
 
     header: int
@@ -56,15 +56,15 @@ class Local(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Where the data begins in the file."""
+        """The offset in the file at which the data begins."""
         return self.header + LOCAL.size + len(self.name) + self.extra
 
 
 def local_header(reader: Source, header: int, expected: int = 64) -> Local | None:
-    """The local header at `header`; None if what stands there could be none.
+    """Read the local header at `header`; return None if the bytes there cannot be one.
 
     Args:
-        expected: bytes that its name, or name and extra field, are likely to have, for a single read.
+        expected: likely length in bytes of its name, or of its name and extra field, so that one read is enough.
     """
     left = reader.size - header
     if header < 0 or left < LOCAL.size:
@@ -80,7 +80,7 @@ def local_header(reader: Source, header: int, expected: int = 64) -> Local | Non
 
 
 def local_extra(reader: Source, local: Local) -> bytes:
-    """The extra field of `local`, or what the file has of it."""
+    """Return the extra field of `local`, or the part of it that the file has."""
     if len(local.behind) >= local.extra:
         return local.behind[: local.extra]
     start = local.data - local.extra
@@ -88,7 +88,7 @@ def local_extra(reader: Source, local: Local) -> bytes:
 
 
 def local_sizes(reader: Source, local: Local) -> tuple[int, int]:
-    """(bytes in the file, bytes of the data) that `local` states, from the zip64 field where it refers to one."""
+    """Return (bytes in the file, bytes of the data) as `local` states them, using its zip64 field if it names one."""
     if MAX32 in (local.stored, local.size):
         wide = next((payload for kind, payload in extra_fields(local_extra(reader, local)) if kind == 1), b"")
         if len(wide) >= 16:
@@ -98,10 +98,10 @@ def local_sizes(reader: Source, local: Local) -> tuple[int, int]:
 
 
 def read_local(reader: Source, record: Record) -> Local:
-    """The local header of `record`, compared with the directory; not a byte of the data is read.
+    """Read the local header of `record` and compare it with the directory; no byte of the data is read.
 
     Raises:
-        BadDirectory: the local header is missing, or it has another name.
+        BadDirectory: the local header is missing, or has a different name.
         Unsupported: the record is encrypted.
         Truncated: the file ends inside the data.
     """
@@ -109,7 +109,7 @@ def read_local(reader: Source, record: Record) -> Local:
     local = local_header(reader, record.header, len(name))
     if local is None:
         raise BadDirectory(
-            "no local header where the directory points", path=reader.name, where=record.name, offset=record.header
+            "the directory does not point to a local header", path=reader.name, where=record.name, offset=record.header
         )
     if local.name != name:
         raise BadDirectory(
@@ -119,7 +119,7 @@ def read_local(reader: Source, record: Record) -> Local:
             offset=record.header,
         )
     if record.flags & ENCRYPTED:
-        raise Unsupported("an encrypted record", path=reader.name, where=record.name)
+        raise Unsupported("the record is encrypted", path=reader.name, where=record.name)
     start = local.data
     if start + record.stored > reader.size:
         raise Truncated(
@@ -133,11 +133,11 @@ def read_local(reader: Source, record: Record) -> Local:
 
 
 def starts(directory: Directory) -> dict[int, int]:
-    """Where the data of records begins, by their header, where the directory alone leaves no doubt.
+    """Return the data offsets that the directory alone proves, by the offset of the record's local header.
 
-    torch and ckptfix put data at multiples of 64 bytes, at most a page behind the name, and nothing but a descriptor
-    between data and the next record: so where a record ends says where its data begins. One request for the directory
-    then does what takes one for each record otherwise.
+    torch and ckptfix align data to multiples of 64 bytes, at most a page after the name, and write nothing but a
+    descriptor between the data and the next record. So the end of a record determines where its data begins. One
+    request for the directory then replaces one request for each record.
     """
     found: dict[int, int] = {}
     rows = sorted(directory.records, key=lambda record: record.header)
@@ -154,14 +154,16 @@ def starts(directory: Directory) -> dict[int, int]:
 
 
 def record_data(reader: Source, record: Record, start: int | None = None) -> Data:
-    """Where the bytes of `record` are: a range, or a stream that inflates them. Raises as `read_local`, and
+    """Return the bytes of `record`: a range of the file, or a stream that inflates one.
+
+    Raises like `read_local`, and as below.
 
     Args:
-        start: where its data begins, if that is known: its local header is not read.
+        start: where its data begins, if known; its local header is then not read.
 
     Raises:
-        BadDirectory: readers disagree on what its bytes are (see `Record.dispute`).
-        Unsupported: compressed by another method than deflate.
+        BadDirectory: readers disagree on its bytes (see `Record.dispute`).
+        Unsupported: its compression method is not deflate.
     """
     if start is None:
         start = read_local(reader, record).data

@@ -1,4 +1,4 @@
-"""Names of records: which would lead an unpacker out of its folder, and what they become in a new archive."""
+"""Record names: the unsafe ones, which lead an unpacker out of its folder, and their replacements in a new archive."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Collection
 
 
 def leads_out(name: str) -> bool:
+    """Return whether an unpacker that follows `name` could write outside its folder."""
     parts = name.replace("\\", "/").split("/")
     return ".." in parts or name.startswith("/") or "\\" in name or "\0" in name or name[1:2] == ":"
 
 
 def safe_name(name: str, taken: Collection[str]) -> str:
-    """`name` with ``_`` for what leads out of a folder, and other than all of `taken`, which are in lower case.
+    """Return `name` with ``_`` for every part that leads out of a folder, made different from all names in `taken`.
 
-    Readers find records with and without regard to case.
+    The names in `taken` are in lower case, because some readers find records without regard to case.
     """
     first, *parts = name.replace("\\", "/").replace("\0", "_").split("/")
     if first == "" or first[1:2] == ":":

@@ -7,8 +7,8 @@ Layout (APPNOTE.TXT of the zip format, sections 4.3.6 to 4.3.16)::
     [zip64 end record (56 bytes) and its locator (20)]                 torch always writes them
     end record (22 bytes, comment)
 
-The standard zipfile opens 100,000 records too, but hides the spans that an edit needs, trusts local
-headers it never compared, and reads names of any size.
+The standard zipfile module also opens 100,000 records, but it hides the spans that an edit needs, trusts local
+headers without comparing them, and reads names of any size.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ MAX16 = 0xFFFF
 DEFLATED = 8
 ENCRYPTED = 0x1 | 0x40
 DESCRIPTOR_FOLLOWS = 0x8
-"""Flag bit: sizes and checksum stand behind the data, and need not stand in the local header."""
+"""Flag bit: sizes and checksum follow the data, and can be missing from the local header."""
 MAX_RECORDS = 5_000_000
 MAX_DIRECTORY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The records of an archive in directory order, and where the directory stands.
+    """The records of an archive in directory order, and the place of the directory in the file.
 
     Attributes:
         raw: the directory's bytes; `offset` is where they begin in the file.
         comment: the archive comment.
-        trailing: bytes of the file after the end record.
-        disputes: (what its end says otherwise than the directory, offset, whether torch refuses the file for it).
+        trailing: number of bytes after the end record.
+        disputes: (how its end contradicts the directory, offset, whether torch refuses the file because of it).
     """
 
     path: str
@@ -72,9 +72,9 @@ def read_directory(reader: Source) -> Directory:
     """Find and read the central directory.
 
     Raises:
-        Truncated: it has no end record, as in a file whose writing was cut short.
+        Truncated: there is no end record, as in a file that was cut short while it was written.
         BadDirectory: the end record and the directory contradict each other, or records overlap.
-        Unsupported: a multi-disk or encrypted archive.
+        Unsupported: the archive is split over several disks, or is encrypted.
     """
     path = reader.name
     end = _find_end(reader)
@@ -94,9 +94,9 @@ class _End(NamedTuple):
 
 
 def _find_end(reader: Source) -> _End:
-    """The last end record whose directory lies right before it."""
+    """Find the last end record whose directory is right before it."""
     if reader.size >= END.size:
-        # Nearly every archive ends right there; what a longer comment would take may be tensor bytes.
+        # Nearly every archive ends without a comment. The bytes where a longer comment could be may be tensor data.
         last = reader.read(reader.size - END.size, END.size)
         if last.startswith(b"PK\x05\x06") and last.endswith(b"\0\0"):
             with suppress(BadDirectory):
@@ -116,9 +116,9 @@ def _find_end(reader: Source) -> _End:
             last_at = last_at or tail_start + position
             continue
         if wrong and reader.read(reader.size - end.trailing, min(end.trailing, 4)) != b"PK\x03\x04":
-            # torch takes the last signature in the file, whatever it finds there. Where another archive follows, as in
-            # a piece of a distributed checkpoint, the trailing bytes are the only fault to report.
-            message = f"another end record, behind the right one, does not end this archive ({wrong})"
+            # torch uses the last signature in the file, whatever follows it. If a second archive follows, as in a file
+            # of a distributed checkpoint, the trailing bytes are the only fault to report.
+            message = f"a second end record, after the right one, does not belong to this archive ({wrong})"
             end = end._replace(disputes=((message, last_at, True), *end.disputes))
         return end
     if wrong:
@@ -143,7 +143,7 @@ def _parse_end(reader: Source, tail: bytes, position: int, base: int) -> _End:
         signature, disk64, at64, disks = LOCATOR.unpack(reader.read(at - LOCATOR.size, LOCATOR.size))
         if signature == b"PK\x06\x07":
             if at64 + END64.size > at - LOCATOR.size:
-                raise BadDirectory(f"the zip64 locator points at {at64:#x}, beyond itself")
+                raise BadDirectory(f"the zip64 locator points at {at64:#x}, behind itself")
             fields = END64.unpack(reader.read(at64, END64.size))
             if fields[0] != b"PK\x06\x06":
                 raise BadDirectory(f"no zip64 end record at {at64:#x}, where the locator points")
@@ -154,14 +154,14 @@ def _parse_end(reader: Source, tail: bytes, position: int, base: int) -> _End:
             _, _, _, _, disk, start_disk, here, count, size, offset = fields
             first = at64
     if disk or start_disk or here != count:
-        raise Unsupported("a zip archive split over several files", path=reader.name)
+        raise Unsupported("the zip archive is split over several files", path=reader.name)
     if offset + size != first:
         raise BadDirectory(
-            f"the end record at {at:#x} promises a directory of {size} bytes at {offset:#x}, "
-            f"which would end at {offset + size:#x} and not at {first:#x}"
+            f"the end record at {at:#x} states a directory of {size} bytes at {offset:#x}, "
+            f"which would end at {offset + size:#x} instead of {first:#x}"
         )
     if count > MAX_RECORDS or size > MAX_DIRECTORY or count * CENTRAL.size > size:
-        raise BadDirectory(f"a directory of {count} records in {size} bytes")
+        raise BadDirectory(f"the end record states {count} records in {size} bytes, which is impossible")
     trailing = reader.size - at - END.size - comment_length
     return _End(count, offset, size, comment, trailing, tuple(disputes))
 
@@ -169,13 +169,13 @@ def _parse_end(reader: Source, tail: bytes, position: int, base: int) -> _End:
 def _end_disputes(
     fields: Sequence[int], short: Sequence[int], at64: int, at: int
 ) -> Iterator[tuple[str, int, bool]]:
-    """Where the zip64 end record and the end record behind it say two things; the latter may defer to the former."""
+    """Yield the contradictions between the zip64 end record and the end record; the latter may defer to the former."""
     length, room = fields[1] + 12, at - LOCATOR.size - at64
     if length != room:
-        message = f"the zip64 end record is said to have {length} bytes, and has {room}"
+        message = f"the zip64 end record states a length of {length} bytes, and has {room}"
         yield message, at64, length < END64.size
     elif room != END64.size:
-        yield f"the zip64 end record has {room - END64.size} bytes more than its fields take", at64, False
+        yield f"the zip64 end record has {room - END64.size} bytes more than its fields need", at64, False
     for name, long, value in zip(_END_FIELDS, fields[4:], short, strict=True):
         most = MAX32 if name in ("size", "offset") else MAX16
         if value not in (long, most):
@@ -186,10 +186,10 @@ _END_FIELDS = ("disk", "disk of the directory", "records on this disk", "records
 
 
 def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[array[int], Record] | None:
-    """Where the records of an archive begin, in directory order, and its row for `changed` of `old`.
+    """Return the offsets of an archive's records, in directory order, and its row for `changed`, a record of `old`.
 
-    None where its directory says anything else of the others than `old` does, and where that would take more than a
-    look at the bytes. Raises as `read_directory`.
+    Return None if its directory differs from `old` in any other record, or if the comparison would need more than the
+    directory's bytes. Raises like `read_directory`.
     """
     end = _find_end(reader)
     raw = reader.read(end.offset, end.size)
@@ -208,10 +208,13 @@ def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[array[in
 
 
 def _refuse_overlaps(records: Records, path: str, directory: int) -> None:
-    """Records that share bytes are a bomb or an attack on readers that disagree; nothing is read from them."""
+    """Raise `BadDirectory` if records share bytes: such a file is a bomb, or an attack on readers that disagree.
+
+    Nothing is read from the records.
+    """
     if records.in_order(directory):
         return
-    # The name's length in characters is at most that in bytes, so this never refuses a sound file.
+    # A name has at most as many characters as bytes, so this check never refuses a sound file.
     ordered = sorted((record.header, record.stored, len(record.name), record.name) for record in records)
     ordered.append((directory, 0, 0, ""))
     for (header, stored, name_length, name), (following, *_) in itertools.pairwise(ordered):

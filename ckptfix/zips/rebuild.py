@@ -2,7 +2,7 @@
 
 Every record is described up to three times: by its local header, by the descriptor behind its data, and by its row of
 the directory. One description that agrees with the bytes is enough, so a file may lack its directory, its end, or
-single headers. Where no description has a CRC-32, a record is kept by its size alone, and said to be unverified.
+single headers. If no description has a CRC-32, the size alone decides, and the record is reported as unverified.
 """
 
 from __future__ import annotations
@@ -26,13 +26,19 @@ from ckptfix.zips.local import local_header
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, Record
 
 Expected = Callable[[str], int | None]
-"""Name of a record -> bytes it must have; None when that is not known."""
+"""Function from the name of a record to its required length in bytes; None if that is unknown."""
 
 MOST_DESCRIPTIONS = 16
-"""Ways to read one record that are tried: a file that is full of signatures must not cost the square of its size."""
+"""Number of descriptions of one record that are tried.
+
+A file that is full of signatures must not take time that grows with the square of its size.
+"""
 
 MOST_SUMMED = 16
-"""How often the bytes of the file are summed together: rows that overlap must not cost the square of their number."""
+"""Bytes that are checksummed at most, as a multiple of the file's size.
+
+Rows that overlap must not take time that grows with the square of their number.
+"""
 
 MAX_EXTRA = 0xFFFF
 
@@ -42,7 +48,7 @@ TORCH_NAME = re.compile(
 
 
 class Salvaged(NamedTuple):
-    """An intact record: its data, from `header` to `end` with what describes it; `verified` by a CRC-32."""
+    """An intact record: its data, and its extent from `header` to `end`; `verified` by a CRC-32."""
 
     name: str
     data: Data
@@ -54,7 +60,7 @@ class Salvaged(NamedTuple):
 
 
 class Damaged(NamedTuple):
-    """A record that is not intact, and why; `kind` is "cut", "checksum", "twice" or "other"."""
+    """A damaged record, and the reason; `kind` is "cut", "checksum", "twice" or "other"."""
 
     name: str
     header: int
@@ -64,15 +70,15 @@ class Damaged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What a zip archive still holds.
+    """The records that could be recovered from a zip archive, and the damage.
 
     Attributes:
-        records: intact ones, in the order of the file, each name once.
-        damaged: the others that had a header or a row.
+        records: the intact records, in the order of the file, each name once.
+        damaged: the other records that had a header or a row.
         directory: whether rows of a directory were found.
-        misread: names of intact records at whose place by the directory other bytes are; torch loads those unchecked.
+        misread: names of intact records for which the directory leads to other bytes; torch loads those unchecked.
         first, last: where the first intact record begins and the last one ends.
-        unread: (offset, length) of what the disk did not give.
+        unread: (offset, length) of each range that the disk could not read.
     """
 
     records: tuple[Salvaged, ...]
@@ -85,7 +91,7 @@ class Rebuilt:
 
 
 class _Fault(NamedTuple):
-    """Why a record is not intact, and where another one may begin."""
+    """The reason why a record is not intact, and where the next one can begin."""
 
     kind: str
     reason: str
@@ -104,7 +110,7 @@ class _Way(NamedTuple):
 
 
 class Archive:
-    """A file read once for its signatures; `rebuild` may then be asked more than once."""
+    """A file read once for its signatures, so that `rebuild` can be called more than once."""
 
     def __init__(self, reader: Source) -> None:
         self.reader = reader
@@ -119,7 +125,7 @@ class Archive:
         self.rows = {record.header + self.shift: record for record in directory}
         other = sum(self.locals[place].name != row.name for place, row in self.rows.items() if place in self.locals)
         if 2 * other > len(self.rows):
-            # The directory of something else, such as an archive in a tensor's bytes.
+            # The rows belong to a different archive, such as one in a tensor's bytes.
             self.rows = {}
         self._sums: dict[tuple[int, int, int, int], int | None] = {}
         self._left = MOST_SUMMED * reader.size + (1 << 20)
@@ -127,7 +133,7 @@ class Archive:
         self.checksums = any(self._stated())
 
     def _stated(self) -> Iterator[int]:
-        """Checksums that the archive states, by its directory where there is one: tensor bytes may look like others."""
+        """Yield the checksums of the directory if there is one, else those of the headers, which data can imitate."""
         if self.rows:
             yield from (record.crc32 for record in self.rows.values())
             return
@@ -137,7 +143,7 @@ class Archive:
                 yield local.crc32 or 0
 
     def rebuild(self, expected: Expected = lambda name: None) -> Rebuilt:
-        """Every intact record. What lies inside another record is that record's data, whatever it looks like."""
+        """Return every intact record. Bytes inside a record are that record's data, whatever they look like."""
         whole: list[Salvaged] = []
         damaged: list[Damaged] = []
         position = 0
@@ -166,12 +172,12 @@ class Archive:
         )
 
     def _misread(self, records: Iterable[Salvaged]) -> Iterator[str]:
-        """Names under which the directory, followed to the letter as torch does, leads to other bytes."""
+        """Yield the names for which the directory, followed literally as torch does, leads to other bytes."""
         sums = {record.name: record.crc32 for record in records}
         for row in self.listed:
             local = self.locals.get(row.header) or local_header(self.reader, row.header)
             if local is None or row.name not in sums:
-                # torch refuses a record without a local header, and so one whose bytes cannot be read or inflated.
+                # torch refuses a record without a local header, and one whose bytes cannot be read or inflated.
                 continue
             way = _Way(local.data, row.stored, row.size, row.crc32, row.method, local.data + row.stored)
             found = self._crc32(way) if way.end <= self.reader.size else None
@@ -179,7 +185,7 @@ class Archive:
                 yield row.name
 
     def _name(self, header: int) -> tuple[str, bool]:
-        """The name of the record, and whether its header and its row leave no doubt."""
+        """Return the name of the record, and whether its header and its row leave no doubt about it."""
         local, row = self.locals.get(header), self.rows.get(header)
         if local is None or row is None or local.name == row.name:
             one = row or local
@@ -189,9 +195,9 @@ class Archive:
         return (sound[0], True) if len(sound) == 1 else (row.name, False)
 
     def _settled(self, whole: list[Salvaged], damaged: list[Damaged], expected: Expected) -> Iterator[Salvaged]:
-        """The same with a name each: of two names the one that no other record has, under the root of the others.
+        """Yield the records, each with one name; a record that keeps two names becomes a damaged one.
 
-        Records that keep two names join the damaged ones.
+        Of two names, the one that no other record has is used, preferably under the root of the other records.
         """
         taken = {record.name for record in whole if record.name}
         roots = Counter(name.partition("/")[0] for name in taken).most_common(1)
@@ -209,12 +215,12 @@ class Archive:
             yield record
 
     def _whole(self, header: int, name: str, expected: int | None) -> Salvaged | _Fault:
-        """The record at `header`; or why it is not intact, and where to continue."""
+        """Return the record at `header`, or the reason why it is not intact and where to continue."""
         local, row = self.locals.get(header), self.rows.get(header)
         if all(one.flags & ENCRYPTED for one in (local, row) if one is not None):
             return _Fault("other", "it is encrypted", header + 1)
         begins = local.data if local else header + LOCAL.size
-        fault = _Fault("cut", "the file ends before its size and CRC-32 are stated", header + LOCAL.size)
+        fault = _Fault("cut", "the file ends before the record's size and CRC-32", header + LOCAL.size)
         tried = False
         intact = 0
         for way in self._ways(header, expected):
@@ -222,7 +228,7 @@ class Archive:
                 fits = way.data + way.stored <= self.reader.size
                 if not intact and way.crc32 and fits and self._crc32(way) == way.crc32:
                     intact = way.end
-                wrong = _Fault("other", f"it has {way.size} bytes where {expected} are promised", fault.follows)
+                wrong = _Fault("other", f"it has {way.size} bytes instead of {expected}", fault.follows)
                 fault, tried = (fault, tried) if tried else (wrong, True)
                 continue
             if way.data + way.stored > self.reader.size:
@@ -236,18 +242,18 @@ class Archive:
                 return Salvaged(name, data, way.size, crc32, crc32 == way.crc32, header, way.end)
             reason = "its bytes cannot be read or inflated" if crc32 is None else "its bytes do not match their CRC-32"
             if self._left < 0:
-                reason = "its bytes are not examined: the records before it overlap again and again"
+                reason = "its bytes were not examined: too many of the records before it overlap"
             ends = way.end if expected is not None else min(way.end, self._next_after(way.data))
             fault, tried = _Fault("checksum", reason, max(fault.follows, ends)), True
         if intact:
-            # It is as it was written, and of another size: what follows is no part of it.
+            # The record is as it was written, with a different size: the bytes after it are not part of it.
             return fault._replace(follows=intact)
         if expected is not None:
             if begins + expected > self.reader.size and fault.kind != "checksum":
                 return _Fault("cut", self._short(begins, expected), self.reader.size)
             return fault._replace(follows=max(fault.follows, begins + expected))
         if begins in self.locals and not tried:
-            # An archive that begins where the data of an unfinished record does is that record's data.
+            # An archive that begins at the data of an unfinished record is that record's data.
             return fault._replace(follows=self.reader.size)
         return fault
 
@@ -255,12 +261,12 @@ class Archive:
         return f"{length} bytes promised, {max(self.reader.size - data, 0)} left"
 
     def _next_after(self, data: int) -> int:
-        """Where the next directory row says that a record begins, behind `data`."""
+        """Return the offset of the first record after `data` by the directory rows."""
         index = bisect_left(self._rows_at, data + 1)
         return self._rows_at[index] if index < len(self._rows_at) else self.reader.size
 
     def _ways(self, header: int, expected: int | None) -> Iterator[_Way]:
-        """The descriptions of the record at `header`, most trustworthy first, each once."""
+        """Yield the descriptions of the record at `header`, the most trustworthy first, each once."""
         seen: set[_Way] = set()
         for way in self._all_ways(header, expected):
             if way not in seen and way.data > header and len(seen) < MOST_DESCRIPTIONS:
@@ -271,7 +277,7 @@ class Archive:
         local, row = self.locals.get(header), self.rows.get(header)
         starts = [local.data] if local else []
         if row is not None:
-            # A damaged header: torch pads it so that the data begins at a multiple of 64.
+            # The header is damaged: torch pads it so that the data begins at a multiple of 64.
             least = header + LOCAL.size + len(row.name.encode("utf-8", "surrogateescape"))
             starts += [-(-(least + 4 - self.shift) // 64) * 64 + self.shift, least]
         low = bisect_left(self._starts, header + LOCAL.size)
@@ -289,7 +295,7 @@ class Archive:
                     yield _Way(start, row.stored, row.size, row.crc32, method, start + row.stored)
         if local is not None and local.stored is not None and local.size is not None and local.crc32 is not None:
             end = local.data + local.stored
-            # No bytes match any zero: they are a record only where another one follows, or the file ends.
+            # An empty record matches a header of zeros anywhere: it counts only if a header follows, or the file ends.
             if local.size or end == self.reader.size or self.reader.read(end, min(2, self.reader.size - end)) == b"PK":
                 for method in self._methods(header, local.stored == local.size):
                     yield _Way(local.data, local.stored, local.size, local.crc32, method, end)
@@ -297,7 +303,7 @@ class Archive:
             yield _Way(local.data, 0, 0, 0, STORED, local.data)
 
     def _methods(self, header: int, even: bool) -> Iterator[int]:
-        """How the record may be packed; `even` when it takes as many bytes as it makes."""
+        """Yield the likely compression methods of the record; `even` if its stored size equals its size."""
         row, local = self.rows.get(header), self.locals.get(header)
         stated = [one.method for one in (row, local) if one is not None]
         likely = [method for method in stated if method in (STORED, DEFLATED)]
@@ -306,7 +312,7 @@ class Archive:
         )
 
     def _crc32(self, way: _Way) -> int | None:
-        """The CRC-32 of the data; None if it cannot be read, or inflated to its size."""
+        """Return the CRC-32 of the data; None if it cannot be read, or does not inflate to its size."""
         place = (way.data, way.stored, way.size, way.method)
         if place not in self._sums:
             self._sums[place] = self._sum(way)
@@ -332,7 +338,10 @@ class Archive:
 
 
 def _each_once(records: list[Salvaged], rows: dict[int, Record]) -> tuple[tuple[Salvaged, ...], list[Damaged]]:
-    """The records whose name is theirs alone: of several equal ones the first, of others the one in the directory."""
+    """Return the records with a unique name, and the damaged ones whose name belongs to several different records.
+
+    Of several equal records the first is kept; of different ones the one that the directory lists.
+    """
     by_name: dict[str, list[Salvaged]] = {}
     for record in records:
         by_name.setdefault(record.name, []).append(record)
@@ -344,6 +353,6 @@ def _each_once(records: list[Salvaged], rows: dict[int, Record]) -> tuple[tuple[
             kept.append(listed[0])
         else:
             places = ", ".join(f"{record.header:#x}" for record in listed[:4])
-            reason = f"{len(listed)} different records have its name, at {places}"
+            reason = f"{len(listed)} different records have this name, at {places}"
             twice.append(Damaged(name, listed[0].header, "twice", reason))
     return tuple(sorted(kept, key=lambda record: record.header)), twice

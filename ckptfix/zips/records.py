@@ -1,7 +1,7 @@
-"""The rows of a central directory, in columns: a `Record` is made of a row when one is asked for.
+"""The rows of a central directory, stored in columns: a `Record` is created from a row only when it is requested.
 
-An archive of 100,000 tensors has as many rows, and most of what looks at them needs a number or two of each. The names
-that torch gives come in runs of one length, so that a column of a run is a slice of the directory's bytes with a step.
+An archive of 100,000 tensors has as many rows, and most code needs only a number or two of each row. Names that torch
+writes come in runs of the same length, so a column of a run is a slice of the directory's bytes with a step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CENTRAL = struct.Struct("<4s6H3L5H2L")
 MAX32 = 0xFFFFFFFF
 STORED = 0
 FOLDER = 0x10
-"""The bit of the external attributes that MS-DOS marks a folder with."""
+"""The bit of the external attributes that marks a folder in MS-DOS."""
 
 
 class Record(NamedTuple):
@@ -34,7 +34,7 @@ class Record(NamedTuple):
         crc32: as stated; torch never checks it, and can be set not to compute it (0).
         method, flags: as stated.
         position: offset of this row in the directory.
-        attributes: the external ones, of MS-DOS in their low byte.
+        attributes: the external attributes; those of MS-DOS are the low byte.
     """
 
     name: str
@@ -49,32 +49,32 @@ class Record(NamedTuple):
 
     @property
     def dispute(self) -> str | None:
-        """Why readers disagree on what its bytes are, whatever its local header says; None if they do not.
+        """The reason why readers disagree on the record's bytes, whatever its local header states; None if they agree.
 
-        miniz, with which torch reads, takes a record for a folder by an attribute or by its name, gives back memory
-        that was never written to in place of the bytes of a folder or of a record that takes no room in the file, and
-        compares the two sizes of a stored record only where the row has no time of day.
+        torch reads with miniz, which recognizes a folder by an attribute or by its name. For the bytes of a folder, or
+        of a record with a stored size of 0, miniz returns memory that was never written to. It compares the two sizes
+        of a stored record only if the row has no time of day.
         """
         if self.size and self.name.endswith("/"):
-            return f"named as a folder, with {self.size:,} bytes: torch would leave its memory as it finds it"
+            return f"its name is a folder's, but it has {self.size:,} bytes: torch would return uninitialized memory"
         if self.size and self.attributes & FOLDER:
-            return "marked as a folder by its attributes: torch would leave its memory as it finds it"
+            return "its attributes mark it as a folder: torch would return uninitialized memory"
         if self.size and not self.stored:
-            return f"{self.size:,} bytes that take no room in the file: torch would leave its memory as it finds it"
+            return f"its {self.size:,} bytes have a stored size of 0: torch would return uninitialized memory"
         if self.method == STORED and self.stored != self.size:
-            return f"stored as {self.stored} bytes and said to be {self.size}"
+            return f"it is stored uncompressed in {self.stored} bytes, but its size is stated as {self.size}"
         return None
 
 
 class Run(NamedTuple):
-    """Rows of `length` bytes each: so many, from `position` of the directory on."""
+    """Consecutive rows of equal length: `rows` rows of `length` bytes, from `position` of the directory on."""
 
     position: int
     length: int
     rows: int
 
     def slices(self, at: int, width: int) -> Iterator[slice]:
-        """The bytes of a field of `width` bytes at `at` of each row: a slice for the first byte, and so on."""
+        """Yield one slice for each byte of a field of `width` bytes at `at` of each row."""
         end = self.position + self.length * self.rows
         for first in range(self.position + at, self.position + at + width):
             yield slice(first, end, self.length)
@@ -84,9 +84,9 @@ class Records(Sequence[Record]):
     """All rows of the directory `raw`, in its order.
 
     Attributes:
-        headers, stored, sizes, sums, attributes, methods: columns, as the fields of a `Record`.
-        positions: of each row in the directory.
-        runs: of rows in a row that are equally long.
+        headers, stored, sizes, sums, attributes, methods: columns, like the fields of a `Record`.
+        positions: the position of each row in the directory.
+        runs: runs of consecutive rows of equal length.
     """
 
     __slots__ = (
@@ -137,11 +137,12 @@ class Records(Sequence[Record]):
         return map(Record, self.names(), *columns, self.attributes)
 
     def name(self, index: int) -> str:
+        """Return the name of the record at `index`."""
         first = self.positions[index] + CENTRAL.size
         return self.raw[first : first + self._names[index]].decode("utf-8", "surrogateescape")
 
     def names(self) -> list[str]:
-        """The name of each; always the same list."""
+        """Return the names of all records; always the same list."""
         if not self._texts:
             raw, head = self.raw, CENTRAL.size
             self._texts = [
@@ -151,12 +152,12 @@ class Records(Sequence[Record]):
         return self._texts
 
     def with_ending(self, ending: str) -> list[int]:
-        """Which of them have names that end so."""
+        """Return the indices of the records whose names end with `ending`."""
         found = []
         wanted = ending.encode("utf-8", "surrogateescape")
         at = self.raw.find(wanted)
         while at >= 0:
-            # Each row is looked at once, however often the text is in its name, its extra field or its comment.
+            # Each row is examined once, however often the text occurs in its name, its extra field or its comment.
             index = bisect_right(self.positions, at) - 1
             if self.name(index).endswith(ending):
                 found.append(index)
@@ -165,13 +166,13 @@ class Records(Sequence[Record]):
         return found
 
     def named(self, name: str) -> Record | None:
-        """The first one of this name."""
+        """Return the first record called `name`, or None."""
         return next((self[index] for index in self.with_ending(name) if self.name(index) == name), None)
 
     def disputed(self) -> Iterator[Record]:
-        """Those on whose bytes readers disagree; see `Record.dispute`."""
+        """Yield the records on whose bytes readers disagree; see `Record.dispute`."""
         if self.stored == self.sizes and not any(self.methods) and not any(self.attributes):
-            # Only a name can make a folder of one.
+            # Then only its name can make a record a folder.
             raw, last = self.raw, CENTRAL.size - 1
             ends = zip(self.positions, self._names, strict=True)
             indices: Sequence[int] = [n for n, (at, length) in enumerate(ends) if raw[at + last + length] == 0x2F]
@@ -183,21 +184,21 @@ class Records(Sequence[Record]):
                 yield record
 
     def in_order(self, end: int) -> bool:
-        """Whether each is seen to end before the next one begins, and the last one before `end`."""
+        """Return whether each record provably ends before the next one begins, and the last one before `end`."""
         heads = map(operator.add, self.headers, self._names)
         ends = map(operator.add, heads, self.stored)
         starts = [*self.headers[1:], end]
         return all(map(operator.le, ends, (start - LOCAL_SIZE for start in starts)))
 
     def headers_in(self, raw: bytes) -> array[int]:
-        """The offsets of local headers that a directory of the same rows states in their four bytes."""
+        """Return the 32-bit local header offsets in `raw`, a directory with the same rows."""
         found = array("I")
         for run in self.runs:
             found.frombytes(_column(raw, run, _HEADER, 4))
         return _native(found)
 
     def with_headers(self, raw: bytes | bytearray, headers: array[int]) -> bytearray:
-        """A directory of the same rows with these offsets in their four bytes."""
+        """Return a copy of `raw`, a directory with the same rows, with `headers` as the 32-bit local header offsets."""
         made = bytearray(raw)
         stated = _native(headers[:]).tobytes()
         first = 0
@@ -209,7 +210,7 @@ class Records(Sequence[Record]):
         return made
 
     def add(self, record: Record, length: int, name_length: int) -> None:
-        """Take a row of `length` bytes that was read alone."""
+        """Add a row of `length` bytes that was read alone."""
         self._note(Run(record.position, length, 1))
         self.positions.append(record.position)
         self._names.append(name_length)
@@ -222,7 +223,7 @@ class Records(Sequence[Record]):
         self.headers.append(record.header)
 
     def add_run(self, run: Run) -> bool:
-        """Take rows that may be as long as the one before them; False, and nothing is taken, if they are not.
+        """Add rows that may be equal in length to the row before them; return False, and add none, if they are not.
 
         None of them may have a field that needs 64 bits.
         """
@@ -232,7 +233,7 @@ class Records(Sequence[Record]):
             for nth, place in enumerate(run.slices(at, width)):
                 if raw[place] != raw[before + at + nth : before + at + nth + 1] * run.rows:
                     return False
-        # The last byte of a number of four bytes that is too large is 0xFF.
+        # A number that does not fit in four bytes is written as 0xFFFFFFFF, so its last byte is 0xFF.
         if any(b"\xff" in raw[next(run.slices(at + 3, 1))] for at in (20, 24, _HEADER)):
             return False
         self._note(run)
@@ -249,6 +250,7 @@ class Records(Sequence[Record]):
         return True
 
     def _note(self, run: Run) -> None:
+        """Add `run` to the runs, merged with the last one if it continues that."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.length == run.length and last.position + last.length * last.rows == run.position:
             self.runs[-1] = last._replace(rows=last.rows + run.rows)
@@ -257,17 +259,17 @@ class Records(Sequence[Record]):
 
 
 _HEADER = 42
-"""Where in a row the offset of the local header stands."""
+"""Offset, within a row, of the local header's offset."""
 
 LOCAL_SIZE = 30
-"""Bytes of a local header without its name."""
+"""Length in bytes of a local header without its name."""
 
 _FEWEST, _MOST = 16, 1 << 14
-"""Rows that are tried as a run."""
+"""The fewest and the most rows that are tried as a run."""
 
 
 def _column(raw: bytes, run: Run, at: int, width: int, wide: int = 0) -> bytearray:
-    """The field of `width` bytes at `at` of each row, one behind another, in `wide` bytes each."""
+    """Return the field of `width` bytes at `at` of all rows, one after the other, each in `wide` bytes."""
     wide = wide or width
     column = bytearray(wide * run.rows)
     for nth, place in enumerate(run.slices(at, width)):
@@ -276,17 +278,17 @@ def _column(raw: bytes, run: Run, at: int, width: int, wide: int = 0) -> bytearr
 
 
 def _native(numbers: array[int]) -> array[int]:
-    """Numbers of files, which are little-endian, as those of this machine, and back."""
+    """Convert numbers between the little-endian order of files and the byte order of this machine."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
 
 
 def read_rows(raw: bytes, count: int, path: str, offset: int) -> Records:
-    """The `count` rows of the directory `raw`, which is at `offset` of the file.
+    """Read `count` rows of the directory `raw`, which is at `offset` of the file.
 
     Raises:
-        BadDirectory: it does not consist of so many rows.
+        BadDirectory: it does not consist of exactly `count` rows.
     """
     rows = Records(raw)
     position = before = 0
@@ -302,7 +304,7 @@ def read_rows(raw: bytes, count: int, path: str, offset: int) -> Records:
          name_length, extra_length, comment_length, _, _, attributes, header) = unpack(raw, position)
         # fmt: on
         if signature != b"PK\x01\x02":
-            raise BadDirectory("no directory record here", path=path, offset=offset + position)
+            raise BadDirectory("there is no directory record here", path=path, offset=offset + position)
         first = position + CENTRAL.size
         length = CENTRAL.size + name_length + extra_length + comment_length
         if stored == MAX32 or size == MAX32 or header == MAX32:
@@ -334,7 +336,7 @@ def read_rows(raw: bytes, count: int, path: str, offset: int) -> Records:
 
 
 def extra_fields(extra: bytes) -> list[tuple[int, bytes]]:
-    """The (id, payload) pairs of an extra field; a malformed rest comes as id -1."""
+    """Return the (id, payload) pairs of an extra field; a malformed rest has the id -1."""
     fields = []
     position = 0
     while position < len(extra):
@@ -351,15 +353,15 @@ def extra_fields(extra: bytes) -> list[tuple[int, bytes]]:
 
 
 def zip64_fields(extra: bytes, size: int, stored: int, header: int) -> tuple[int, int, int]:
-    """`size`, `stored` and `header` with those that are 0xFFFFFFFF read from the zip64 extra field.
+    """Return `size`, `stored` and `header`, with each value of 0xFFFFFFFF replaced from the zip64 extra field.
 
     Raises:
-        ValueError: the field is absent, short or there twice.
+        ValueError: the field is absent, too short or present twice.
     """
     found = [payload for kind, payload in extra_fields(extra) if kind == 1]
     wanted = [value == MAX32 for value in (size, stored, header)]
     if len(found) != 1 or len(found[0]) < 8 * sum(wanted):
-        raise ValueError("a zip64 record without one whole zip64 field")
+        raise ValueError("a zip64 record must have exactly one whole zip64 field")
     values = iter(struct.unpack_from(f"<{sum(wanted)}Q", found[0]))
     size, stored, header = (
         next(values) if large else value for large, value in zip(wanted, (size, stored, header), strict=True)

@@ -1,13 +1,13 @@
-"""Every place of a file that could be a zip header, found by its signature and never believed by it alone.
+"""Search for every place in a file that could be a zip header, by its signature; the signature alone proves nothing.
 
 ::
 
     PK 03 04  local header    30 bytes, name, extra; torch writes flags 0x808, zero sizes, and pads the extra field
-    PK 07 08  descriptor      CRC-32, stored size, size (4 bytes each, 8 in zip64), right behind the data
+    PK 07 08  descriptor      CRC-32, stored size, size (4 bytes each, 8 in zip64), right after the data
     PK 01 02  directory row   46 bytes, name, extra, comment
 
-(APPNOTE.TXT of the zip format, 4.3.7, 4.3.9 and 4.3.12.) A descriptor shows where its data begins: its own offset less
-the stored size. Tensor bytes may hold any of these, so `rebuild` takes what they say only with a matching CRC-32.
+(APPNOTE.TXT of the zip format, 4.3.7, 4.3.9 and 4.3.12.) A descriptor shows where its data begins: at its own offset
+minus the stored size. Tensor bytes can contain any of these, so `rebuild` trusts them only with a matching CRC-32.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ from ckptfix.zips.read import CENTRAL, LOCAL, MAX32, Record, zip64_fields
 WINDOW = 4 << 20
 MAX_SIGNATURES = 4_000_000
 FEW = 16
-"""Signatures beyond one for each smallest record that the file has room for: tensor bytes may look like some."""
+"""Signatures allowed beyond one for each record of the smallest size that fits in the file: tensor bytes can imitate
+some.
+"""
 OVERLAP = 2
-"""How often local headers may cover the file together: an archive's do not overlap."""
+"""Bytes that local headers can cover in total, as a multiple of the file's size: those of an archive do not overlap."""
 MAX_NAME = 4096
 MOST_PLACES = 16
-"""Headers of one name that are compared with its row."""
+"""Headers with the same name that are compared with a row."""
 
 _SIGNATURE = re.compile(rb"PK(?:\x03\x04|\x07\x08|\x01\x02)")
 """One pass of this is faster than three of ``bytes.find``: 2.0 GB/s on one core against 0.6."""
@@ -44,7 +46,7 @@ _LONG = struct.Struct("<L2Q")
 
 
 class Local(NamedTuple):
-    """A local header at `header`: what it says, None for a size or CRC-32 that it leaves to the descriptor."""
+    """A local header at `header`, with its fields; None for a size or CRC-32 that it leaves to the descriptor."""
 
     name: str
     header: int
@@ -57,7 +59,7 @@ class Local(NamedTuple):
 
 
 class Descriptor(NamedTuple):
-    """A data descriptor: the data it describes is `stored` bytes from `data` on; `end` is the byte after it."""
+    """A data descriptor: its data is `stored` bytes from `data` on; `end` is the byte after the descriptor."""
 
     data: int
     stored: int
@@ -68,7 +70,7 @@ class Descriptor(NamedTuple):
 
 @dataclass(slots=True)
 class Signatures:
-    """Offsets at which each signature stands, ascending; `unread` are (offset, length) that the disk did not give."""
+    """Offsets of each signature, ascending; `unread` has the (offset, length) of each unreadable range."""
 
     locals: array[int] = field(default_factory=lambda: array("Q"))
     descriptors: array[int] = field(default_factory=lambda: array("Q"))
@@ -77,10 +79,10 @@ class Signatures:
 
 
 def signatures(reader: Source) -> Signatures:
-    """Read the file once, in windows, and note every signature.
+    """Read the file once, in windows, and collect the offset of every signature.
 
     Raises:
-        Unsupported: more signatures than any archive has records.
+        Unsupported: there are more signatures than an archive of this size can have records.
     """
     found = Signatures()
     places = {b"PK\x03\x04": found.locals, b"PK\x07\x08": found.descriptors, b"PK\x01\x02": found.rows}
@@ -101,14 +103,14 @@ def signatures(reader: Source) -> Signatures:
         for match in _SIGNATURE.finditer(window):
             places[match.group()].append(base + match.start())
         if max(map(len, places.values())) > most:
-            message = f"more than {most:,} zip signatures of a kind, more than its {reader.size:,} bytes have records"
+            message = f"more than {most:,} zip signatures of one kind: too many for a file of {reader.size:,} bytes"
             raise Unsupported(message, path=reader.name)
         tail = window[-3:]
     return found
 
 
 def pieces(reader: Source) -> Iterator[tuple[int, bytes | None]]:
-    """The file in windows, each with its offset; where the disk fails, in pages, and None for those that it keeps.
+    """Yield the file in windows, as (offset, bytes); where the disk fails, yield pages, with None for unreadable ones.
 
     A sector that cannot be read costs the records in it, and no others.
     """
@@ -127,10 +129,10 @@ def pieces(reader: Source) -> Iterator[tuple[int, bytes | None]]:
 
 
 def locals_at(reader: Source, places: Iterable[int]) -> dict[int, Local]:
-    """The local headers at `places`.
+    """Read the local headers at `places`.
 
     Raises:
-        Unsupported: they overlap each other again and again, as no archive's do.
+        Unsupported: they overlap far more than in any archive.
     """
     found: dict[int, Local] = {}
     left = OVERLAP * reader.size + (1 << 20)
@@ -140,13 +142,13 @@ def locals_at(reader: Source, places: Iterable[int]) -> dict[int, Local]:
             continue
         left -= local.data - place
         if left < 0:
-            raise Unsupported("local headers inside local headers, more than any archive has", path=reader.name)
+            raise Unsupported("too many local headers overlap for a zip archive", path=reader.name)
         found[place] = local
     return found
 
 
 def local_at(reader: Source, header: int) -> Local | None:
-    """The local header at `header`; None if what stands there could be none."""
+    """Read the local header at `header`; return None if the bytes there cannot be one."""
     found = local_header(reader, header)
     if found is None or not 0 < len(found.name) <= MAX_NAME or found.data > reader.size:
         return None
@@ -158,7 +160,7 @@ def local_at(reader: Source, header: int) -> Local | None:
 
 
 def descriptors(reader: Source, places: array[int]) -> dict[int, list[Descriptor]]:
-    """Where data would begin -> the descriptors that say so, read with sizes of four and of eight bytes."""
+    """Return the descriptors by the offset at which their data would begin, read with 4-byte and with 8-byte sizes."""
     found: dict[int, list[Descriptor]] = {}
     for place in places:
         for form in (_SHORT, _LONG):
@@ -173,7 +175,7 @@ def descriptors(reader: Source, places: array[int]) -> dict[int, list[Descriptor
 
 
 def rows(reader: Source, places: array[int]) -> list[Record]:
-    """The rows of the last directory in the file, whole or in part: each begins where the one before it ended."""
+    """Return the rows of the last directory in the file, whole or partial; each begins where the previous one ended."""
     chains: list[list[Record]] = []
     following = -1
     for place in places:
@@ -191,6 +193,7 @@ def rows(reader: Source, places: array[int]) -> list[Record]:
 
 
 def _row(reader: Source, place: int) -> tuple[Record, int] | None:
+    """Read the directory row at `place`; return it and the byte after it, or None if the bytes cannot be a row."""
     if place + CENTRAL.size > reader.size:
         return None
     row = reader.read(place, CENTRAL.size)
@@ -210,10 +213,10 @@ def _row(reader: Source, place: int) -> tuple[Record, int] | None:
 
 
 def shift(found: list[Record], locals_: Mapping[int, Local]) -> int:
-    """Bytes by which the directory's offsets miss the headers: not 0 when something was put in front of the archive.
+    """Return by how many bytes the headers are off the directory's offsets: not 0 if bytes were put before the archive.
 
-    It is the distance at which most rows find a header of their name, so that a directory inside a tensor's bytes is
-    taken for the records beside it and for no others.
+    It is the distance at which most rows find a header with their name, so that a directory inside a tensor's bytes is
+    matched with the records next to it, and with no others.
     """
     places: dict[str, list[int]] = {}
     for local in locals_.values():

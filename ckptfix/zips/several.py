@@ -4,7 +4,7 @@
 
     archive  [raw bytes]  archive  [raw bytes]  ...     each intact: data.pkl first, offsets counted from its own start
 
-A reader that goes by the last end record, or from the first header, sees one archive of many.
+A reader that starts at the last end record, or at the first header, sees only one of the archives.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckptfix.io.source import Source
 from ckptfix.zips.read import END, END64, LOCAL, LOCATOR, MAX16
 
 WINDOW = 1 << 27
-"""Bytes at the front that are searched for the end of the first archive, and the same before the last one."""
+"""Bytes at the front that are searched for the end of the first archive, and before the last archive for the others."""
 
 BEHIND = END.size + MAX16
 """Bytes at the end of the file that readers search for an end record."""
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 def is_archive(head: bytes) -> bool:
-    """Whether a torch archive begins here: the local header of a ``ROOT/data.pkl``."""
+    """Return whether `head` begins a torch archive, with the local header of a ``ROOT/data.pkl``."""
     if len(head) < LOCAL.size or not head.startswith(b"PK\x03\x04"):
         return False
     name_length = int.from_bytes(head[26:28], "little")
@@ -44,13 +44,13 @@ def is_archive(head: bytes) -> bool:
 
 
 def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
-    """Two archives of those that the file holds end to end; None where it holds one, or none.
+    """Return two of the archives that the file holds end to end, or None if it holds fewer than two.
 
-    An archive inside another one's tensor is a part of that. Bytes before or behind one that are not an archive do
-    not count.
+    An archive inside a tensor of another archive is a part of that archive. Bytes before or after an archive do not
+    count if they are not an archive themselves.
 
     Args:
-        behind: the last archive ends in so many bytes at the end of the file.
+        behind: the last archive must end within this number of bytes from the end of the file.
     """
     size = reader.size
     last = _last(reader, END.size)
@@ -73,23 +73,24 @@ def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
 
 
 def _last(reader: Source, room: int) -> Span | None:
-    """The archive that ends last, in the last `room` bytes; None where it is no torch archive, whatever is in it."""
+    """Return the archive that ends last, within the last `room` bytes; None if it is not a torch archive."""
     start = max(0, reader.size - room)
     last = deque(_zips(reader, start, reader.size), maxlen=1)
     return last[0] if last and _is_torch(reader, last[0].start) else None
 
 
 def _archives(reader: Source, start: int, stop: int) -> Iterator[Span]:
-    """The whole torch archives whose end records begin between `start` and `stop`, in order."""
+    """Yield the whole torch archives whose end records begin between `start` and `stop`, in order."""
     return (span for span in _zips(reader, start, stop) if _is_torch(reader, span.start))
 
 
 def _is_torch(reader: Source, start: int) -> bool:
+    """Return whether a torch archive begins at `start`."""
     return is_archive(_read(reader, start, LOCAL.size + MAX_NAME))
 
 
 def _zips(reader: Source, start: int, stop: int) -> Iterator[Span]:
-    """The same of archives of any kind."""
+    """Yield the archives of any kind whose end records begin between `start` and `stop`, in order."""
     position = start
     while position < stop:
         length = min(_BLOCK, stop - position)
@@ -104,7 +105,7 @@ def _zips(reader: Source, start: int, stop: int) -> Iterator[Span]:
 
 
 def _ended(reader: Source, at: int) -> Span | None:
-    """The archive that the end record at `at` closes, if its directory is where it says."""
+    """Return the archive that the end record at `at` closes, if its directory is where the record states."""
     raw = _read(reader, at, END.size)
     if len(raw) < END.size:
         return None
@@ -127,5 +128,5 @@ def _ended(reader: Source, at: int) -> Span | None:
 
 
 def _read(reader: Source, offset: int, length: int) -> bytes:
-    """Up to `length` bytes at `offset`."""
+    """Read up to `length` bytes at `offset`."""
     return reader.read(offset, max(0, min(length, reader.size - offset)))

@@ -1,9 +1,8 @@
-"""Zip archives as torch writes them, and one record of an existing archive replaced.
+"""Writing of zip archives in torch's layout, and replacement of one record of an existing archive.
 
-torch's own layout (caffe2/serialize/inline_container.cc, ``getPadding``; the same bytes are measured on
-files of torch 2.13): every record stored, its data at a multiple of 64 bytes by an ``FB`` extra field in
-the local header, sizes and CRC-32 in a data descriptor and in the directory, flags 0x808, a zip64 end record
-always.
+torch's own layout (caffe2/serialize/inline_container.cc, ``getPadding``; files of torch 2.13 have the same bytes):
+every record is stored; an ``FB`` extra field in the local header aligns its data to a multiple of 64 bytes; sizes and
+CRC-32 are in a data descriptor and in the directory; the flags are 0x808; there is always a zip64 end record.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ FB = 0x4246
 
 @dataclass(frozen=True, slots=True)
 class NewRecord:
-    """A record to be written; `crc32` None means that it is summed while the file is written."""
+    """A record to be written; with `crc32` None it is checksummed while the file is written."""
 
     name: str
     data: bytes | Data
@@ -56,10 +55,10 @@ class NewRecord:
 
 
 def padding(cursor: int, fixed: int, like: int | None = None) -> bytes:
-    """The ``FB`` extra field after `fixed` bytes of local header at `cursor` that aligns what follows.
+    """Return the ``FB`` extra field that aligns the data after `fixed` bytes of a local header at `cursor`.
 
     Args:
-        like: a multiple of 64 that what follows is to be congruent to, modulo a page.
+        like: a multiple of 64; the data's offset will be congruent to it, modulo a page.
     """
     start = cursor + fixed + 4
     fill = -start % ALIGNMENT if like is None else (like - start) % PAGE
@@ -67,7 +66,7 @@ def padding(cursor: int, fixed: int, like: int | None = None) -> bytes:
 
 
 def _like(data: bytes | Data) -> int | None:
-    """Where large data lies in its file, if aligned: a record that lies alike in its pages can share them."""
+    """Return the offset of large aligned data in its own file; an output with the same page alignment can share it."""
     first = next(iter(pieces_of(data)), b"")
     if isinstance(first, ByteRange) and first.length >= LARGE and first.offset % ALIGNMENT == 0:
         return first.offset
@@ -75,15 +74,15 @@ def _like(data: bytes | Data) -> int | None:
 
 
 def fresh_archive(records: Sequence[NewRecord]) -> list[Segment]:
-    """The segments of a new archive with these records, in order."""
+    """Return the segments of a new archive with these records, in order."""
     return fresh_archives([records], alone=True)[0]
 
 
 def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = False) -> list[list[Segment]]:
-    """The same of several archives, which will be written in this order: what is to be summed is summed as one.
+    """Return the segments of several new archives, to be written in this order, with unknown checksums read together.
 
     Args:
-        alone: each is a file, in which large records lie in their pages as they do where they come from.
+        alone: each archive is a file of its own, in which large records keep their alignment to pages.
     """
     unknown = [
         record.data
@@ -97,7 +96,7 @@ def fresh_archives(archives: Sequence[Sequence[NewRecord]], *, alone: bool = Fal
 
 
 def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[int], alone: bool) -> list[Segment]:
-    """The segments of an archive; the next of `numbers` is that of its first record without a checksum."""
+    """Return the segments of one archive; the next of `numbers` belongs to its first record without a checksum."""
     segments: list[Segment] = []
     rows: list[Callable[[], bytes]] = []
     blank: list[bytes] = []
@@ -109,7 +108,7 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
         zip64 = _local_zip64(record.size, cursor) if large else b""
         like = _like(record.data) if alone else None
         extra = zip64 + padding(cursor, LOCAL.size + len(name) + len(zip64), like)
-        # An empty record has no descriptor: its zeros in the header are right.
+        # An empty record needs no descriptor: the zeros in its header are right.
         flags = FLAGS if record.size else FLAGS & ~DESCRIPTOR_FOLLOWS
         descriptor = _descriptor_maker(record.size, large)
         header = LOCAL.pack(b"PK\x03\x04", 45 if large else 0, flags, 0, 0, 0, 0, 0, 0, len(name), len(extra))
@@ -137,7 +136,7 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
         cursor += len(header) + len(name) + len(extra) + record.size + len(descriptor(0))
     directory = b"".join(blank)
     if waits:
-        made = lambda: (b"".join(row() for row in rows),)  # noqa: E731 (the checksums are waited for when it is written)
+        made = lambda: (b"".join(row() for row in rows),)  # noqa: E731 (writing waits for the checksums)
         segments.append(Derived(len(directory), made, CHECKSUM, blank=directory))
     else:
         segments.append(directory)
@@ -146,12 +145,12 @@ def _archive(records: Sequence[NewRecord], sums: Checksums, numbers: Iterator[in
 
 
 def _crc32(data: bytes | Data) -> int:
-    """Of literal bytes; other data that comes here is empty."""
+    """Return the CRC-32 of literal bytes, or 0 for other data, which is empty here."""
     return checksum(data) if isinstance(data, bytes) else 0
 
 
 def _local_zip64(size: int, cursor: int) -> bytes:
-    """The zip64 field of a local header; as miniz does, sizes only when the record itself is large."""
+    """Return the zip64 field of a local header; like miniz, with sizes only if the record itself is large."""
     fields = [size, size] if size >= MAX32 else []
     if cursor >= MAX32:
         fields.append(cursor)
@@ -159,6 +158,7 @@ def _local_zip64(size: int, cursor: int) -> bytes:
 
 
 def _descriptor_maker(size: int, large: bool) -> Callable[[int], bytes]:
+    """Return a function that makes the data descriptor for a CRC-32; it is empty for an empty record."""
     if not size:
         return lambda crc32: b""
     form = "<4sL2Q" if large else "<4s3L"
@@ -166,7 +166,7 @@ def _descriptor_maker(size: int, large: bool) -> Callable[[int], bytes]:
 
 
 def _row_maker(name: bytes, size: int, header: int, flags: int) -> Callable[[int], bytes]:
-    """A directory row that waits for its CRC-32."""
+    """Return a function that makes the directory row for a CRC-32."""
     wide = [value for value in (size, size, header) if value >= MAX32]
     extra = struct.pack(f"<2H{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     short = min(size, MAX32)
@@ -179,7 +179,7 @@ def _row_maker(name: bytes, size: int, header: int, flags: int) -> Callable[[int
 
 
 def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> bytes:
-    """The zip64 end record, its locator and the end record, for a directory of `size` bytes at `offset`."""
+    """Return the zip64 end record, its locator and the end record, for a directory of `size` bytes at `offset`."""
     return b"".join(
         (
             END64.pack(b"PK\x06\x06", END64.size - 12, 0x031E, 45, 0, 0, count, count, size, offset),
@@ -196,16 +196,16 @@ def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> byt
 def replace_record(
     reader: Source, directory: Directory, record: Record, new: bytes, unit: int = PAGE
 ) -> list[Segment]:
-    """The archive with the data of `record` replaced by `new`; everything else keeps its bytes.
+    """Return the segments of the archive with `new` as the data of `record`; everything else keeps its bytes.
 
-    What follows moves by a multiple of 64 bytes (of `unit` if it is large, or of a page where its header has no room
-    for that), so that every tensor is as aligned as it was and one range copies them all: the record after the
-    replaced one gets a local header whose padding takes up the difference. Only the directory's offsets change for
-    the others.
+    Bytes after the record move by a multiple of 64 bytes, so that every tensor keeps its alignment and one range copies
+    them all. If these bytes are large, they move by a multiple of `unit`, or of a page if the header has no room for
+    that. The record after the replaced one gets a local header whose padding takes up the difference. For the other
+    records, only the offsets in the directory change.
 
     Raises:
-        BadDirectory: a local header that disagrees with the directory, or a record that begins within another's bytes
-            where one of these changes.
+        BadDirectory: a local header disagrees with the directory, or a record begins within the bytes of another
+            one and one of the two changes.
     """
     path = directory.path
     local = read_local(reader, record)
@@ -238,19 +238,19 @@ def replace_record(
 
 
 def _refuse_within(directory: Directory, record: Record, other: Record, end: int) -> None:
-    """Refuse a `record` that begins before `other` has ended."""
+    """Raise `BadDirectory` if `record` begins before `other` has ended."""
     if record.header < end:
         raise BadDirectory(
             f"it begins within the bytes of {other.name!r}",
             path=directory.path,
             where=record.name,
             offset=record.header,
-            hint=f"{command('repair', directory.path, 'OUT')} takes what is intact",
+            hint=f"{command('repair', directory.path, 'OUT')} recovers the intact records",
         )
 
 
 def rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
-    """The local header and data descriptor of a record that is now stored with `size` bytes."""
+    """Return the local header and data descriptor of a record that is now stored with `size` bytes."""
     head = bytearray(reader.read(local.header, local.data - local.header))
     wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))
     struct.pack_into("<H", head, 8, 0)
@@ -260,12 +260,12 @@ def rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size:
         return bytes(head), struct.pack("<4sL2Q" if wide else "<4s3L", b"PK\x07\x08", crc32, size, size)
     struct.pack_into("<3L", head, 14, crc32, size, size)
     if wide:
-        raise BadDirectory("a pickle record with zip64 sizes in its local header")
+        raise BadDirectory("a pickle record has zip64 sizes in its local header")
     return bytes(head), b""
 
 
 def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> bytes:
-    """The local header `raw` at `cursor`, padded so that its data moves by a multiple of `unit` from `data`."""
+    """Pad the local header `raw` at `cursor` so that its data moves by a multiple of `unit` from `data`."""
     kept = b"".join(
         struct.pack("<2H", kind, len(payload)) + payload
         for kind, payload in extra_fields(extra)
@@ -282,7 +282,7 @@ def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> byt
 
 
 def patched_directory(directory: Directory, record: Record, headers: array[int], crc32: int, size: int) -> bytes:
-    """The directory with the offsets `headers`, and new sizes for the replaced `record`."""
+    """Return the directory with the offsets `headers`, and with new sizes for the replaced `record`."""
     records = directory.records
     stated = records.headers_in(directory.raw)
     wide: dict[int, int] = {}
@@ -292,8 +292,7 @@ def patched_directory(directory: Directory, record: Record, headers: array[int],
         raw = bytearray(directory.raw)
         put = struct.Struct("<L").pack_into
         for position, old, header, short in zip(records.positions, records.headers, headers, stated, strict=True):
-            # The zip64 field of the record has the old sizes in front of the offset, and the row no longer refers to
-            # them.
+            # The zip64 field of the record has the old sizes before the offset, but the row no longer uses them.
             if short == MAX32 and position == record.position:
                 wide[position] = header
             elif old == header:
@@ -308,7 +307,7 @@ def patched_directory(directory: Directory, record: Record, headers: array[int],
 
 
 def _widened(raw: bytes, rows: Mapping[int, int]) -> bytes:
-    """`raw` with 64-bit header offsets in the directory rows at these positions."""
+    """Return `raw` with 64-bit header offsets in the directory rows at these positions."""
     pieces: list[bytes] = []
     done = 0
     for position, header in sorted(rows.items()):

@@ -115,7 +115,7 @@ EDITS: dict[str, Callable[..., Any]] = {
 def test_it_is_not_edited(name: str, verb: str, out: str, tmp_path: Path) -> None:
     path = made(name, tmp_path)
     before = path.read_bytes()
-    with pytest.raises(errors.Unsupported, match="read and not edited") as caught:
+    with pytest.raises(errors.Unsupported, match="read but not edited") as caught:
         EDITS[verb](path, tmp_path / out)
     assert caught.value.path == str(path) and f"ckptfix convert {path}" in str(caught.value.hint)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
@@ -126,7 +126,7 @@ def test_it_is_not_written(name: Any, tmp_path: Path) -> None:
     with pytest.raises(errors.Unsupported, match=f"the format {name} is read and not written") as caught:
         ckptfix.convert(path, tmp_path / "out", to=name)
     assert caught.value.hint == f"formats are {', '.join(one for one, format in FORMATS.items() if format.writes)}"
-    with pytest.raises(errors.Unsupported, match="read and not written"):
+    with pytest.raises(errors.Unsupported, match="read but not written"):
         FORMATS[name].plan_write(open_checkpoint(path).entries, str(tmp_path / "out"))
     assert all(target_format("in", f"out{suffix}", None) != name for suffix in (".pth", ".pt", ".tar", ".bin"))
 

@@ -1,1 +1,1 @@
-"""What torch.save writes: a pickled object, and storages beside it, in a zip archive or one after another."""
+"""Files of torch.save: a pickled object and its storages, in a zip archive or one after the other."""

@@ -1,4 +1,4 @@
-"""What a rebuilt tensor carries beside its data: attributes, hooks, and state of a subclass that is not part of it."""
+"""Attributes, hooks and other state that a rebuilt tensor carries besides its data."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from ckptfix.pickles.graph import Node, attributes
 
 
 def tensor_attributes(node: Call) -> list[tuple[Node, Node]]:
-    """The (name, value) pairs that ``torch.load`` sets as attributes on the tensor of a rebuild call."""
+    """Return the (name, value) pairs that ``torch.load`` sets as attributes on the tensor of a rebuild call."""
     row = calls.of(node.func)
     place = row.state if row is not None else None
     return [] if place is None or len(node.arguments) <= place else attributes(node.arguments[place])
 
 
 _OF_PARTS = ("device", "nested", "quantized", "sparse")
-"""Kinds of calls that make a tensor of others, which may have attributes of their own."""
+"""Kinds of calls that build a tensor from other tensors, which may have attributes of their own."""
 
 MAX_AROUND = 16
-"""Calls around calls around a tensor that are looked through; what is deeper is listed as one value."""
+"""Deepest nesting of calls around a tensor that is examined; anything deeper is listed as one value."""
 
 
 def tensor_state(node: Node) -> list[tuple[str, Node]] | None:
-    """The (name, value) attributes that a tensor carries, without those that are its parts; None if it has none."""
+    """Return the (name, value) attributes of a tensor, without those that are its parts; None without attributes."""
     return _state_of(node, 0, set())
 
 
 def _state_of(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]] | None:
-    """As `tensor_state`, of a tensor that is `depth` calls inside another; ``id`` of its parts are added to `seen`."""
+    """Return the attributes of a tensor that is `depth` calls inside another.
+
+    The ``id`` of each of its parts is added to `seen`.
+    """
     if type(node) is not Call or type(node.func) is not Global:
         return None
     if node.folded is not None and node.state is None:
-        return None  # a tensor and nothing else
+        return None  # a tensor without any attributes
     args = node.args
     if type(args) is not tuple:
         return None
@@ -59,13 +62,14 @@ def _state_of(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]] 
 
 
 def _below(node: Node, depth: int, seen: set[int]) -> list[tuple[str, Node]]:
+    """Return the attributes of a tensor inside another; the tensor itself if it is too deep to be examined."""
     return [("()inner", node)] if depth > MAX_AROUND else _state_of(node, depth + 1, seen) or []
 
 
 def _beside_parts(
     args: Args, rows: list[tuple[str, Node]], depth: int, seen: set[int]
 ) -> list[tuple[str, Node]]:
-    """What in the state of ``_rebuild_from_type_v2(*args)`` is not part of its tensor."""
+    """Return the entries of the state of ``_rebuild_from_type_v2(*args)`` that are not parts of its tensor."""
     func, inner_args = args[0], args[2]
     inner = Call(func, inner_args, "REDUCE", 0)
     if is_tensor(inner) and not is_wrapper(func):
@@ -78,7 +82,7 @@ def _beside_parts(
 
 
 def _of_parts(parts: list[tuple[str, Node]], depth: int, seen: set[int]) -> list[tuple[str, Node]]:
-    """The attributes of tensors that others are made of, below the names of these; of one in several places, once."""
+    """Return the attributes of part tensors, under the names of the parts; a repeated tensor is listed once."""
     found: list[tuple[str, Node]] = []
     for part, node in parts:
         if id(node) not in seen:
@@ -88,7 +92,7 @@ def _of_parts(parts: list[tuple[str, Node]], depth: int, seen: set[int]) -> list
 
 
 def _apart_from_data(row: calls.RebuildCall | None, args: Args) -> list[tuple[str, Node]]:
-    """Arguments of a rebuild call that are not the tensor's data and yet may hold some: hooks, an array."""
+    """Return the arguments of a rebuild call that may hold values besides the tensor's data: hooks, an array."""
     if row is None:
         return []
     if row.hooks is not None and len(args) > row.hooks:

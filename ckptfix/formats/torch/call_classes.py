@@ -1,4 +1,4 @@
-"""What class or function a call in a pickle is of, by name."""
+"""Names of the classes and functions of calls in a pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMETER, BUFFER = "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"
 
 
 def is_tensor_class(node: Node) -> bool:
-    """Whether `node` is a class of torch whose call gives a tensor: ``torch.Tensor``, ``torch.nn.Parameter``."""
+    """Return whether calling `node`, a class of torch, creates a tensor: ``torch.Tensor``, ``torch.nn.Parameter``."""
     if type(node) is not Global:
         return False
     return node.full in (PARAMETER, BUFFER) or (
@@ -27,11 +27,11 @@ def is_tensor_class(node: Node) -> bool:
 
 
 UNINITIALIZED = ("torch.nn.parameter.UninitializedParameter", "torch.nn.parameter.UninitializedBuffer")
-"""Classes of what a lazy module has in the place of its tensors before it has seen an input."""
+"""Classes that take the place of a lazy module's tensors before it has seen an input."""
 
 
 def class_of(call: Call) -> Global | None:
-    """The class or function of a call, also where a legacy file put its source beside it."""
+    """Return the class or function of a call, also if a legacy file stores its source with it."""
     func = _named(call.func)
     if type(func) is PersId and type(func.pid) is tuple and len(func.pid) == 4 and func.pid[0] == "module":
         func = func.pid[1]
@@ -46,7 +46,7 @@ def class_of(call: Call) -> Global | None:
 
 
 def _named(func: Any) -> Any:
-    """``Outer.Inner`` for ``getattr(Outer, 'Inner')``, which is how protocols before 4 write a class in a class."""
+    """Return ``Outer.Inner`` for ``getattr(Outer, 'Inner')``, which is how protocols before 4 write inner classes."""
     if (type(func) is Call and func.is_call_of("__builtin__", "getattr")) or (
         type(func) is Call and func.is_call_of("builtins", "getattr")
     ):
@@ -57,24 +57,24 @@ def _named(func: Any) -> Any:
 
 
 def class_name(call: Call) -> str | None:
-    """``module.Name`` of a call's class or function; None where it is computed."""
+    """Return ``module.Name`` of a call's class or function; None if it is computed."""
     found = class_of(call)
     return None if found is None else weights_only.canonical(found)
 
 
 _MAKERS = frozenset(("multiarray._reconstruct", "numeric._frombuffer"))
-"""What makes an array of its bytes: functions of ``numpy.core``, which NumPy 2 calls ``numpy._core``."""
+"""Functions of ``numpy.core`` (``numpy._core`` in NumPy 2) that create an array from its bytes."""
 
 _HOLDERS = (tuple, list, Dict, Call)
 
 _MOST, _DEEPEST = 1 << 20, 16
-"""Nodes that are looked at for arrays, and how deep they may be in each other."""
+"""Most nodes that are searched for arrays, and their deepest nesting."""
 
 
 def named_arrays(root: Node) -> Iterator[tuple[str, int]]:
-    """(address, how many) of each mapping that holds NumPy arrays of floating-point numbers by name.
+    """Yield (address, number) of each mapping that holds NumPy arrays of floating-point numbers by name.
 
-    Programs that do not use torch keep the weights of a model so: ``{"model": {name: array}}``.
+    Programs that do not use torch keep the weights of a model this way: ``{"model": {name: array}}``.
     """
     stack: list[tuple[str, Node]] = [("", root)]
     seen: set[int] = set()
@@ -99,7 +99,7 @@ def _is_array(node: Node) -> bool:
 
 
 def _has_numbers(node: Node) -> bool:
-    """Whether the dtype of an array is one of real or complex numbers, or one of another package, as bfloat16."""
+    """Return whether the dtype of an array is real or complex, or comes from a different package, like bfloat16."""
     assert type(node) is Call
     state = node.state if type(node.state) is tuple else ()
     for part in (*node.arguments, *state):

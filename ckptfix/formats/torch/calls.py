@@ -1,8 +1,9 @@
-"""Torch's rebuild calls: one table of what each is called, where its arguments stand, and who reads it.
+"""Torch's rebuild calls: one table of their names, the positions of their arguments, and the kind of reader for each.
 
 Sources: torch/_utils.py (``_rebuild_*``), torch/_tensor.py (``_reduce_ex_internal`` and ``_rebuild_from_type_v2``);
-argument orders checked against torch 2.13. Nothing of `since` was run against an old torch: each row says where the
-fact is from. Where a thread shows only that one version has a name and an earlier one has not, the later one counts.
+argument orders checked against torch 2.13. No value of `since` was run against an old torch: each row names the
+source of the fact. If a thread shows only that one version has a name and an earlier one lacks it, the later version
+counts.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _UTILS, _TENSOR = "torch._utils", "torch._tensor"
 
 @dataclass(frozen=True, slots=True)
 class RebuildCall:
-    """A function of torch that makes a tensor. The numbers are argument indices, None for what the call lacks.
+    """A function of torch that creates a tensor. The numbers are argument indices; None if the call lacks the argument.
 
     Attributes:
         module, name: of the function.
-        kind: what it makes; None for a call that is known, and read as no tensor.
-        since: the torch version that came with it, and `source`, where that is said.
-        accepted: ``weights_only=True`` takes it.
-        older: the name of the form that earlier versions have of it.
-        storage, offset, size, stride: of the elements.
-        dtype, device: where the call states them.
+        kind: kind of its result; None for a known call that is not read as a tensor.
+        since: the torch version with which it appeared; `source` is the source of that fact.
+        accepted: ``weights_only=True`` accepts it.
+        older: the name of its form in earlier versions.
+        storage, offset, size, stride: the elements.
+        dtype, device: the dtype and the device, if the call states them.
         requires_grad, hooks: of the tensor; a dict of hooks is empty in every file that torch itself wrote.
         marks: the dict of conjugate and negative views, which only newer versions of torch write.
-        tensor: the tensor that the call is about.
+        tensor: the inner tensor.
         state: attributes that are set on the result.
-        torch_alone: torch's own functions make the tensor, without the class or the device that the call names.
+        torch_alone: torch's own functions create the tensor, without the class or the device that the call names.
     """
 
     module: str
@@ -63,19 +64,21 @@ class RebuildCall:
 
     @property
     def full(self) -> str:
+        """The dotted name of the function."""
         return f"{self.module}.{self.name}"
 
     @property
     def on_storage(self) -> bool:
-        """Whether the arguments begin with storage, offset, size and stride."""
+        """True if the arguments begin with storage, offset, size and stride."""
         return self.storage is not None
 
     @property
     def dense(self) -> bool:
+        """True if the call creates a dense tensor."""
         return self.kind == "dense"
 
     def call(self, *args: Node, position: int = 0) -> Call:
-        """The node of a call with these arguments."""
+        """Return the node of a call with these arguments."""
         return Call(Global(self.module, self.name, 0), args, "REDUCE", position)
 
 
@@ -169,9 +172,9 @@ TABLE: tuple[RebuildCall, ...] = (
 BY_NAME = {(row.module, row.name): row for row in TABLE}
 
 MARKS_SINCE: Number = (2, 0)
-"""The seventh argument of ``_rebuild_tensor_v2``, marks of conjugate and negative views."""
+"""First version with the seventh argument of ``_rebuild_tensor_v2``, the marks of conjugate and negative views."""
 
 
 def of(func: Node) -> RebuildCall | None:
-    """The row of the function `func` of a call; None for anything else."""
+    """Return the row of the function `func` of a call; None for any other node."""
     return BY_NAME.get((func.module, func.name)) if type(func) is Global else None

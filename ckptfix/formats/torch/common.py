@@ -1,4 +1,4 @@
-"""What the zip and the legacy format of torch share: a pickled object, and storages beside it."""
+"""Code shared by the zip and the legacy format of torch: a pickled object, and its storages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from ckptfix.pickles.molds import Mold
 ByteOrder = Literal["little", "big"]
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-"""What files of torch are called, whichever of its formats they have: none belongs to one alone. ``.tar`` stands for
-``.pth.tar`` (the ImageNet example) and others too."""
+"""Suffixes of torch files in any of its formats; none belongs to one format alone. ``.tar`` covers ``.pth.tar`` (the
+ImageNet example) and other names.
+"""
 
 
 class Parts(Inside):
-    """What a torch checkpoint keeps for its own edits: the walked object, its storages, its container."""
+    """The torch-specific content of a checkpoint: the walked object, its storages and its container."""
 
     __slots__ = ("container", "found", "storages")
 
@@ -39,6 +40,7 @@ class Parts(Inside):
 
     @property
     def graph(self) -> Graph:
+        """The parsed pickle of the object."""
         return self.found.graph
 
 
@@ -54,7 +56,7 @@ def build(
     byteorder: ByteOrder,
     findings: list[Finding],
 ) -> Checkpoint:
-    """The Checkpoint of a parsed object; its entries are built when they are first asked for."""
+    """Build the Checkpoint of a parsed object; its entries are built when code first asks for them."""
     with about(path, always=True):
         found = walk(graph)
     storages.apart = typed_apart(graph)
@@ -88,33 +90,35 @@ def build(
 
 
 def pickled(checkpoint: Checkpoint) -> Parts | None:
-    """The object of a checkpoint; None for one that holds tensors by name and no object."""
+    """Return the object of a checkpoint; None if the checkpoint holds only named tensors."""
     inside = checkpoint.inside
     return inside if isinstance(inside, Parts) else None
 
 
 def parts_of(checkpoint: Checkpoint) -> Parts:
-    """The object of a checkpoint that has one."""
+    """Return the object of a checkpoint that has one."""
     parts = pickled(checkpoint)
     assert parts is not None
     return parts
 
 
 def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
-    """What reading noticed, building the entries included."""
+    """Return the findings of reading, including those of building the entries."""
     _ = checkpoint.entries
     return checkpoint.findings
 
 
 Lookup = Callable[[str], tuple[Data | None, int, int | None]]
-"""key -> (where the bytes are, how many, their CRC-32); a negative number for a key that the file lacks."""
+"""Function from a key to (location of the bytes, their number, their CRC-32); the number is negative for a missing
+key.
+"""
 
 
 class StorageTable(ABC):
-    """The storages that references name, each made once, by `make`.
+    """The storages that references name, each created once, by `make`.
 
     Attributes:
-        apart: the dtypes of each key that references name under several, as `typed_apart` finds them.
+        apart: key -> dtypes, for each key that references name under several dtypes (see `typed_apart`).
     """
 
     def __init__(self) -> None:
@@ -123,40 +127,43 @@ class StorageTable(ABC):
 
     @abstractmethod
     def make(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
-        """The storage of `nbytes` bytes of which a reference speaks first. Raises BadTensor where there is none."""
+        """Create the storage of `nbytes` bytes for the first reference to it. Raises BadTensor if it does not exist."""
 
     def __call__(self, persid: PersId) -> Storage:
-        """The storage that `persid` refers to.
+        """Return the storage that `persid` refers to.
 
         Raises:
-            BadTensor: it does not refer to a storage that can be made.
+            BadTensor: it does not refer to a storage that can be created.
         """
         key, kind, location, numel = fields(persid)
         return self._of(key, kind, location, expected_bytes(kind, numel))
 
     def alike(self, key: str, like: Storage) -> Storage:
-        """The storage `key`, if a reference says of it what another said of `like`. Raises BadTensor as a call."""
+        """Return the storage `key`, for a reference with the same fields as one to `like`.
+
+        Raises BadTensor like a call.
+        """
         return self._of(key, like.dtype, like.location, like.nbytes)
 
     def _of(self, key: str, kind: str, location: str, nbytes: int) -> Storage:
         if key in self.apart and location != "meta":
             both = " and as ".join(self.apart[key])
-            raise BadTensor(f"storage {key} is stated as {both}, and torch.load takes the first for all tensors on it")
+            raise BadTensor(f"storage {key} is declared as {both}, and torch.load uses the first for all tensors on it")
         made = self._made.get((key, kind, location))
         if made is None:
             made = self._made[key, kind, location] = self.make(key, kind, location, nbytes)
         elif made.nbytes != nbytes:
-            message = f"storage {key} has {made.nbytes} bytes, and another reference to it promises another number"
+            message = f"storage {key} has {made.nbytes} bytes, and a second reference to it states a different size"
             raise BadTensor(message)
         return made
 
 
 class Storages(StorageTable):
-    """The storages of a file: `place` gives where the bytes of a key are and their CRC-32.
+    """The storages of a file: `place` returns the location of a key's bytes and their CRC-32.
 
-    A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same.
-    `sizes` gives how many bytes of each key there are, where that is known without its place. `graph` is the pickle
-    whose references they are for, of one that `build` does not make a checkpoint of.
+    A storage on the meta device has no data. With `meta_has_bytes` the file must hold its bytes all the same. `sizes`
+    returns the number of bytes of each key, if that is known without the location. `graph` is the pickle of the
+    references; it is only needed for a pickle from which `build` makes no checkpoint.
     """
 
     def __init__(
@@ -183,13 +190,13 @@ class Storages(StorageTable):
         if found < 0:
             raise BadTensor(f"the file has no storage {key!r}")
         if found != nbytes:
-            raise BadTensor(f"storage {key} has {found} bytes where {nbytes} are promised")
+            raise BadTensor(f"storage {key} has {found} bytes instead of {nbytes}")
         if location == "meta":
             data, crc32 = None, None
         return Storage(key, kind, nbytes, location, data, crc32)
 
     def all_there(self, graph: Graph) -> bool:
-        """Whether the file has as many bytes of each storage as the references to it promise."""
+        """Return whether every storage in the file has exactly the size that the references to it state."""
         if self.apart:
             return False
         try:
@@ -199,54 +206,57 @@ class Storages(StorageTable):
             if graph.phrases is None:
                 return True
             keys, promised = folded_references(graph.phrases, self._is_absent)
-            # One of which nothing is known is promised to have what it has.
+            # A storage of an unknown class states no size.
             return all(nbytes in (None, found) for found, nbytes in zip(self.sizes(keys), promised, strict=True))
         except CkptfixError:
             return False
 
     def _is_absent(self, location: str) -> bool:
-        """Whether the file need not hold the bytes of a storage at this location."""
+        """Return whether the file can lack the bytes of a storage at this location."""
         return location == "meta" and not self.meta_has_bytes
 
 
 MAX_KEY = 1024
-"""Characters of a storage key: torch writes numbers, and the name of a zip record has no more than 65,535 bytes."""
+"""Most characters in a storage key: torch writes numbers, and the name of a zip record has at most 65,535 bytes."""
 
 
 def expected_bytes(kind: str, numel: int) -> int:
-    """Bytes of a storage of `numel` elements of the dtype `kind`."""
+    """Return the length in bytes of a storage of `numel` elements of the dtype `kind`."""
     return numel * dtypes.by_name(kind).itemsize
 
 
 def fields(persid: PersId) -> tuple[str, str, str, int]:
-    """(key, dtype, location, elements) of a storage reference.
+    """Return (key, dtype, location, elements) of a storage reference.
 
     Raises:
-        BadTensor: it is not a reference to a storage as torch writes them.
+        BadTensor: it is not a storage reference as torch writes them.
     """
     pid = persid.pid
     if type(pid) is not tuple or not 5 <= len(pid) <= 6 or pid[0] != "storage":
-        raise BadTensor("a persistent id that is not a storage")
+        raise BadTensor("a persistent id is not a storage reference")
     _, kind, key, location, numel = pid[:5]
     if type(key) is not Text or type(location) is not Text or type(numel) is not int or numel < 0:
-        raise BadTensor("a storage reference with unusable fields")
+        raise BadTensor("a storage reference has unusable fields")
     if "/" in key or "\\" in key or "\0" in key:
-        raise BadTensor(f"a storage key that is a path: {key!r}")
+        raise BadTensor(f"a storage key is a path: {key!r}")
     if len(key) > MAX_KEY or any("\ud800" <= char <= "\udfff" for char in key):
-        raise BadTensor("a storage key that no record can have as its name")
+        raise BadTensor("a storage key cannot be the name of a record")
     dtype = storage_dtype(kind)
     if numel * dtypes.by_name(dtype).itemsize >= 1 << 63 and location != "meta":
-        raise BadTensor(f"a storage of {numel:#x} elements, which nothing can hold")
+        raise BadTensor(f"a storage of {numel:#x} elements is over the limit of 2**63 bytes")
     return str(key), dtype, str(location), numel
 
 
 def view_of(persid: PersId) -> Node:
-    """The part of a storage that a reference means, as torch before 0.4 wrote: (name, first, count); None for all."""
+    """Return the part of a storage that a reference views, (name, first, count); None for the whole storage.
+
+    Only torch before 0.4 wrote views.
+    """
     return persid.fields[5] if len(persid.fields) > 5 else None
 
 
 def loose_references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
-    """`fields` of every reference outside folded calls that has them."""
+    """Yield the `fields` of every valid storage reference outside folded calls."""
     for persid in graph.loose_persids:
         with suppress(BadTensor):
             yield fields(persid)
@@ -255,10 +265,10 @@ def loose_references(graph: Graph) -> Iterator[tuple[str, str, str, int]]:
 def folded_references(
     phrases: Phrases, is_absent: Callable[[str], bool] = lambda location: False
 ) -> tuple[list[str], list[int | None]]:
-    """The keys in folded calls, and the bytes that each promises; None for a storage of no known class.
+    """Return the keys in folded calls, and the bytes that each reference states; None for an unknown storage class.
 
     Args:
-        is_absent: says of a location that None is to stand for the bytes of a storage there, too.
+        is_absent: return None also for a storage at a location for which this returns true.
     """
     nbytes: list[int | None] = []
     for mold in phrases.molds:
@@ -270,11 +280,11 @@ def folded_references(
 
 
 def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """The storages that references name under storage classes of several dtypes: key -> these dtypes, in order.
+    """Return the storages that references name under several dtypes: key -> these dtypes, in order.
 
-    ``torch.save`` refuses to write one, and ``torch.load`` gives the dtype that it meets first to all tensors on it. An
-    UntypedStorage counts as one of bytes, as in both: tensors on it state their own dtypes. Storages on the meta
-    device have no data, and are not compared.
+    ``torch.save`` refuses to write one, and ``torch.load`` gives the first dtype that it meets to all tensors on it. An
+    UntypedStorage counts as one of bytes, as it does in both functions: tensors on it state their own dtypes. Storages
+    on the meta device have no data, and are not compared.
     """
     found: dict[str, dict[str, None]] = {}
     for key, kind, location, _ in loose_references(graph):
@@ -282,7 +292,7 @@ def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
             found.setdefault(key, {})[kind] = None
     if graph.phrases is not None:
         keys = graph.phrases.storages()
-        # Nearly every storage is named once, and then there is nothing to compare.
+        # Nearly every storage has a single reference; then there is nothing to compare.
         if len({*found, *keys}) < len(found) + len(keys):
             kinds = [_kind(mold) for mold in graph.phrases.molds]
             for key, number in zip(keys, graph.phrases.of, strict=True):
@@ -293,14 +303,14 @@ def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
 
 
 def _kind(mold: Mold) -> str | None:
-    """The dtype of the storage class in folded calls; None where it is not known, or the storage has no data."""
+    """Return the dtype of the storage class in folded calls; None if it is unknown, or the storage has no data."""
     with suppress(BadTensor):
         return None if mold.location == "meta" else storage_dtype(mold.type)
     return None
 
 
 def promised_bytes(graph: Graph) -> int:
-    """Bytes of the storages that a pickle refers to, each counted once."""
+    """Return the total bytes of the storages that a pickle refers to, each counted once."""
     found: dict[str, int | None] = {key: expected_bytes(kind, numel) for key, kind, _, numel in loose_references(graph)}
     if graph.phrases is not None:
         keys, promised = folded_references(graph.phrases)
@@ -311,7 +321,7 @@ def promised_bytes(graph: Graph) -> int:
 
 
 def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:
-    """`Storage.identity` -> bytes of the unit whose byte order matters; complex numbers are two such units.
+    """Return `Storage.identity` -> bytes of the unit whose byte order matters; a complex number is two such units.
 
     Raises:
         BadPickle: two tensors read one storage with different units.
@@ -331,5 +341,5 @@ def element_sizes(checkpoint: Checkpoint) -> dict[tuple[str, str], int]:
 
 
 def little_endian(data: Data, byteorder: ByteOrder, itemsize: int) -> Data:
-    """`data` as little-endian elements of `itemsize` bytes."""
+    """Return `data` as little-endian elements of `itemsize` bytes."""
     return data if byteorder == "little" or itemsize == 1 else byteswapped(data, itemsize)

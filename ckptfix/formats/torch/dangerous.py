@@ -1,4 +1,4 @@
-"""Which globals run code, reach the network or touch files when they are called."""
+"""Globals that run code, access the network or touch files when they are called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DANGEROUS_MODULES = frozenset({
     "_asyncio", "_signal", "_thread", "_imp", "_frozen_importlib", "_aix_support", "_osx_support", "posixpath",
     "ntpath", "nturl2path", "linecache", "sqlite3",
 })  # fmt: skip
-"""Top modules of functions that run code, reach the network or touch files; no checkpoint needs one of theirs."""
+"""Top-level modules with functions that run code, access the network or touch files; no checkpoint needs them."""
 
 _HARMLESS = frozenset(
     {f"builtins.{name}" for name in ("set", "frozenset", "dict", "list", "tuple", "int", "float", "str", "bytes",
@@ -24,7 +24,7 @@ _HARMLESS = frozenset(
     | {"functools.partial", "types.SimpleNamespace", "types.MappingProxyType", "_io.BytesIO"}
     | {"joblib.numpy_pickle.NumpyArrayWrapper", "joblib.numpy_pickle.NDArrayWrapper"}
 )  # fmt: skip
-"""Names of those modules that hold data; `partial` runs nothing by itself, and is reported like any other."""
+"""Names in those modules that hold data; `partial` runs nothing by itself, and is reported like any other global."""
 
 _DANGEROUS = frozenset({
     "torch.load", "torch.serialization.load", "torch.hub.load", "torch.jit.load", "torch.storage._load_from_bytes",
@@ -34,14 +34,14 @@ _DANGEROUS = frozenset({
 })  # fmt: skip
 
 _RESTORING = ("numpy.random._pickle.", "torch.jit._pickle.")
-"""Modules of functions that restore NumPy's generators and TorchScript's lists, and do nothing else."""
+"""Modules with functions that restore NumPy's generators and TorchScript's lists, and do nothing else."""
 
 _PROGRAM = "__torch__"
-"""Top module of the classes of a TorchScript program, which no Python imports."""
+"""Top-level module of the classes of a TorchScript program, which Python never imports."""
 
 
 def is_dangerous(name: str) -> bool:
-    """Whether the global `name`, ``"module.name"``, runs code, reaches the network or touches files."""
+    """Return whether the global `name`, ``"module.name"``, runs code, accesses the network or touches files."""
     if name in _HARMLESS or weights_only.accepted(name):
         return False
     parts = [part.strip() for part in name.split(".")]
@@ -49,6 +49,6 @@ def is_dangerous(name: str) -> bool:
         return False
     if name in _DANGEROUS or parts[0] in _DANGEROUS_MODULES:
         return True
-    # A dotted name under an innocent module (`torch._utils` `os.system`) reaches what that module imported.
+    # A dotted name under a harmless module (`torch._utils` `os.system`) reaches modules that this one imported.
     inner = parts[3:-1] if name.startswith(_RESTORING) else parts[1:-1]
     return any(part in _DANGEROUS_MODULES and part not in ("code", "test", "types", "platform") for part in inner)

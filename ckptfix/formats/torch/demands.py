@@ -1,7 +1,7 @@
-"""Calls that ``torch.load(weights_only=True)`` makes and that can only fail, or take memory that the file has not.
+"""Calls by ``torch.load(weights_only=True)`` that can only fail, or that allocate far more than the file holds.
 
-weights_only=True calls a few functions of Python with whatever arguments the pickle gives. The functions are known, so
-are the arguments that they take: one table, none of them ever called.
+weights_only=True calls a few Python functions with whatever arguments the pickle states. The functions and the
+arguments that they accept are known: they are in one table, and none of them is ever called.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ckptfix.pickles.reemit import every_node
 from ckptfix.pickles.rows import rows_of
 
 GIANT = 1 << 36
-"""Bytes of one value, 64 GiB, that are a bomb where the file has not a thousandth of them."""
+"""Length in bytes (64 GiB) of a value that is a bomb if the file has less than a thousandth of it."""
 TIMES = 1000
 
 
 def findings(graph: Graph) -> Iterator[Finding]:
-    """Values that no unpickler can make: calls with arguments that they do not take, keys without a hash."""
-    # What is folded is as torch writes it.
+    """Yield findings for values that no unpickler can build: calls with wrong arguments, unhashable keys."""
+    # Folded calls are skipped: they are exactly as torch writes them.
     for node in every_node(graph.root, folded=False):
         if any(map(_is_unhashable, _keys(node))):
             place = node.position if type(node) is Call else graph.start
-            message = "a key or an element of a set that has no hash, as a list has none: torch.load fails there"
+            message = "an unhashable dict key or set element, such as a list: torch.load fails on it"
             yield found("bad-call", message, where="data.pkl", offset=place)
         if type(node) is not Call or type(node.func) is not Global:
             continue
         name = weights_only.canonical(node.func)
         row = calls.of(node.func)
         if row is not None and row.accepted and (why := _misused(row, node)):
-            message = f"{name} {why}: torch.load fails there, or gives another tensor"
+            message = f"{name} {why}: torch.load fails on it, or returns a wrong tensor"
             yield found("bad-call", message, where="data.pkl", offset=node.position)
         takes = _TAKES.get(name)
         if takes is None:
@@ -47,48 +47,48 @@ def findings(graph: Graph) -> Iterator[Finding]:
         giant = max(1 << 30, TIMES * (graph.end - graph.start))
         sized = name in ("builtins.bytearray", "torch.storage.UntypedStorage")
         if sized and type(size) is int and size >= giant:
-            message = f"{name}({size:#x}): torch.load asks for that many bytes of memory"
+            message = f"{name}({size:#x}): torch.load would allocate that many bytes of memory"
             yield found("memory-bomb", message, where="data.pkl", offset=node.position)
         elif node.state is not None and name not in _WITH_STATE and not _is_nothing(node.state):
-            message = f"{name} with a state, which it does not take: torch.load fails there"
+            message = f"{name} has a state, which it does not accept: torch.load fails on it"
             yield found("bad-call", message, where="data.pkl", offset=node.position)
         elif type(node.args) not in (list, Dict) and not (type(node.args) is tuple and takes(node.args)):
-            # weights_only=True takes the items of a list, or the keys of a dict, for the arguments.
-            message = f"{name} with arguments that it does not take: torch.load fails there"
+            # weights_only=True accepts a list, or the keys of a dict, as the arguments.
+            message = f"{name} has arguments that it does not accept: torch.load fails on it"
             yield found("bad-call", message, where="data.pkl", offset=node.position)
 
 
 def of_tensors(entries: Iterable[TensorEntry]) -> Iterator[Finding]:
-    """Tensors that torch refuses to make, and tensors of far more bytes than their storage, by a stride such as 0."""
+    """Yield findings for tensors that torch refuses to build, and for those that a stride of 0 makes huge."""
     for entry in entries:
         if (entry.kind != "dense" or entry.requires_grad or entry.detail) and (why := _refused(entry)):
-            yield found("bad-call", f"{why}: torch.load fails there", where=entry.name)
+            yield found("bad-call", f"{why}: torch.load fails on it", where=entry.name)
         if entry.storage is None or entry.kind not in ("dense", "quantized") or entry.numel < GIANT >> 4:
             continue
         if entry.nbytes >= max(GIANT, TIMES * entry.storage.nbytes):
-            message = f"{entry.nbytes:,} bytes over a storage of {entry.storage.nbytes:,}: a copy asks for that memory"
+            message = f"{entry.nbytes:,} bytes on a storage of {entry.storage.nbytes:,}: a copy would allocate them all"
             yield found("memory-bomb", message, where=entry.name)
 
 
 def _refused(entry: TensorEntry) -> str:
-    """Why torch makes no such tensor; empty where nothing is known against it."""
+    """Return why torch cannot build such a tensor; an empty string if no reason is known."""
     row = dtypes.find(entry.dtype)
     if entry.requires_grad and row is not None and row.family not in ("float", "complex"):
-        return f"a tensor of {entry.dtype} that requires a gradient"
+        return f"a tensor of {entry.dtype} cannot require a gradient"
     if "conj" in entry.lazy and row is not None and not row.is_complex:
-        return f"the conjugate of a tensor of {entry.dtype}"
+        return f"a tensor of {entry.dtype} has no conjugate"
     values = entry.detail.split(", ")
     if entry.kind == "quantized" and values[0].startswith("per_channel"):
         if not values[-1].isdecimal() or int(values[-1]) >= len(entry.shape):
-            return f"quantized along axis {values[-1]}, of {len(entry.shape)}"
+            return f"the tensor is quantized along axis {values[-1]}, but has {len(entry.shape)} axes"
     elif entry.kind == "quantized" and not -(1 << 63) <= int(values[-1]) < 1 << 63:
-        return f"a zero point of {values[-1]}"
+        return f"the zero point {values[-1]} is out of range"
     if entry.kind == "sparse" and len(entry.parts) == 2:
         indices, held = (part.shape for part in entry.parts)
         if len(indices) != 2 or not held or indices[0] + len(held) - 1 != len(entry.shape):
-            return f"a sparse tensor of {len(entry.shape)} dimensions with indices {list(indices)}"
+            return f"a sparse tensor of {len(entry.shape)} dimensions cannot have indices of shape {list(indices)}"
     if entry.kind == "nested" and len(entry.parts[0].shape) != 1:
-        return "a nested tensor whose values have several dimensions"
+        return "the values of a nested tensor have several dimensions"
     return ""
 
 
@@ -121,7 +121,7 @@ def _sizes(args: tuple[Node, ...]) -> bool:
 
 def _device(args: tuple[Node, ...]) -> bool:
     if not args or type(args[0]) is not Text or _DEVICE.fullmatch(args[0]) is None:
-        # A number alone is one of the accelerator that the loading machine has, if it has one.
+        # A number alone is an index of the accelerator of the loading machine, if it has one.
         return len(args) == 1 and type(args[0]) is Call and _is_device(args[0])
     return len(args) == 1 or (
         len(args) == 2 and ":" not in args[0] and (args[1] is None or (type(args[1]) is int and 0 <= args[1] < 1 << 63))
@@ -132,7 +132,7 @@ _DEVICES = (
     *("cpu", "cuda", "ipu", "xpu", "mkldnn", "opengl", "opencl", "ideep", "hip", "ve", "fpga", "maia", "xla", "lazy"),
     *("vulkan", "mps", "meta", "hpu", "mtia", "privateuseone"),
 )
-"""What torch calls a device (c10/core/Device.cpp); a backend of a library renames the last one."""
+"""Device names of torch (c10/core/Device.cpp); a library's backend renames the last one."""
 
 _DEVICE = re.compile(rf"(?:{'|'.join(_DEVICES)})(?::(?:0|[1-9]\d{{0,2}}))?")
 
@@ -145,7 +145,7 @@ _UNHASHABLE = ("collections.OrderedDict", "collections.Counter", "builtins.set",
 
 
 def _keys(node: Node) -> Iterator[Node]:
-    """What is hashed when this node is built: keys of a mapping, elements of a set."""
+    """Yield the nodes that are hashed when this node is built: keys of a mapping, elements of a set."""
     rows: Node = None
     if type(node) is Dict or type(node) is Call:
         unread = rows_of(node)
@@ -193,38 +193,41 @@ _COUNTS = {
     calls.FROM_NUMPY: (4, 4),
     calls.FROM_CPU_TENSOR: (4, 4),
 }
-"""Call -> how many arguments it takes, at least and at most."""
+"""Call -> fewest and most arguments that it accepts."""
 
 
 def _misused(row: RebuildCall, node: Call) -> str:
-    """Why torch cannot make this call; empty where nothing is seen. What a reader of tensors refuses is not here."""
+    """Return why torch cannot make this call; an empty string if nothing is wrong.
+
+    Faults that a reader of tensors refuses are not checked here.
+    """
     args = node.arguments
     fewest, most = _COUNTS[row]
     if not fewest <= len(args) <= most:
-        return f"with {len(args)} arguments"
+        return f"is called with {len(args)} arguments"
     if node.state is not None:
-        return "with a state set on its tensor"
+        return "has a state set on its tensor"
     if row.requires_grad is not None and type(args[row.requires_grad]) is not bool:
-        return "with a requires_grad that is neither true nor false"
+        return "has a requires_grad that is neither true nor false"
     if row is calls.TENSOR_V3 and args[4] is True:
-        return "of a tensor that requires a gradient"
+        return "has a requires_grad of True, which it cannot restore"
     if row.marks is not None and len(args) > row.marks and not _are_marks(args[row.marks]):
-        return "with marks that are no dict"
+        return "has marks that are not a dict"
     if row.device is not None and not (_is_device(args[row.device]) or _device((args[row.device],))):
-        return "on a device that torch does not have"
+        return "names a device that torch does not have"
     if row is calls.FROM_NUMPY and not _is_of_numpy(args[0]):
-        return "of what is no array"
+        return "is called on something that is not an array"
     if row is calls.FROM_CPU_TENSOR and not is_tensor(args[0]):
-        return "of what is no tensor"
+        return "is called on something that is not a tensor"
     if row in (calls.WRAPPER, calls.FROM_TYPE) and not _is_class(args[0 if row is calls.WRAPPER else 1]):
-        return "with a class that is none"
+        return "names something that is not a class"
     if row.dtype is not None and (type(args[row.dtype]) is not Global or not _is_dtype(args[row.dtype])):
-        return "with a dtype that is none"
+        return "names something that is not a dtype"
     return "" if row.state is None else _misset(args[row.state])
 
 
 def _is_class(node: Node) -> bool:
-    """Whether this may be a class of tensors; what other classes there are is not known."""
+    """Return whether this may be a class of tensors; the set of other classes is unknown."""
     if type(node) is not Global:
         return False
     name = weights_only.canonical(node)
@@ -248,21 +251,21 @@ _FIXED = frozenset((
     *("H", "T", "_base", "_cdata", "_version", "device", "dtype", "grad_fn", "imag", "is_leaf", "itemsize", "layout"),
     *("mH", "mT", "name", "nbytes", "ndim", "output_nr", "real", "retains_grad", "shape", "__class__", "__dict__"),
 ))  # fmt: skip
-"""Attributes that a tensor has of itself, and that nothing sets."""
+"""Attributes that every tensor has, and that cannot be set."""
 
 
 def _misset(state: Node) -> str:
-    """What is wrong with the attributes that are set on a tensor."""
+    """Return the fault of the attributes that are set on a tensor; an empty string if there is no fault."""
     mappings = state if type(state) is tuple else (state,)
     if len(mappings) not in (1, 2) or any(part is not None and pairs(part) is None for part in mappings):
-        return "with a state that is no dict" if state not in (None, False, []) else ""
+        return "has a state that is not a dict" if state not in (None, False, []) else ""
     for key, value in attributes(state):
         if type(key) is not Text:
             continue
         if key == "data" or (key == "grad" and value is not None and not is_tensor(value)):
-            return f"with {key} among the attributes of its tensor"
+            return f"sets {key} as an attribute of its tensor"
         if (key == "requires_grad" and type(value) is not bool) or key in _FIXED:
-            return f"with {key} among the attributes of its tensor"
+            return f"sets {key} as an attribute of its tensor"
     return ""
 
 
@@ -295,7 +298,7 @@ _TAKES: dict[str, Callable[[tuple[Node, ...]], bool]] = {
     "torch.storage.TypedStorage": lambda args: not args,
     **{f"torch.{row.storage_class}": lambda args: False for row in dtypes.TABLE if row.storage_class},
 }
-"""Call -> whether it takes these arguments. The classes of weights_only=True that a checkpoint calls itself."""
+"""Function of weights_only=True that a pickle can call -> predicate that tells whether it accepts these arguments."""
 
 _WITH_STATE = (
     *("collections.OrderedDict", "collections.Counter", "builtins.bytearray", "builtins.set"),
@@ -304,5 +307,5 @@ _WITH_STATE = (
 
 
 def _is_nothing(state: Node) -> bool:
-    """Whether BUILD with this state sets nothing."""
+    """Return whether BUILD with this state sets nothing."""
     return state in (None, False, (), [], "", b"", 0) or (type(state) in (Dict, Call) and pairs(state) == [])

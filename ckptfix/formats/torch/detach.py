@@ -1,4 +1,4 @@
-"""Tensors as ``state_dict()`` gives them: what ``Tensor.detach()`` leaves of a rebuild call and of an entry."""
+"""Detached tensors, as ``state_dict()`` returns them: ``Tensor.detach()`` for rebuild calls and entries."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckptfix.pickles import Call, Global
 
 
 def detached_entry(entry: TensorEntry, name: str) -> TensorEntry:
-    """`entry` under `name`, no parameter and without gradient."""
+    """Return `entry` under `name`, as a plain tensor without gradient."""
     return replace(entry, key=name, at="", requires_grad=False, parameter=False)
 
 
 def detached_call(node: Any) -> Any:
-    """The call that rebuilds the tensor of `node` detached; a parameter becomes the tensor in it."""
+    """Return the call that rebuilds the tensor of `node` detached; a parameter becomes the tensor in it."""
     row = calls.of(node.func) if type(node) is Call else None
     while row is not None and row.kind == "parameter":
         if not node.arguments:

@@ -1,7 +1,7 @@
-"""Edits of a torch pickle: names and devices, as patches over the strings that push them, and shapes.
+"""Edits of a torch pickle: patches of the strings that push names and devices, and new shapes.
 
-A device stands in three kinds of places: the location tag of every storage, calls of ``torch.device``,
-and the device argument of ``_rebuild_device_tensor_from_*``. Places that no edit reaches (a DeviceMesh of
+A device appears in three kinds of places: the location tag of every storage, calls of ``torch.device``,
+and the device argument of ``_rebuild_device_tensor_from_*``. Places that no edit can change (a DeviceMesh of
 a DTensor) are reported as fixed.
 """
 
@@ -29,13 +29,13 @@ _DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
 
 @dataclass(slots=True)
 class Devices:
-    """Every place where a device stands.
+    """Every place where a device appears.
 
     Attributes:
-        tags: location tags of storages, and device arguments that are one string; without those in folded calls.
-        folded: (where the first one is, tag, how many) of the location tags in folded calls.
-        calls: calls of ``torch.device``, with the location that each gives.
-        fixed: places that cannot be edited, in words.
+        tags: location tags of storages, and device arguments that are one string, outside folded calls.
+        folded: (offset of the first one, tag, number) for the location tags in folded calls.
+        calls: calls of ``torch.device``, with the location that each states.
+        fixed: descriptions of places that cannot be edited.
     """
 
     tags: list[Text] = field(default_factory=list)
@@ -44,6 +44,7 @@ class Devices:
     fixed: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
+        """Return how often each location appears, in order of first use."""
         places = [(tag.start, tag, 1) for tag in self.tags]
         found: Counter[str] = Counter()
         for _, tag, count in sorted([*places, *self.folded]) if self.folded else places:
@@ -101,7 +102,7 @@ def _note_call(call: Call, found: Devices) -> None:
         if call.args and type(call.args[0]) is Text:
             index = call.args[1] if len(call.args) > 1 else None
             if index is not None and not (type(index) is int and 0 <= index < 1 << 16):
-                found.fixed.append("a torch.device whose index is not an index")
+                found.fixed.append("a torch.device with an invalid index")
                 return
             location = call.args[0] if index is None else f"{call.args[0]}:{index}"
             found.calls.append((call, location))
@@ -116,14 +117,14 @@ def _note_call(call: Call, found: Devices) -> None:
 
 
 Sites = dict[tuple[str, str], list[Site]]
-"""Address and kind of a place that holds names -> the places."""
+"""Address and kind -> the sites there that hold names."""
 
 
 def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
-    """The patches that carry out `edits`.
+    """Return the patches that carry out `edits`.
 
     Raises:
-        Unsupported: an edit that a torch pickle does not take, or a place that cannot be edited.
+        Unsupported: a torch pickle does not support an edit, or a place cannot be edited.
     """
     sites: Sites = {}
     for site in found.sites:
@@ -147,12 +148,12 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
         elif isinstance(edit, Put):
             others += shape_patches(found, edit)
         else:
-            raise Unsupported(f"{type(edit).__name__} on a torch pickle")
+            raise Unsupported(f"a torch pickle does not support the edit {type(edit).__name__}")
     return Patches(string_patches(found.graph, strings) + others, keys)
 
 
 def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrases: Phrases) -> bool:
-    """Whether folded calls need no patch: what they fetch stays, or it is their location and moves where it stands."""
+    """Return whether folded calls need no patch: their strings stay, or are locations that change at their source."""
     moves: dict[str, str] = {}
     fetched = phrases.fetched()
     touched: set[int] = set()
@@ -169,6 +170,7 @@ def _stay_folded(found: TorchObject, sites: Sites, edits: Sequence[Edit], phrase
 
 
 def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str]], list[Patch]]:
+    """Return the new values of location strings, and patches for the indices of ``torch.device`` calls."""
     devices = find_devices(graph)
     strings = [(tag, moves[tag]) for tag in devices.tags if tag in moves]
     others: list[Patch] = []
@@ -182,17 +184,17 @@ def _moved(graph: Graph, moves: Mapping[str, str]) -> tuple[list[tuple[Text, str
 
 
 def _device_type(call: Call) -> Text:
-    """The type that `find_devices` saw in a ``torch.device`` call."""
+    """Return the type argument that `find_devices` saw in a ``torch.device`` call."""
     kind = call.arguments[0]
     assert type(kind) is Text
     return kind
 
 
 def _reindexed(graph: Graph, call: Call, index: int | None) -> list[Patch]:
-    """Patches that make the arguments of a ``torch.device`` call ``(type,)`` or ``(type, index)``."""
+    """Return patches that turn the arguments of a ``torch.device`` call into ``(type,)`` or ``(type, index)``."""
     data = graph.data
     first = _device_type(call)
-    # The arguments are pushed right before the call; a tuple from the memo lies elsewhere.
+    # The arguments are pushed right before the call, unless the tuple comes from the memo.
     closing = _closing(data, first.start, call.position)
     inner = items_pushed(data, first.start, closing)
     out = []
@@ -206,8 +208,8 @@ def _reindexed(graph: Graph, call: Call, index: int | None) -> list[Patch]:
 
 
 def _closing(data: bytes, start: int, stop: int) -> int:
-    """Offset of the opcode that makes one tuple of what ``data[start:stop]`` pushes."""
-    # Tuples of one to three need no MARK in protocol 2 and later; older ones begin with it.
+    """Return the offset of the opcode that makes one tuple of the values that ``data[start:stop]`` pushes."""
+    # Tuples of one to three values need no MARK in protocol 2 and later; in older protocols they begin with it.
     for first in (start, start - 1):
         try:
             items = items_pushed(data, first, stop) if first < stop else []
@@ -215,4 +217,4 @@ def _closing(data: bytes, start: int, stop: int) -> int:
             continue
         if len(items) == 1:
             return items[0].last
-    raise Unsupported("a torch.device whose arguments are not written beside it", offset=stop)
+    raise Unsupported("the arguments of a torch.device are not written next to it", offset=stop)

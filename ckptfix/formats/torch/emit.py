@@ -20,16 +20,16 @@ _UNTYPED = Global("torch.storage", "UntypedStorage", 0)
 
 Versions = Mapping[str, Mapping[str, Any]]
 MAX_PARTS = 64
-"""How deep the calls of one tensor may stand in each other; torch's own are four deep at most."""
+"""Deepest nesting of the calls of one tensor; torch's own are at most four deep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Rebuild calls of the tensors that are not dense, by name, to be written as they are.
+    """Rebuild calls of the tensors that are not dense, by key, to be written unchanged.
 
     Attributes:
         graph: the pickle that they come from.
-        storage_of: the storage of each reference in them.
+        storage_of: returns the storage of a reference in them.
     """
 
     graph: Graph
@@ -47,6 +47,7 @@ class _Storages:
     itemsizes: dict[str, int] = field(default_factory=dict)
 
     def key(self, storage: Storage, where: str) -> str:
+        """Return the new key of `storage`, for the tensor `where`."""
         if storage.data is None:
             raise WouldLoseData("its data is not in the file (a tensor on the meta device)", where=where)
         known = self.keys.get(storage.identity)
@@ -56,6 +57,7 @@ class _Storages:
         return known
 
     def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        """Return a reference to `storage`; see `References`."""
         key = self.key(storage, where)
         row = dtypes.by_storage_class(kind.name)
         self.itemsizes.setdefault(key, row.itemsize if row is not None else 1)
@@ -68,7 +70,7 @@ class Fresh:
 
     Attributes:
         storages: (key, data, CRC-32) of each storage, in the order of first use.
-        itemsizes: key -> bytes of an element of it, as its first reference counts them.
+        itemsizes: key -> bytes of one element, as the first reference counts them.
     """
 
     pickle: bytes
@@ -79,7 +81,10 @@ class Fresh:
 def state_dict_pickle(
     entries: Sequence[TensorEntry], *, legacy: bool = False
 ) -> tuple[bytes, list[tuple[str, Data, int | None]]]:
-    """The pickle of a state dict with these dense tensors, and (key, data, CRC-32) of each storage; as `fresh`."""
+    """Return the pickle of a state dict with these dense tensors, and (key, data, CRC-32) of each storage.
+
+    Arguments as for `fresh`.
+    """
     made = fresh(entries, legacy=legacy)
     return made.pickle, made.storages
 
@@ -91,16 +96,16 @@ def fresh(
     versions: Versions | None = None,
     calls: Calls | None = None,
 ) -> Fresh:
-    """The pickle of a state dict with these tensors.
+    """Return the pickle of a state dict with these tensors.
 
-    Entries whose storages have one key share a storage; keys are new, in the order of first use.
+    Entries whose storages have the same identity share a storage; keys are new, in the order of first use.
 
     Args:
-        versions: the ``_metadata`` of the state dict; none is written without it.
-        calls: how tensors that are not dense are rebuilt.
+        versions: the ``_metadata`` of the state dict; None to write no metadata.
+        calls: the rebuild calls of tensors that are not dense.
 
     Raises:
-        WouldLoseData: an entry that is not dense and has no call, or whose data is not in the file.
+        WouldLoseData: an entry is not dense and has no call, or its data is not in the file.
     """
     nodes = calls.nodes if calls is not None else {}
     bytewise = _read_apart(entries)
@@ -129,25 +134,25 @@ def fresh(
 
 
 def _read_apart(entries: Iterable[TensorEntry]) -> frozenset[tuple[str, str]]:
-    """``identity`` of the storages that tensors read as several dtypes: a storage has one class in a pickle."""
+    """Return the ``identity`` of storages that tensors read as several dtypes: a storage has one class in a pickle."""
     kinds: dict[tuple[str, str], set[str]] = {}
     for entry in entries:
         row = dtypes.find(entry.dtype)
         if entry.kind == "dense" and entry.storage is not None and row is not None:
-            # To torch an UntypedStorage is one of bytes.
+            # torch treats an UntypedStorage as a storage of bytes.
             kinds.setdefault(entry.storage.identity, set()).add(row.storage_class or "ByteStorage")
     return frozenset(key for key, found in kinds.items() if len(found) > 1)
 
 
 class References(Protocol):
-    """What makes references to the storages of a new file."""
+    """Factory of references to the storages of a new file."""
 
     def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
-        """The reference to `storage`, as `count` elements of the storage class `kind`, for the tensor `where`."""
+        """Return a reference to `storage`, as `count` elements of the class `kind`, for the tensor `where`."""
 
 
 def reference(kind: Global, key: str, location: str, count: int, *, legacy: bool) -> PersId:
-    """The persistent id of a storage; in a legacy file it has a sixth field, for a view of the storage."""
+    """Return the persistent id of a storage; in a legacy file it has a sixth field, for a view of the storage."""
     pid = ("storage", kind, key, location, count)
     return PersId((*pid, None) if legacy else pid, 0, -1)
 
@@ -162,15 +167,15 @@ def dense_call(
     marks: Sequence[str] = (),
     untyped: bool = False,
 ) -> Call:
-    """The rebuild call of a dense tensor, no parameter, as torch.save writes it.
+    """Return the rebuild call of a dense tensor that is not a parameter, as torch.save writes it.
 
     Args:
-        dtype: torch's name.
-        nbytes: of the storage.
-        refer: makes the reference to the storage, as so many elements of the storage class.
+        dtype: torch's name of the dtype.
+        nbytes: length of the storage in bytes.
+        refer: returns the reference to the storage, as a number of elements of a storage class.
         layout: offset, shape and stride, in elements.
-        marks: its lazy ones (conj, neg).
-        untyped: the storage is one of bytes, as other tensors read it as another dtype.
+        marks: the names of its lazy operations (conj, neg).
+        untyped: the storage is one of bytes, because other tensors read it as a different dtype.
     """
     row = dtypes.by_name(dtype)
     typed = row.storage_class is not None and not untyped
@@ -186,7 +191,7 @@ def dense_call(
 
 
 def tensor_call(entry: TensorEntry, storages: References, *, untyped: bool = False) -> Call:
-    """The rebuild call of a dense tensor or parameter as torch.save writes it; `untyped` as in `dense_call`."""
+    """Return the rebuild call of a dense tensor or parameter, as torch.save writes it; `untyped` as in `dense_call`."""
     storage = entry.storage
     assert storage is not None
     call = dense_call(
@@ -202,12 +207,12 @@ def tensor_call(entry: TensorEntry, storages: References, *, untyped: bool = Fal
 
 
 def _hooks() -> Call:
-    """An empty OrderedDict: every tensor is pickled with its own."""
+    """Return an empty OrderedDict: every tensor is pickled with its own."""
     return Call(_ORDERED_DICT, (), "REDUCE", 0)
 
 
 def _metadata(versions: Versions) -> Dict:
-    """The state of an OrderedDict whose attribute ``_metadata`` is this."""
+    """Return the state of an OrderedDict with this ``_metadata`` attribute."""
     rows = Call(_ORDERED_DICT, (), "REDUCE", 0)
     rows.items = [(path, node_of(own)) for path, own in versions.items()]
     state = Dict()
@@ -216,14 +221,14 @@ def _metadata(versions: Versions) -> Dict:
 
 
 def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], where: str, depth: int = 0) -> Any:
-    """`node` with references to the storages of the new file; what was shared is still shared."""
+    """Return `node` with references to the storages of the new file; shared nodes stay shared."""
     kind = type(node)
     if kind not in (tuple, list, Dict, Set, Call, PersId):
         return node
     if id(node) in done:
         return done[id(node)]
     if depth > MAX_PARTS:
-        raise Unsupported("a tensor whose parts are nested too deeply", where=where)
+        raise Unsupported("the parts of the tensor are nested too deeply", where=where)
 
     def copy(part: Any) -> Any:
         return _copied(part, calls, storages, done, where, depth + 1)
@@ -256,5 +261,5 @@ def _reference(node: PersId, calls: Calls, storages: _Storages, where: str) -> P
     _, kind, _, _, count, *view = node.fields
     assert type(kind) is Global and type(count) is int
     if view and view[0] is not None:
-        raise Unsupported("a storage view in a tensor that is not dense", where=where, offset=node.position)
+        raise Unsupported("a tensor that is not dense has a storage view", where=where, offset=node.position)
     return storages.reference(kind, storage, count, where)

@@ -9,8 +9,8 @@
     pickle  list of storage keys
     then, for each key in that order: number of elements (8 bytes, little-endian), and the elements
 
-A view is ``(key of the view, first element, elements)``: the storage that the object holds is that part of
-the one stored under `key`. Source: torch/serialization.py (``_legacy_save``, ``_legacy_load``).
+A view is ``(key of the view, first element, elements)``: the storage that the object holds is this part of
+the storage under `key`. Source: torch/serialization.py (``_legacy_save``, ``_legacy_load``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from ckptfix.pickles.graph import pairs
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """100 for a file that begins with the pickle of torch's magic number."""
+    """Return 100 for a file that begins with the pickle of torch's magic number, else 0."""
     return 100 if MAGIC_BYTES in head[:24] or head.startswith(f"L{MAGIC}L\n".encode()) else 0
 
 
@@ -90,7 +90,7 @@ def read(path: str) -> Checkpoint:
 
 
 def _note(side: Graph, part: str, graph: Graph) -> None:
-    """Add to the object's `graph` what weights_only=True refuses of another pickle of the file, which it reads too."""
+    """Add to the object's `graph` what weights_only=True refuses in `side`, which it reads too."""
     graph.globals += (node for node in side.globals if not weights_only.accepted(weights_only.canonical(node)))
     refused = weights_only.refused_opcode(side)
     if refused is not None:
@@ -98,7 +98,7 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
 
 
 def read_stream(path: str) -> tuple[Layout, bytes]:
-    """Where the parts are, and the pickle of the object. Raises as `read`."""
+    """Return the layout of the parts, and the pickle of the object. Raises like `read`."""
     with open_source(path) as reader:
         *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
@@ -107,18 +107,18 @@ def read_stream(path: str) -> tuple[Layout, bytes]:
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The findings of reading, and counts that are not what the pickle states."""
+    """Yield the findings of reading, and the storage counts that differ from the pickle."""
     yield from torch_common.all_findings(checkpoint)
     yield from compared(checkpoint)
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its object; every other byte is copied.
+    """Plan the checkpoint with `edits` applied to its object; every other byte is copied.
 
-    The layout is new with a Drop, and with a Put of other bytes.
+    A Drop, or a Put of other bytes, leads to a new layout.
 
     Raises:
-        Truncated: the file is cut short; an edit would give a copy as broken.
+        Truncated: the file is cut short, and an edited copy would be as broken.
     """
     if any(isinstance(edit, Drop | Put) for edit in edits):
         from ckptfix.formats.torch import rewrite as torch_rewrite
@@ -143,7 +143,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """`Format.in_place`: what stands before the storages, padded in its third pickle to where they stand."""
+    """Plan an in-place edit (`Format.in_place`): the third pickle is padded so that the storages keep their offsets."""
     (file,) = plan.files
     if unchanged(file):
         return plan
@@ -157,7 +157,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """A fresh file that holds the state dict of `entries` as an OrderedDict."""
+    """Plan a fresh file that holds the state dict of `entries` as an OrderedDict."""
     refuse_unloadable(entries, dest)
     pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
     itemsizes: dict[tuple[str, str], int] = {}
@@ -170,9 +170,9 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every legacy file."""
+    """Yield the findings that every legacy file has."""
     yield found("no-mmap")
-    yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data could not be seen")
+    yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data would go unnoticed")
 
 
 FORMAT = Format(

@@ -1,4 +1,4 @@
-"""The parts of a legacy file: five pickles, then the storages; and a fresh file."""
+"""Layout of a legacy file: five pickles, then the storages; and layout of a fresh file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROTOCOL = 1001
 MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 
 FIRST_WINDOW, FIRST_FAR = 4 << 20, 896 << 10
-"""Bytes that are read first; of a file far away fewer."""
+"""Bytes that are read first, locally and from a remote file."""
 
 
 MAX_PICKLE = 1 << 30
@@ -38,12 +38,12 @@ MAX_PICKLE = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the parts of a legacy file are.
+    """The locations of the parts of a legacy file.
 
     Attributes:
-        object_start: offset of the object's pickle; it ends where the graph does, counted from there.
+        object_start: offset of the object's pickle, which ends at `object_end`.
         storages: key -> (range of the elements, number of elements), in file order.
-        stated: the numbers are those that the pickle states, and the file was not asked.
+        stated: the counts are those that the pickle states; the counts in the file were not read.
     """
 
     object_start: int
@@ -55,14 +55,14 @@ class Layout:
 def read_pickles(
     reader: Source, *, start: int = 0, partial: bool = False, window: int | None = None
 ) -> list[Graph]:
-    """The five pickles; their spans are offsets in the file.
+    """Read the five pickles; their spans are offsets in the file.
 
     The size of the object's pickle is stated nowhere: a window from the start of the file is parsed, and
     a larger one if the pickle runs out of it.
 
     Args:
-        start: where the first one begins.
-        partial: give those before the one in which the file ends.
+        start: offset of the first pickle.
+        partial: if the file ends inside a pickle, return those before it.
         window: bytes that are read first.
     """
     window = window or (FIRST_FAR if reader.far else FIRST_WINDOW)
@@ -84,15 +84,15 @@ def read_pickles(
             if len(data) == reader.size:
                 raise
             if window >= MAX_PICKLE:
-                raise Unsupported(f"a pickle of over {MAX_PICKLE} bytes", path=reader.name) from None
+                raise Unsupported(f"the pickle has over {MAX_PICKLE} bytes", path=reader.name) from None
             window *= 4
 
 
 _KEYS = re.compile(rb"\.\x80[\2-\5](?:\x95.{8})?\]", re.DOTALL)
-"""The end of a pickle, and the beginning of one of a list: the keys of the storages stand behind the object."""
+"""The end of a pickle, and the beginning of a pickled list: the storage keys follow the object."""
 
 MOST_SEARCHED = 64 << 20
-"""Bytes in which that is looked for: it takes less time than to parse in vain a pickle that is not whole."""
+"""Most bytes that are searched for it: a search is faster than a failed attempt to parse an incomplete pickle."""
 
 
 PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
@@ -101,10 +101,10 @@ PARTS = ("magic number", "protocol", "sys_info", "object", "storage keys")
 def storage_counts(
     reader: Source, graph: Graph, keys: Sequence[str], position: int
 ) -> Iterator[tuple[str, int, int, int]]:
-    """(key, offset of its count, count, bytes of an element) of each storage behind the pickles, in file order.
+    """Yield (key, offset of its count, count, bytes of an element) for each storage after the pickles, in file order.
 
-    It ends where the file ends before a count, and after a count below zero. The bytes of an element are 0 for a key
-    that the object does not refer to.
+    The iteration ends if the file ends before a count, and after a negative count. The bytes of an element are 0 for a
+    key that the object does not refer to.
     """
     itemsizes: dict[str, int] = {}
     for persid in graph.persids:
@@ -126,7 +126,7 @@ def storage_counts(
 def storages_of(
     reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
 ) -> tuple[dict[str, tuple[ByteRange, int]], bool]:
-    """The storages as `read_storages` gives them, and whether their counts are those that the pickle states."""
+    """Return the storages as `read_storages` does, and whether their counts are those that the pickle states."""
     stated = _stated_storages(reader, graph, keys, position)
     if stated is not None:
         return stated, True
@@ -136,9 +136,9 @@ def storages_of(
 def _stated_storages(
     reader: Source, graph: Graph, keys: Sequence[str], position: int
 ) -> dict[str, tuple[ByteRange, int]] | None:
-    """The same by what the pickle states, of a file far away: each count there would be a request.
+    """Return the storages of a remote file by the counts in the pickle, because each count in the file needs a request.
 
-    None where the file has not exactly the size that comes of it.
+    Return None for a local file, and unless the file has exactly the resulting size.
     """
     if not reader.far:
         return None
@@ -161,7 +161,7 @@ def _stated_storages(
 
 
 def compared(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Counts in the file that are not what the pickle states; of a file far away that was read by these."""
+    """Yield a finding for each count that differs from the pickle, if the pickle's counts located the storages."""
     layout = torch_common.parts_of(checkpoint).container
     if not layout.stated:
         return
@@ -169,18 +169,18 @@ def compared(checkpoint: Checkpoint) -> Iterator[Finding]:
         for key, (data, count) in layout.storages.items():
             there = int.from_bytes(reader.read(data.offset - 8, 8), "little", signed=True)
             if there != count:
-                message = f"a storage of {there} elements, and the pickle says {count}"
+                message = f"the storage has {there} elements, but the pickle states {count}"
                 yield table.found("bad-storage", message, where=key, offset=data.offset - 8)
 
 
 def read_storages(
     reader: Source, graph: Graph, keys: list[str], position: int, findings: list[Finding]
 ) -> dict[str, tuple[ByteRange, int]]:
-    """The place of each storage; those beyond the end of the file keep their promised place."""
+    """Return the location of each storage; a storage beyond the end of the file keeps its expected location."""
     found: dict[str, tuple[ByteRange, int]] = {}
     for key, place, count, itemsize in storage_counts(reader, graph, keys, position):
         if count < 0:
-            findings.append(table.found("bad-storage", f"a storage of {count} elements", where=key, offset=place))
+            findings.append(table.found("bad-storage", f"the storage has {count} elements", where=key, offset=place))
             position = place
             break
         data = ByteRange(reader.name, place + 8, count * (itemsize or 1))
@@ -199,10 +199,13 @@ def read_storages(
 
 
 class Places:
+    """Locations of the storages in a legacy file."""
+
     def __init__(self, layout: Layout) -> None:
         self.read_storages = layout.storages
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        """Return the data and the length of a storage; -1 for a missing one. There are no checksums."""
         found = self.read_storages.get(key)
         return (None, -1, None) if found is None else (found[0], found[0].length, None)
 
@@ -215,15 +218,16 @@ def refuse_truncated(checkpoint: Checkpoint) -> None:
             raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
-CANNOT_LOAD = "from a legacy file torch cannot load"
+CANNOT_LOAD = "torch cannot load this from a legacy file:"
 
 
 def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
-    """Refuse tensors that torch saves to a legacy file and does not load from it.
+    """Refuse tensors that torch saves to a legacy file but cannot load from it.
 
-    - Storages of UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, and it has none.
-    - Those whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file has its bytes
-      behind the pickle, so while the calls run every storage holds whatever was in memory.
+    - Storages of UntypedStorage (up to 2.13): ``_legacy_load`` asks the storage class for a dtype, which it lacks.
+    - Tensors whose rebuild call reads values, such as the sizes of a nested tensor's parts: a legacy file stores
+    its bytes
+      after the pickle, so while the calls run every storage holds uninitialized memory.
     """
     untyped = [entry for entry in entries if _is_untyped(entry)]
     if untyped:
@@ -236,7 +240,7 @@ def refuse_unloadable(entries: Sequence[TensorEntry], path: str) -> None:
 
 
 def refuses(entry: TensorEntry) -> str | None:
-    """Why torch would not load a tensor from a legacy file; None if it would. See `refuse_unloadable`."""
+    """Return why torch would not load a tensor from a legacy file; None if it would. See `refuse_unloadable`."""
     if _is_untyped(entry):
         return entry.dtype
     computed = _computed(entry)
@@ -244,11 +248,12 @@ def refuses(entry: TensorEntry) -> str | None:
 
 
 def _is_untyped(entry: TensorEntry) -> bool:
+    """Return whether the dtype of a tensor has no storage class of its own."""
     return entry.storage is not None and dtypes.by_name(entry.dtype).storage_class is None
 
 
 def _computed(entry: TensorEntry) -> tuple[TensorEntry, str] | None:
-    """The tensor among `entry` and its parts whose rebuild call reads values, and what it is."""
+    """Return the tensor among `entry` and its parts whose rebuild call reads values, and its description."""
     stack = [entry]
     while stack:
         part = stack.pop()
@@ -259,17 +264,19 @@ def _computed(entry: TensorEntry) -> tuple[TensorEntry, str] | None:
 
 
 def untyped_refusal(path: str, what: str, where: str | None = None) -> WouldLoseData:
+    """Return the error for a tensor or storage without a storage class."""
     hint = "keep the zip format, or convert to safetensors"
     return WouldLoseData(f"{CANNOT_LOAD} {what}", path=path, where=where, hint=hint)
 
 
 def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> list[Segment]:
-    """The segments of a legacy file as torch 2.13 lays it out.
+    """Return the segments of a legacy file in the layout of torch 2.13.
 
     Args:
         pickle: the object, with legacy persistent ids.
         storages: (key, data, bytes of an element) in any order; they are written sorted by key, as torch does.
-        dest: the file. Where most of the data can lie in its blocks as it does where it comes from, it does.
+        dest: the file. If possible, most of the data keeps its alignment to filesystem blocks, so that it can be
+            shared.
     """
     sizes = Dict()
     sizes.items += [("short", 2), ("int", 4), ("long", 4)]
@@ -288,20 +295,20 @@ def fresh(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -
 
 
 _PADDING = "padding"
-"""A key of sys_info, a dict that torch reads and of which it looks at no key but two."""
+"""A key of sys_info, a dict from which torch reads only two keys."""
 
 _WIDEST = 64
-"""Bytes that a number may take more than it needs; a string takes more than 20 by itself."""
+"""Most bytes that a number can take beyond its need; a padding string needs more than 20 by itself."""
 
 
 def padded(head: bytes, size: int | None, path: str) -> bytes:
-    """`head`, which begins with the first three pickles, with the third one padded so that there are `size` bytes.
+    """Return `head`, which begins with the first three pickles, with the third one padded so that it has `size` bytes.
 
     Args:
-        size: None for none; otherwise at least what that gives.
+        size: None for no padding; otherwise at least the length without padding.
 
     Raises:
-        Unsupported: the third pickle is not as torch writes it.
+        Unsupported: the third pickle has an unexpected layout.
     """
     position = 0
     for part in PARTS[:3]:
@@ -309,7 +316,7 @@ def padded(head: bytes, size: int | None, path: str) -> bytes:
         start, position = position, graph.end
     info = graph.root
     if type(info) is not Dict:
-        raise Unsupported("its third pickle is not a dict", path=path, where=PARTS[2], offset=start)
+        raise Unsupported("the third pickle is not a dict", path=path, where=PARTS[2], offset=start)
     bare = Dict()
     bare.items += [(key, value) for key, value in info.items if key != _PADDING]
     plain = _terse(bare, path)
@@ -323,7 +330,10 @@ def padded(head: bytes, size: int | None, path: str) -> bytes:
 
 
 def aligned(head: bytes, end: int, unit: int) -> bytes:
-    """The first three pickles, padded to end at `end` modulo `unit`; as they are where torch did not write them so."""
+    """Pad the first three pickles so that they end at `end` modulo `unit`.
+
+    They stay unchanged if torch did not write them.
+    """
     try:
         bare = len(padded(head, None, ""))
         return padded(head, bare + (end - bare) % unit, "")
@@ -332,7 +342,7 @@ def aligned(head: bytes, end: int, unit: int) -> bytes:
 
 
 def _terse(value: Node, path: str) -> bytes:
-    """The opcodes of a plain value in as few bytes as there are: without a memo."""
+    """Return the opcodes of a plain value in as few bytes as possible, without a memo."""
     if type(value) is Dict:
         return b"".join((b"}(", *(_terse(part, path) for pair in value.items for part in pair), b"u"))
     if isinstance(value, str):
@@ -341,12 +351,12 @@ def _terse(value: Node, path: str) -> bytes:
         return bytes((op.NEWTRUE if value else op.NEWFALSE,))
     if isinstance(value, int):
         return int_opcode(value)
-    raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+    raise Unsupported("the third pickle has an unexpected layout", path=path, where=PARTS[2])
 
 
 def _widened(info: bytes, missing: int, path: str) -> bytes:
-    """The pickle with its first small number written with zeros before it."""
+    """Return the pickle with leading zeros added to its first small number."""
     at = info.find(b"K", info.find(b"short") + 5)
     if b"short" not in info or at < 0:
-        raise Unsupported("its third pickle is not as torch writes it", path=path, where=PARTS[2])
+        raise Unsupported("the third pickle has an unexpected layout", path=path, where=PARTS[2])
     return info[:at] + bytes((op.LONG1, missing, info[at + 1])) + bytes(missing - 1) + info[at + 2 :]

@@ -1,13 +1,13 @@
-"""Whole pickled modules, read from their inert nodes: the state dict that ``state_dict()`` of the living one gives.
+"""Whole pickled modules, read from their inert nodes: the state dict that ``state_dict()`` of the module would return.
 
-A module is pickled as its class and its ``__dict__``, in which stand (torch/nn/modules/module.py, ``Module``)::
+A module is pickled as its class and its ``__dict__``, which holds (torch/nn/modules/module.py, ``Module``)::
 
     _parameters, _buffers, _modules     mappings; None as a value is skipped
     _non_persistent_buffers_set         names of buffers that no state dict has; absent before torch 1.6
-    _state_dict_hooks                   what may change the result of state_dict()
+    _state_dict_hooks                   functions that may change the result of state_dict()
 
-``state_dict()`` gives the parameters, then the persistent buffers, then what the submodules give, in order; a shared
-module gives its tensors under each of its names. The class is needed only for what it does by its own code.
+``state_dict()`` returns the parameters, then the persistent buffers, then the tensors of the submodules, in order; the
+tensors of a shared module appear under each of its names. The class is needed only for changes by its own code.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ckptfix.pickles.graph import Node, attributes, children, pairs
 
 HOLDERS = ("_parameters", "_buffers", "_modules")
 MAX_DEPTH = 1000
-"""Modules inside modules: ``state_dict()`` itself calls itself once a level, and Python stops there."""
+"""Deepest nesting of modules: ``state_dict()`` calls itself once per level, and Python stops there."""
 
 MAX_TEXT = 1 << 26
-"""Characters of all names together: a few modules may stand in each other so often that their names never end."""
+"""Most characters in all names together: a few modules can contain each other so often that their names never end."""
 
 _QUANTIZED = (
     *("torch.ao.nn.quantized.", "torch.nn.quantized.", "torch.ao.nn.sparse.quantized."),
     *("torch.ao.nn.intrinsic.quantized.", "torch.nn.intrinsic.quantized."),
 )
 _PACKED = frozenset(("linear", "linear_relu", "conv", "conv_relu", "conv_add", "embedding_ops", "rnn"))
-"""Python modules of torch's quantized classes that keep packed weights, which ``_save_to_state_dict`` unpacks."""
+"""Python modules of torch's quantized classes with packed weights, which ``_save_to_state_dict`` unpacks."""
 
 _VERSIONS = {
     "torch.ao.nn.quantized.modules.linear.Linear": 3,
@@ -59,30 +59,30 @@ _VERSIONS = {
     "torch.ao.quantization.observer.MovingAveragePerChannelMinMaxObserver": 3,
     "torch.ao.quantization.observer.HistogramObserver": 3,
 }
-"""``_version`` of classes where it is not 1 (torch 2.13); norms with running statistics are known by their buffers."""
+"""``_version`` of classes if it is not 1 (torch 2.13); norms with running statistics are found by their buffers."""
 
 NORM_BUFFERS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-"""Buffers of a ``torch.nn.modules.batchnorm._NormBase`` since its ``_version`` 2; None where it keeps no statistics."""
+"""Buffers of a ``torch.nn.modules.batchnorm._NormBase`` since its ``_version`` 2; None if it keeps no statistics."""
 
 _COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
 _SPECTRAL_HOOK = "torch.nn.utils.spectral_norm.SpectralNormStateDictHook"
 
 
 Versions: TypeAlias = Mapping[str, int | Mapping[str, int]]
-"""The ``_metadata`` of one module: ``version``, and what its hooks add."""
+"""The ``_metadata`` of one module: ``version``, and the entries that its hooks add."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What ``state_dict()`` of a pickled module would give.
+    """The result that ``state_dict()`` of a pickled module would return.
 
     Attributes:
         at: address of the module.
         cls: its class.
-        tensors: (name, node) in order; the same node stands under several names where a tensor is tied.
+        tensors: (name, node) in order; a tied tensor has the same node under several names.
         versions: module path -> its ``_metadata``.
         classes: classes outside torch among it and its submodules, by first appearance.
-        findings: what the state dict of the living module may have beside this, a row each.
+        findings: one finding for each way in which the state dict of the loaded module may differ from this one.
     """
 
     at: str
@@ -98,9 +98,9 @@ ClassOf = Callable[[Node], str]
 
 
 def class_of(node: Node) -> str:
-    """The dotted name of the class that a call makes an object of; ``"?"`` for what has none.
+    """Return the dotted name of the class of the object that a call creates; ``"?"`` if there is no class.
 
-    Protocols 0 and 1 say ``copyreg._reconstructor(class, object, None)``, and torch before 1.6 pickled a module's
+    Protocols 0 and 1 write ``copyreg._reconstructor(class, object, None)``, and torch before 1.6 pickled a module's
     class as the persistent id ``('module', class, file, source text)``.
     """
     if type(node) is not Call:
@@ -114,9 +114,9 @@ def class_of(node: Node) -> str:
 
 
 def parts_of(node: Node) -> dict[str, Node] | None:
-    """The attributes of a pickled module by name; None for what is none.
+    """Return the attributes of a pickled module by name; None for a node that is not a module.
 
-    They are its state, or a dict among the arguments of a function that makes the module again
+    They are its state, or a dict among the arguments of a function that rebuilds the module
     (``torch.fx.graph_module.reduce_graph_module``).
     """
     if type(node) is not Call:
@@ -135,7 +135,7 @@ def parts_of(node: Node) -> dict[str, Node] | None:
 
 
 def find_modules(root: Node) -> Iterator[tuple[str, Node]]:
-    """(address, node) of every outermost module below a node, in file order."""
+    """Yield (address, node) of every outermost module below a node, in file order."""
     seen: set[int] = set()
     stack: list[tuple[str, Node]] = [("", root)]
     while stack:
@@ -153,7 +153,7 @@ def find_modules(root: Node) -> Iterator[tuple[str, Node]]:
 
 
 def modules(checkpoint: Checkpoint) -> list[tuple[str, Node]]:
-    """(address, node) of the whole modules of a torch checkpoint; none for other formats."""
+    """Return (address, node) of the whole modules of a torch checkpoint; an empty list for other formats."""
     parts = pickled(checkpoint)
     return [] if parts is None else list(find_modules(parts.graph.root))
 
@@ -168,27 +168,29 @@ class _Walk:
     text: int = 0
 
     def name(self, prefix: str, key: Node, node: Node) -> str:
+        """Return the full name of a part of `node`, and count its characters."""
         if type(key) is not Text and type(key) is not str:
-            raise BadPickle("a module whose part has no name", where=prefix or None, offset=_offset(node))
+            raise BadPickle("a part of the module has no name", where=prefix or None, offset=_offset(node))
         name = f"{prefix}{key}"
         self.text += len(name)
         if self.text > MAX_TEXT:
-            message = "modules that stand in each other so often that their names have no end"
+            message = "modules contain each other so often that their names never end"
             raise Unsupported(message, where=name[:80], offset=_offset(node))
         return name
 
 
 def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of) -> Module:
-    """Read the module that `node` stands for.
+    """Read the module that `node` represents.
 
     Args:
         at: its address.
-        parts_of, class_of: how the attributes and the class of a module are read; TorchScript has its own ways.
+        parts_of, class_of: functions that read the attributes and the class of a module; TorchScript has its own.
 
     Raises:
-        BadPickle: it is not a module as torch pickles them: a module inside itself, a parameter that is not a tensor.
+        BadPickle: it is not a module as torch pickles them: for example, a module contains itself, or a parameter
+            is not a tensor.
         KeyConflict: two tensors have one name.
-        Unsupported: deeper than any living module, or names without end.
+        Unsupported: modules are nested deeper than in any program, or their names never end.
     """
     walk = _Walk(class_of)
     open_modules: set[int] = set()
@@ -201,9 +203,9 @@ def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class
         prefix, module, depth = step
         where = prefix.removesuffix(".")[:200] or at or None
         if id(module) in open_modules:
-            raise BadPickle("a module that contains itself", where=where, offset=_offset(module))
+            raise BadPickle("the module contains itself", where=where, offset=_offset(module))
         if depth > MAX_DEPTH:
-            raise Unsupported(f"modules nested more than {MAX_DEPTH:,} deep", where=where, offset=_offset(module))
+            raise Unsupported(f"modules are nested more than {MAX_DEPTH:,} deep", where=where, offset=_offset(module))
         parts = parts_of(module)
         if parts is None or type(module) is not Call:
             walk.findings.append(_not_read(module, prefix))
@@ -229,7 +231,7 @@ def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class
 
 
 def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Node]) -> Iterator[tuple[str, Call]]:
-    """The parameters and persistent buffers that stand in the module itself."""
+    """Yield the parameters and persistent buffers of the module itself, without its submodules."""
     where = prefix.removesuffix(".") or None
     passing = {str(name) for name in _elements(parts.get("_non_persistent_buffers_set"))}
     for holder in ("_parameters", "_buffers"):
@@ -239,13 +241,13 @@ def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Nod
                 continue
             tensor = tensor_of(value)
             if tensor is None and type(value) is Call and class_of(value) in UNINITIALIZED:
-                message = "was never initialised: the lazy module has seen no input, so it has no values"
+                message = "was never initialized: the lazy module has seen no input, so it has no values"
                 walk.findings.append(found("not-taken", message, where=name, offset=_offset(value)))
                 continue
             if tensor is None:
                 what = class_of(value) if type(value) is Call else type(value).__name__
                 kind = "parameter" if holder == "_parameters" else "buffer"
-                raise BadPickle(f"a {kind} that is not a tensor but {what}", where=name, offset=_offset(value))
+                raise BadPickle(f"the {kind} is not a tensor but {what}", where=name, offset=_offset(value))
             yield name, tensor
 
 
@@ -256,7 +258,7 @@ _PARAMETER_CLASSES = frozenset((
 
 
 def tensor_of(node: Node) -> Call | None:
-    """The node of the tensor in a parameter; None if there is none.
+    """Return the node of the tensor in a parameter; None if the node holds no tensor.
 
     torch before 0.4 pickled a parameter as ``Parameter(tensor, requires_grad)`` and a variable as ``Variable(tensor)``.
     """
@@ -268,17 +270,18 @@ def tensor_of(node: Node) -> Call | None:
 
 
 def _mapping(parts: Mapping[str, Node], holder: str, module: Node, where: str | None) -> Sequence[tuple[Node, Node]]:
+    """Return the items of the attribute `holder`; nothing if the module lacks it."""
     node = parts.get(holder)
     found = pairs(node)
     if found is None:
         if holder not in parts:
             return ()
-        raise BadPickle(f"a module whose {holder} is not a mapping", where=where, offset=_offset(module))
+        raise BadPickle(f"the module's {holder} is not a mapping", where=where, offset=_offset(module))
     return found
 
 
 def _elements(node: Node) -> Sequence[Node]:
-    """The elements of a set or list; protocols before 4 write a set as ``set([...])``."""
+    """Return the elements of a set or list; protocols before 4 write a set as ``set([...])``."""
     if type(node) is Set:
         return node.elements
     if type(node) is Call and type(node.args) is tuple and node.args:
@@ -287,7 +290,7 @@ def _elements(node: Node) -> Sequence[Node]:
 
 
 def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Node]) -> None:
-    """The version of a module, and what it would add to the state dict by its own code."""
+    """Record the version of a module, and the changes that its own code would make to the state dict."""
     cls = walk.class_of(module)
     path = prefix.removesuffix(".")
     buffers = {str(key) for key, _ in pairs(parts.get("_buffers")) or ()}
@@ -308,12 +311,12 @@ def _note(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Node]) -> 
             spectral[f"{_spectral_name(hook)}.version"] = 1
             versions["spectral_norm"] = spectral
         else:
-            message = f"{name} may change the state dict of the living module, and was not run"
+            message = f"{name} may change the state dict of the loaded module, and was not run"
             walk.findings.append(found("hook-not-run", message, where=path, offset=_offset(module)))
 
 
 def _spectral_name(hook: Node) -> str:
-    """The parameter that a hook of ``torch.nn.utils.spectral_norm`` is for."""
+    """Return the name of the parameter to which a hook of ``torch.nn.utils.spectral_norm`` belongs."""
     for key, value in attributes(hook.state if type(hook) is Call else None):
         if key == "fn" and type(value) is Call:
             return next((str(name) for field_, name in attributes(value.state) if field_ == "name"), "weight")
@@ -321,15 +324,15 @@ def _spectral_name(hook: Node) -> str:
 
 
 def _not_read(node: Node, prefix: str) -> Finding:
-    """A submodule whose class pickles it in a private format.
+    """Return the finding for a submodule whose class pickles it in a private format.
 
     Raises:
         BadPickle: it is not an object at all.
     """
     path = prefix.removesuffix(".")
     if type(node) is not Call:
-        raise BadPickle(f"a submodule that is {type(node).__name__}", where=path or None, offset=_offset(node))
-    message = f"{class_of(node)} is pickled in a private format (__getstate__ or __reduce__); its tensors are not taken"
+        raise BadPickle(f"the submodule is of type {type(node).__name__}", where=path or None, offset=_offset(node))
+    message = f"{class_of(node)} is pickled in a private format (__getstate__ or __reduce__); its tensors are left out"
     return found("not-taken", message, where=path, offset=_offset(node))
 
 

@@ -1,6 +1,6 @@
-"""The object in a torch checkpoint: where its tensors, its names and its plain values are.
+"""The object in a torch checkpoint, and the locations of its tensors, names and plain values.
 
-One walk over the inert graph, by a stack and a set of visited nodes, in the order in which the mappings
+One walk over the inert graph, with a stack and a set of visited nodes, in the order in which the mappings
 were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/state/0/exp_avg``.
 """
 
@@ -27,7 +27,7 @@ from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions,
 from ckptfix.pickles.rows import Rows, rows_of
 
 StorageLike = Callable[[str, Storage], Storage]
-"""Gives the storage of a key, of which a reference says what another said of a storage."""
+"""Function from a key and a storage to the storage of that key, if its reference has the fields of the given one's."""
 
 
 @dataclass(slots=True)
@@ -40,21 +40,23 @@ class Site:
 
     @property
     def nodes(self) -> list[Text]:
-        """The uses that are nodes already."""
+        """The uses that are already nodes."""
         return self.keys.nodes() if isinstance(self.keys, Rows) else self.keys
 
     def noun(self) -> NameSite:
+        """Return the NameSite, which does not depend on the format."""
         names = self.keys.names() if isinstance(self.keys, Rows) else tuple(map(str, self.keys))
         return NameSite(self.at, self.kind, names)
 
 
 class Tensors:
-    """(address of the mapping, key, node) of each tensor, in order; of those in `Rows` when they are asked for."""
+    """(address of the mapping, key, node) of each tensor, in order; nodes of those in `Rows` are created on request."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, Rows] | list[tuple[str, str, Call | PersId]]] = []
 
     def add(self, tensors: list[tuple[str, str, Call | PersId]]) -> None:
+        """Append tensors that are nodes."""
         if not tensors:
             return
         if self._parts and isinstance(self._parts[-1], list):
@@ -63,6 +65,7 @@ class Tensors:
             self._parts.append(tensors)
 
     def add_rows(self, at: str, rows: Rows) -> None:
+        """Append the tensors of the mapping at `at` whose values are not nodes yet."""
         self._parts.append((at, rows))
 
     def __len__(self) -> int:
@@ -74,11 +77,11 @@ class Tensors:
                 yield from part
             else:
                 at, rows = part
-                # All that are noted by `_note_rows` are calls.
+                # `_note_rows` accepts only values that are calls.
                 yield from ((at, name, node) for name, node in zip(rows.names(), rows.values(), strict=True))  # type: ignore[misc]
 
     def unmade(self) -> Iterator[tuple[str, str, Node | Alone]]:
-        """The same; of those in `Rows` that are no nodes yet none becomes one."""
+        """Yield the same tensors, without creating nodes for those in `Rows`."""
         for part in self._parts:
             if isinstance(part, list):
                 yield from part
@@ -89,14 +92,14 @@ class Tensors:
 
 @dataclass(slots=True)
 class TorchObject:
-    """What the walk found.
+    """The results of the walk.
 
     Attributes:
         tensors: (address of the mapping, key, node) of every tensor and free-standing storage, in order.
         values: (address, node) of every other leaf.
         metadata: address of a state dict -> the mapping node of its ``_metadata``.
-        odd_keys: address of a state dict -> those keys of its tensors that are not names: neither text nor a whole
-            number (bytes, tuples), or a number beside its own text (1 and "1").
+        odd_keys: address of a state dict -> the keys of its tensors that are not names: neither text nor a whole
+            number (bytes, tuples), or a number with the same text as another key (1 and "1").
     """
 
     graph: Graph
@@ -110,9 +113,9 @@ class TorchObject:
     holders: dict[str, Node] = field(default_factory=dict)
 
     def hold(self, address: str, node: Node) -> str:
-        """Note that the parts of `node` are listed below `address`, or below one of its own if others are there.
+        """Register the address of `node` for its parts, and return it: `address`, or a numbered form if that is in use.
 
-        'a/b' and 'b' in 'a', or an empty key: every mapping needs an address that no other one is written as.
+        For example, 'a/b' and 'b' in 'a' have the same address, and so may an empty key. Every mapping needs its own.
         """
         own, number = address, len(self.holders)
         while str(own) in self.holders:
@@ -122,7 +125,7 @@ class TorchObject:
         return own
 
     def entries(self, storage_of: StorageOf, alike: StorageLike) -> tuple[list[TensorEntry], list[Finding]]:
-        """The entries of all tensors, and a finding for each call that describes none."""
+        """Return the entries of all tensors, and a finding for each call that does not describe a tensor."""
         entries = []
         findings = []
         firsts: dict[int, TensorEntry] = {}
@@ -137,7 +140,7 @@ class TorchObject:
                     firsts[made.mold.place] = entries[-1]
                     continue
                 held = alike(made.storage, first.storage)
-                # Tuples of their own: what shares one is written as sharing one.
+                # Each entry gets its own tuples: a tuple that two tensors share would be written as shared.
                 layout = (*first.shape,), (*first.stride,), first.offset
                 entries.append(TensorEntry(key, at, held, first.dtype, *layout, first.requires_grad))
             except (ValueError, OverflowError) as error:
@@ -146,31 +149,31 @@ class TorchObject:
         return entries, findings
 
     def plain_values(self) -> Iterator[tuple[str, Node]]:
-        """Every leaf that is not a tensor, as (address, plain value)."""
+        """Yield every leaf that is not a tensor, as (address, plain value)."""
         for at, node in self.values:
             yield at, plain(node)
 
 
     def unread(self, at: str) -> list[str]:
-        """Addresses in the mapping at `at` of calls that make a tensor of what is none: of a list, of sizes."""
+        """Return the addresses, in the mapping at `at`, of calls that create a tensor from a list or from sizes."""
         calls = (name for name, node in self.values if type(node) is Call and is_tensor_class(node.func))
         own = keys_of(at)
         return [name for name in calls if keys_of(name)[:-1] == own]
 
     def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
-        """The ``_metadata`` of the state dict at `at`: module path -> what the module states about its version."""
+        """Return the ``_metadata`` of the state dict at `at`: module path -> the version entries of the module."""
         return versions_of(self.metadata.get(at))
 
 
 MAX_ADDRESS = 1024
-"""Characters of an address: every name below repeats it, and no program writes longer ones."""
+"""Most characters in an address: every name below repeats it, and no program writes longer ones."""
 
 
 def walk(graph: Graph) -> TorchObject:
-    """Find everything in the object that `graph` stands for.
+    """Find all tensors, names and values in the object of `graph`.
 
     Raises:
-        BadPickle: an operation that no torch pickle has, such as items set on a tensor.
+        BadPickle: an operation occurs in no torch pickle, such as items set on a tensor.
     """
     found = TorchObject(graph)
     visited: set[int] = set()
@@ -181,7 +184,7 @@ def walk(graph: Graph) -> TorchObject:
         if is_tensor(node) or _is_storage(node):
             if type(node) is Call and (node.items or node.elements):
                 # An unpickler would write into the tensor, or beyond it (CVE-2026-24747).
-                raise BadPickle("items set on a tensor", where="data.pkl", offset=node.position)
+                raise BadPickle("items are set on a tensor", where="data.pkl", offset=node.position)
             found.tensors.add([(at, key, node)])
             if (attributes_of := tensor_state(node)) is not None and id(node) not in visited:
                 visited.add(id(node))
@@ -193,7 +196,7 @@ def walk(graph: Graph) -> TorchObject:
             found.values.append((address, literal))
             continue
         if not is_container(node) or (isinstance(node, (tuple, list)) and not any(map(is_container, node))):
-            # A tuple of plain values is one value: picklers share equal ones, which means nothing.
+            # A tuple of plain values is one value: picklers share equal tuples, so that sharing has no meaning here.
             found.values.append((address, node))
             continue
         if id(node) in visited:
@@ -202,7 +205,7 @@ def walk(graph: Graph) -> TorchObject:
         visited.add(id(node))
         address = found.hold(address, node)
         if len(address) > MAX_ADDRESS:
-            message = "nested too deeply, or under too long a key: what is below is not listed"
+            message = "nested too deeply, or under too long a key: its contents are not listed"
             found.findings.append(table.found("too-deep", message, where=address[:80] + "..."))
             continue
         if _note_rows(found, address, node, of):
@@ -227,14 +230,14 @@ def walk(graph: Graph) -> TorchObject:
 
 
 class _Of(NamedTuple):
-    """What a node is a part of: an optimizer's state; what a class makes or fills an object of."""
+    """The owner of a node: an optimizer's state, or (`payload`) the data from which a class builds an object."""
 
     optimizer: bool = False
     payload: bool = False
 
 
 def _is_alone(node: Node) -> bool:
-    """Whether this is a tensor with nothing else in it or on it, as most are: there is nothing below."""
+    """Return whether this is a tensor without attributes or parts, like most: nothing is below it."""
     return (
         type(node) is Call
         and node.folded is not None
@@ -243,7 +246,7 @@ def _is_alone(node: Node) -> bool:
 
 
 def _is_bare(node: Node) -> bool:
-    """Whether this is a tensor that no attributes were set on, and no items."""
+    """Return whether this is a tensor on which no attributes and no items were set."""
     if not is_tensor(node) or node.items or node.elements:
         return False
     return _is_alone(node) or tensor_state(node) is None
@@ -260,7 +263,7 @@ def _is_optimizer(mapping: list[tuple[Node, Node]]) -> bool:
 def _note_mapping(
     found: TorchObject, at: str, node: Node, mapping: list[tuple[Node, Node]], of: _Of
 ) -> None:
-    """Record what `mapping` says about names: a state dict, its metadata, an optimizer's references."""
+    """Record the names in `mapping`: a state dict, its metadata, an optimizer's references."""
     named = [key for key, value in mapping if is_tensor(value)]
     tensors = len(named)
     uses = [key for key, _ in mapping if type(key) is Text]
@@ -287,9 +290,9 @@ def _state_dict(at: str, tensors: int, extra: int, of: _Of, weights: bool) -> St
 
 
 def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
-    """The same for a state dict whose tensors are not nodes yet, as most are; False, and nothing is noted, for others.
+    """Record a state dict whose tensors are not nodes yet, and return True; return False for any other node.
 
-    Each is a tensor by itself, so there is nothing below them.
+    Each of its tensors has no attributes or parts, so nothing is below them.
     """
     rows = rows_of(node)
     if rows is None or not all(type(key) is Text and _is_bare(value) for key, value in rows.others()):
@@ -312,7 +315,7 @@ def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
 
 
 def _odd_keys(named: list[Node], mapping: list[tuple[Node, Node]]) -> tuple[str, ...]:
-    """Those of the keys of tensors that would get another name as text than they have, as they are listed."""
+    """Return the keys of tensors, as they are listed, whose text is not a name of its own."""
     keys = [key for key in named if not isinstance(key, str)]
     if not keys:
         return ()
@@ -321,7 +324,7 @@ def _odd_keys(named: list[Node], mapping: list[tuple[Node, Node]]) -> tuple[str,
 
 
 def _key_uses(node: Node) -> list[Text]:
-    """Every use of a string key of a mapping node, repeated ones too."""
+    """Return every use of a string key of a mapping node, repeated keys included."""
     items = node.items if type(node) is Dict or type(node) is Call else None
     return [key for key, _ in items or pairs(node) or () if type(key) is Text]
 
@@ -337,13 +340,15 @@ def _metadata_of(node: Node) -> Node:
 def _looks_like_weights(
     named: Sequence[Node], mapping: Rows | list[tuple[Node, Node]], at: str, *, nested: bool = False
 ) -> bool:
-    """Whether the tensors of these keys are a model's: dotted names, what one layer alone has, or numbers throughout.
+    """Return whether tensors with these keys are a model's weights.
 
-    Scalars inside something else, under names that are not parameters', are what a trainer counted: a callback's
+    They are if the keys are dotted names or names of a single layer, or if all values are numeric tensors.
+
+    Scalars in an inner mapping, under names that are not those of parameters, are a trainer's statistics: a callback's
     ``best_model_score``, losses.
 
     Args:
-        nested: the mapping holds other mappings too, as that of a trainer does.
+        nested: the mapping also holds other mappings, like a trainer's.
     """
     if nested:
         shaped = [str(key) for key in named if isinstance(key, str)]
@@ -363,14 +368,14 @@ def _looks_like_weights(
 
 
 def _is_scalar(node: Node) -> bool:
-    """Whether a tensor has no dimensions; parameters are calls around their tensors."""
+    """Return whether a tensor has no dimensions; parameters are calls around their tensors."""
     while type(node) is Call and type(node.args) is tuple and node.args and is_tensor(node.args[0]):
         node = node.args[0]
     return type(node) is Call and type(node.args) is tuple and len(node.args) > 2 and node.args[2] == ()
 
 
 def _is_number(node: Node) -> bool:
-    """Whether a tensor is of another dtype than uint8, in which states of random generators come."""
+    """Return whether the dtype of a tensor is not uint8, the dtype of random generator states."""
     while type(node) is Call and type(node.args) is tuple and node.args:
         node = node.args[0]
     kinds = node.pid[1:2] if type(node) is PersId and type(node.pid) is tuple else ()
@@ -378,7 +383,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Node]) -> None:
-    """The places where an optimizer's state refers to parameters by name."""
+    """Record the places where an optimizer's state refers to parameters by name."""
     prefix = f"{at}/" if at else ""
     state = parts["state"]
     named = [key for key, value in pairs(state) or () if type(key) is Text and pairs(value) is not None]

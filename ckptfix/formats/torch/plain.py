@@ -11,6 +11,7 @@ from ckptfix.pickles.graph import Node, label, pairs
 
 
 def is_container(node: Node) -> bool:
+    """Return whether `node` holds other nodes."""
     return type(node) in CONTAINERS
 
 
@@ -18,21 +19,25 @@ CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
 
 
 def described(node: Node) -> str:
+    """Return the kind of a node: the function of a call, or the name of a type."""
     if type(node) is Call and type(node.func) is Global:
         return node.func.full
     return "dict" if type(node) is Dict else type(node).__name__
 
 
 MAX_BITS = 4096
-"""Python turns no int of more than 4,300 digits into text; beyond this, hexadecimal stands for it."""
+"""Longest int, in bits, that is shown in decimal; longer ones are hexadecimal.
+
+Python converts no int of more than 4,300 digits to decimal text.
+"""
 
 MAX_NODES = 1000
-"""How much of a foreign object's arguments is shown: nodes may be shared so that they unfold without end."""
+"""Most arguments of a foreign object that are shown: shared nodes can unfold without end."""
 
 
 def plain(node: Node) -> Node:
-    """A leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
-    # A sequence that is a value itself is given whole: a comparison of values must see all of it.
+    """Return a leaf as a plain value: a foreign object becomes a string that names its class and arguments."""
+    # A sequence of plain values is returned whole, because a comparison of values must see all of it.
     if type(node) is tuple:
         return tuple(_scalar(value) for value in node)
     if type(node) is list:
@@ -41,7 +46,7 @@ def plain(node: Node) -> Node:
 
 
 def _scalar(node: Node) -> Node:
-    """A value that holds no others as itself, everything else as a text."""
+    """Return a value that holds no other values unchanged, and everything else as text."""
     if type(node) is Text:
         return str(node)
     if type(node) is int and node.bit_length() > MAX_BITS:
@@ -52,7 +57,7 @@ def _scalar(node: Node) -> Node:
 
 
 def _in_words(node: Node, left: list[int], depth: int = 0) -> Iterator[str]:
-    """`node` in words, in pieces; `left` is how many more nodes may be shown."""
+    """Yield the pieces of a description of `node`; `left` is how many more nodes may be shown."""
     left[0] -= 1
     if left[0] < 0 or depth > 4:
         yield "..."
@@ -89,24 +94,27 @@ def _listed(nodes: Sequence[Node], left: list[int], depth: int) -> Iterator[str]
 
 
 MAX_DEPTH = 16
-"""Containers in containers that `structured` keeps as such; what is deeper becomes a text."""
+"""Deepest nesting of containers that `structured` keeps; anything deeper becomes text."""
 
 _KEYS = (str, int, float, bytes, type(None))
 
 
 def structured(node: Node) -> Any:
-    """A value with its structure: mappings and sequences of plain values, of any depth. All else is as in `plain`."""
+    """Return a value with its structure: mappings and sequences of plain values, of any depth.
+
+    Other values are as in `plain`.
+    """
     return _structured(node, 0, {})
 
 
 def _structured(node: Node, depth: int, made: dict[int, Any]) -> Any:
-    """As `structured`; `made` has what nodes became that may be shared, so that sharing does not unfold."""
+    """Return the value for `structured`; `made` caches the results of nodes, so that sharing does not unfold."""
     kind = type(node)
     if kind not in CONTAINERS or depth > MAX_DEPTH:
         return plain(node)
     if id(node) in made:
         return made[id(node)]
-    made[id(node)] = "..."  # what a cycle comes to
+    made[id(node)] = "..."  # shown where a cycle returns to this node
     rows = pairs(node)
 
     def inner(part: Node) -> Any:
@@ -129,7 +137,7 @@ def _structured(node: Node, depth: int, made: dict[int, Any]) -> Any:
 
 
 def encoded_bytes(node: Node) -> bytes | None:
-    """The bytes of ``_codecs.encode(text, 'latin1')``, which is how protocols before 3 write bytes."""
+    """Return the bytes of ``_codecs.encode(text, 'latin1')``, the form in which protocols before 3 write bytes."""
     if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
         text, encoding = node.args
         if type(text) is Text and encoding == "latin1":
@@ -142,7 +150,7 @@ _SETS = {"set": set, "frozenset": frozenset}
 
 
 def _elements(node: Node) -> Any:
-    """The set of plain values that a node is, as an opcode or, before protocol 4, as a call makes it; or None."""
+    """Return a set of plain values, written as an opcode or, before protocol 4, as a call; None for any other node."""
     kind, parts = "", cast("Node", None)
     if type(node) is Set:
         kind, parts = node.kind, node.elements
@@ -154,14 +162,14 @@ def _elements(node: Node) -> Any:
 
 
 def key_of(node: Node) -> Any:
-    """A key of a mapping as a plain value; of an object, what its address says."""
+    """Return a key of a mapping as a plain value; for an object, its label in addresses."""
     if type(node) is tuple and all(isinstance(part, _KEYS) for part in node):
         return tuple(map(key_of, node))
     return plain(node) if isinstance(node, _KEYS) else label(node)
 
 
 def node_of(value: Any) -> Node:
-    """What a pickle builds of a value that `structured` gives, or of another one that is made of the same types."""
+    """Return the node for a value as `structured` returns it, or for any value of the same types."""
     return _node_of(value, {})
 
 
@@ -186,7 +194,7 @@ def _node_of(value: Any, made: dict[int, Node]) -> Node:
 
 
 def versions_of(metadata: Node) -> dict[str, dict[str, Any]] | None:
-    """The ``_metadata`` of a state dict: module path -> what the module states; None where there is none."""
+    """Return the ``_metadata`` of a state dict: module path -> the entries of the module; None without metadata."""
     if metadata is None:
         return None
     made: dict[int, Any] = {}

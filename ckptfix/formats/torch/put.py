@@ -1,8 +1,8 @@
-"""Other tensors in a torch pickle: a new shape as patches, and new calls where the bytes are others.
+"""Replacement of tensors in a torch pickle: patches for a new shape, and new calls for other bytes.
 
-A new shape is another size and stride tuple in the rebuild call of a contiguous tensor. A pickler writes a tuple once
-and fetches it from its memo wherever the same object stands again. Each use is edited by itself: where the tuple that a
-memo entry holds changes, the other uses of the entry are written out as they were.
+A new shape is a different size and stride tuple in the rebuild call of a contiguous tensor. A pickler writes a tuple
+once, and fetches it from its memo wherever the same object occurs again. Each use is edited separately: if the tuple in
+a memo entry changes, the other uses of the entry are written out unchanged.
 """
 
 from __future__ import annotations
@@ -39,25 +39,28 @@ from ckptfix.pickles.reemit import Rewritten, reemit
 _PLAIN = frozenset((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG, op.MARK)) | {
     *(op.TUPLE, op.TUPLE1, op.TUPLE2, op.TUPLE3, op.EMPTY_TUPLE),
 }
-"""What a tuple of sizes is pushed with; such bytes can be written again elsewhere."""
+"""Opcodes that push a tuple of sizes; such bytes can be repeated elsewhere."""
 
 Lookup = Callable[[str], tuple[Data | None, int, int | None]]
-"""key -> (where the bytes are, how many, their CRC-32), as in `common`, which imports this module."""
+"""Function from a key to (location of the bytes, their number, their CRC-32), as in `common`, which imports this
+module.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A tuple in the arguments of a rebuild call, as bytes of the stream, and the bytes that push the new one."""
+    """A tuple in the arguments of a rebuild call, as bytes of the stream, and the bytes that push the new tuple."""
 
     item: Item
     new: bytes
 
 
 Placed = dict[str, dict[str, Call | PersId]]
-"""Address of a mapping -> name -> node of its tensors."""
+"""Address of a mapping -> key -> node of its tensors."""
 
 
 def placed(found: TorchObject) -> Placed:
+    """Group the tensors of an object by the address of their mapping."""
     rows: Placed = {}
     for at, key, node in found.tensors:
         rows.setdefault(at, {})[key] = node
@@ -65,10 +68,10 @@ def placed(found: TorchObject) -> Placed:
 
 
 def current(tensors: Placed, storage_of: StorageOf, put: Put) -> dict[str, tuple[Call | PersId, TensorEntry]]:
-    """Name -> (node, entry) of the tensors that `put` is to replace.
+    """Return key -> (node, entry) for the tensors that `put` replaces.
 
     Raises:
-        NoSuchTensor: a name that the mapping does not have.
+        NoSuchTensor: the mapping lacks a key.
     """
     here = {key: node for key, node in tensors.get(put.at, {}).items() if key in put.tensors}
     missing = put.tensors.keys() - here.keys()
@@ -84,7 +87,7 @@ def current(tensors: Placed, storage_of: StorageOf, put: Put) -> dict[str, tuple
 
 
 def moves_no_bytes(tensors: Placed, storage_of: StorageOf, put: Put) -> bool:
-    """Whether `put` gives each of its tensors another shape at most. Raises as `current`."""
+    """Return whether `put` changes at most the shapes of its tensors. Raises like `current`."""
     here = current(tensors, storage_of, put)
     return all(
         type(here[key][0]) is Call and same_bytes(here[key][1], entry) for key, entry in put.tensors.items()
@@ -92,10 +95,10 @@ def moves_no_bytes(tensors: Placed, storage_of: StorageOf, put: Put) -> bool:
 
 
 def shape_patches(found: TorchObject, edit: Put) -> list[Patch]:
-    """The patches that carry out `edit`, which moves no bytes (see `moves_no_bytes`).
+    """Return the patches that carry out `edit`, which moves no bytes (see `moves_no_bytes`).
 
     Raises:
-        Unsupported: one tensor with two shapes, or a shape that is not written beside its storage.
+        Unsupported: one tensor would get two shapes, or its shape is not stored next to its storage reference.
     """
     wanted: dict[int, tuple[int, ...]] = {}
     uses: list[_Use] = []
@@ -106,7 +109,7 @@ def shape_patches(found: TorchObject, edit: Put) -> list[Patch]:
         where = join(at, key)
         call, args = _dense_call(node, where)
         if wanted.setdefault(id(call), shape) != shape:
-            raise Unsupported("it has another name, and would have two shapes", where=where)
+            raise Unsupported("the tensor has a second key, and would get two shapes", where=where)
         if shape != _old_shape(args, where):
             uses += _uses(found.graph.data, call, args, shape, where)
     return _patches(found, {use.item.start: use for use in uses}) if uses else []
@@ -114,12 +117,12 @@ def shape_patches(found: TorchObject, edit: Put) -> list[Patch]:
 
 @dataclass(slots=True)
 class PutStorages:
-    """References to the storages of put tensors: to those of the file by their keys, to others by new ones.
+    """References to the storages of put tensors: those of the file keep their keys, others get new ones.
 
     Attributes:
         legacy: references have the sixth field of a legacy file.
-        place: where the storages of the file are.
-        new: key -> storage and bytes of its elements, for those that the file does not have.
+        place: returns the location of a storage of the file.
+        new: key -> storage and bytes of its elements, for storages that the file lacks.
     """
 
     legacy: bool
@@ -129,23 +132,24 @@ class PutStorages:
     _keys: dict[object, str] = field(default_factory=dict)
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
-        """Where the storage `key` is, old or new."""
+        """Return the location of the storage `key`, old or new."""
         if key not in self.new:
             return self.place(key)
         made, _ = self.new[key]
         return made.data, made.nbytes, made.crc32
 
     def note(self, graph: Graph) -> None:
-        """Take in which keys and storage classes the references of `graph` have."""
+        """Record the keys and storage classes in the references of `graph`."""
         for persid in graph.persids:
             pid = persid.pid
             if type(pid) is tuple and len(pid) >= 5 and type(pid[1]) is Global:
                 self._kinds.setdefault(str(pid[2]), set()).add(pid[1].name)
 
     def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
+        """Return a reference to `storage`, as `count` elements of the storage class `kind`."""
         row = dtypes.by_storage_class(kind.name)
         if row is not None and storage.nbytes % row.itemsize:
-            raise Unsupported(f"a storage of {storage.nbytes} bytes holds no whole {row.name} elements", where=where)
+            raise Unsupported(f"a storage of {storage.nbytes} bytes holds a fraction of a {row.name}", where=where)
         return reference(kind, self._key(kind, storage, row), storage.location, count, legacy=self.legacy)
 
     def _key(self, kind: Global, storage: Storage, row: dtypes.Dtype | None) -> str:
@@ -165,26 +169,26 @@ class PutStorages:
 
 
 def with_tensors(found: TorchObject, puts: Iterable[Put], storages: PutStorages) -> Rewritten:
-    """The pickle of `found` with the tensors of `puts` in place of those that have their names.
+    """Return the pickle of `found` with each tensor of `puts` in place of the one under its key.
 
-    What a tensor carried beside its data (attributes, hooks, a subclass) goes with it.
+    Attributes, hooks and the subclass of a replaced tensor are dropped.
 
     Raises:
-        NoSuchTensor: no mapping or list at the address, or no such name in it.
-        Unsupported: a tensor that cannot be put, or as `reemit`.
+        NoSuchTensor: no mapping or list is at the address, or it lacks the key.
+        Unsupported: a tensor cannot be put; or as `reemit`.
     """
     storages.note(found.graph)
     node_at = Places(found.graph.root, found.holders)
     replaced: dict[int, Node] = {}
     for put in puts:
         holder = node_at(put.at)
-        # A mapping that stands at several addresses has the tensors of all.
+        # A mapping with several addresses gets the tensors for all of them.
         replaced[id(holder)] = _with(replaced.get(id(holder), holder), put, storages)
     return reemit(found.graph, replaced=replaced)
 
 
 def _with(holder: Node, put: Put, storages: PutStorages) -> Node:
-    """The mapping or list with the tensors of `put`."""
+    """Return the mapping or list with the tensors of `put`."""
     calls_of: dict[str, Call] = {}
     for name, entry in put.tensors.items():
         where = join(put.at, name)
@@ -204,13 +208,13 @@ def _with(holder: Node, put: Put, storages: PutStorages) -> Node:
             calls_of.pop(name, None)
     if calls_of:
         name = min(calls_of)
-        message = "it stands in no mapping or list, where another tensor could be put"
+        message = "it cannot be replaced: it is not an item of a dict or list"
         raise Unsupported(message, where=join(put.at, name))
     return made
 
 
 def _dense_call(node: Node, where: str) -> tuple[Call, tuple[Node, ...]]:
-    """The call whose opcodes push the tensor, and the arguments that begin with its storage."""
+    """Return the call whose opcodes push the tensor, and the arguments, which begin with its storage."""
     for _ in range(16):
         if type(node) is not Call or type(node.args) is not tuple or not node.args:
             break
@@ -224,7 +228,7 @@ def _dense_call(node: Node, where: str) -> tuple[Call, tuple[Node, ...]]:
         if row.kind != "parameter" or not args:
             break
         node = args[0]
-    raise Unsupported("only a dense tensor can have another shape", where=where)
+    raise Unsupported("only a dense tensor can get a new shape", where=where)
 
 
 def _old_shape(args: tuple[Node, ...], where: str) -> tuple[int, ...]:
@@ -233,33 +237,33 @@ def _old_shape(args: tuple[Node, ...], where: str) -> tuple[int, ...]:
     except BadTensor as error:
         raise Unsupported(str(error), where=where) from None
     if len(shape) != len(stride):
-        raise Unsupported("a shape that does not go with its stride", where=where)
+        raise Unsupported("its shape and its stride differ in length", where=where)
     return shape
 
 
 def _uses(data: bytes, call: Call, args: tuple[Node, ...], shape: tuple[int, ...], where: str) -> list[_Use]:
-    """The size and the stride in the arguments of `call`, with what is to push them."""
+    """Return the size and the stride in the arguments of `call`, with the bytes that push the new ones."""
     persid = args[0]
     assert type(persid) is PersId
     try:
-        # From the storage on: offset, size and stride, then requires_grad, or the tuple of the arguments.
+        # The storage is followed by offset, size and stride, then by requires_grad, or by the tuple of the arguments.
         first, *after = op.walk(data, persid.position, call.position)
         stop = next((opcode.start for opcode in after if _is_bool(data, opcode)), 0)
         stop = stop or [opcode.start for opcode in after if opcode.code not in op.PUTS][-1]
         _, size, stride = items_pushed(data, first.end, stop)
     except (ValueError, IndexError, Unsupported):
-        raise Unsupported("its shape is not written beside its storage", where=where) from None
+        raise Unsupported("its shape is not stored next to its storage reference", where=where) from None
     return [_Use(size, _pushed(shape)), _Use(stride, _pushed(contiguous_stride(shape)))]
 
 
 def _is_bool(data: bytes, opcode: op.Op) -> bool:
-    if opcode.code == op.INT:  # how protocols before 2 push a bool
+    if opcode.code == op.INT:  # protocols before 2 push a bool this way
         return data[opcode.arg : opcode.end] in (b"00\n", b"01\n")
     return opcode.code in (op.NEWTRUE, op.NEWFALSE)
 
 
 def _pushed(values: tuple[int, ...]) -> bytes:
-    """The opcodes that push a tuple of sizes, without a PUT."""
+    """Return the opcodes that push a tuple of sizes, without a PUT."""
     items = b"".join(map(int_opcode, values))
     short = (bytes((op.EMPTY_TUPLE,)), bytes((op.TUPLE1,)), bytes((op.TUPLE2,)), bytes((op.TUPLE3,)))
     if len(values) < len(short):
@@ -268,7 +272,7 @@ def _pushed(values: tuple[int, ...]) -> bytes:
 
 
 def _patches(found: TorchObject, uses: dict[int, _Use]) -> list[Patch]:
-    """Patches for `uses`, and for every other use of a memo entry whose tuple changes."""
+    """Return patches for `uses`, and for every other use of a memo entry whose tuple changes."""
     graph = found.graph
     data = graph.data
     patches = []
@@ -281,7 +285,7 @@ def _patches(found: TorchObject, uses: dict[int, _Use]) -> list[Patch]:
         patches.append(Patch(item.start, last.end, use.new))
         if last.end < item.end:
             if last.code in op.GETS:
-                raise Unsupported("a tuple fetched from the memo and stored again", offset=item.start)
+                raise Unsupported("a size tuple is fetched from the memo and stored again", offset=item.start)
             stored.update((put.start, data[item.start : last.end]) for put in op.walk(data, last.end, item.end))
     if not stored:
         return patches
@@ -297,12 +301,13 @@ def _patches(found: TorchObject, uses: dict[int, _Use]) -> list[Patch]:
 
 
 def _index(data: bytes, opcode: op.Op) -> int:
+    """Return the memo index of a GET or PUT opcode."""
     argument = data[opcode.arg : opcode.end]
     return int(argument) if opcode.code in (op.GET, op.PUT) else int.from_bytes(argument, "little")
 
 
 def _plain(pushing: bytes, offset: int) -> bytes:
-    """`pushing`, once it is sure that it only pushes numbers and makes a tuple of them."""
+    """Return `pushing`, after a check that it only pushes numbers and makes a tuple of them."""
     if any(opcode.code not in _PLAIN for opcode in op.walk(pushing, 0, len(pushing))):
-        raise Unsupported("a shared shape that is more than numbers", offset=offset)
+        raise Unsupported("its shape is shared and is not a tuple of plain integers", offset=offset)
     return pushing

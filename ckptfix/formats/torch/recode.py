@@ -1,7 +1,7 @@
-"""zip <-> legacy for the whole object: persistent ids gain or lose their sixth field, storages move.
+"""Conversion of the whole object between zip and legacy: persistent ids gain or lose a sixth field, storages move.
 
-A legacy storage may be a view of another one, which a zip cannot say. Tensors on a view get the storage
-below it and a larger offset, so they are still tied; a view that stands by itself becomes a separate storage.
+A legacy storage may be a view of another one, which a zip cannot express. Tensors on a view get the underlying storage
+and a larger offset, so they are still tied; a free-standing view becomes a separate storage.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class _Recoding:
     findings: list[Finding] = field(default_factory=list)
 
     def patch(self, new: Patch) -> None:
+        """Add a patch, which replaces an earlier one at the same offset."""
         self.patches[new.start] = new
 
 
 def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
-    """A zip checkpoint as a legacy file, the object unchanged.
+    """Plan a legacy file from a zip checkpoint, with the same object.
 
     Raises:
-        WouldLoseData: it holds tensors that torch reads from no legacy file.
+        WouldLoseData: it holds tensors that torch cannot load from a legacy file.
     """
     parts = parts_of(checkpoint)
     legacy_layout.refuse_unloadable(checkpoint.entries, checkpoint.path)
@@ -60,7 +61,7 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
 
 
 def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
-    """A legacy checkpoint as a zip file, the object unchanged."""
+    """Plan a zip file from a legacy checkpoint, with the same object."""
     legacy_layout.refuse_truncated(checkpoint)
     parts = parts_of(checkpoint)
     graph = parts.graph
@@ -79,14 +80,14 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
         out.storages.setdefault(key, (data, crc32, itemsize))
     pickle = splice(graph, out.patches.values())
     if out.findings:
-        # What was dropped may have defined a memo entry that something else fetches: read the result again.
+        # A dropped string may have defined a memo entry that other opcodes fetch: check by parsing the result.
         parse(pickle, path=checkpoint.path, where="recoded pickle")
     storages = [(key, data, crc32) for key, (data, crc32, _) in out.storages.items()]
     return Plan((OutputFile.of(dest, zip_layout.fresh(pickle, storages)),), tuple(out.findings))
 
 
 def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data, int | None]]:
-    """Each storage reference with its key, bytes of an element, data and CRC-32."""
+    """Yield each storage reference with its key, bytes of an element, data and CRC-32."""
     parts = parts_of(checkpoint)
     places = parts.storages.place
     for persid in parts.graph.persids:
@@ -105,29 +106,29 @@ def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data
 
 
 def _is_source(persid: PersId) -> bool:
-    """Whether this is a class with its source, ``('module', class, file, text)``, which only legacy files have."""
+    """Return whether this is a class with its source, ``('module', class, file, text)``, as in legacy files."""
     pid = persid.pid
     return type(pid) is tuple and len(pid) == 4 and pid[0] == "module" and type(pid[0]) is Text
 
 
 def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
-    """Leave of each class with its source the class alone, as a zip has it.
+    """Replace each class with its source by the class alone, as in a zip.
 
-    Strings that were dropped with it and are fetched elsewhere are written out there.
+    Strings that are dropped with the source but fetched elsewhere are written out there.
     """
     gone: list[tuple[int, int]] = []
     for persid in filter(_is_source, graph.persids):
         if graph.protocol >= 4:
-            raise _unmovable("a class with its source under protocol 4, whose memo is numbered", path, persid)
+            raise _unmovable("it is a class with its source under protocol 4, which counts memo entries", path, persid)
         _beside(persid, path)
         items = _fields_pushed(graph, persid)
         start, kept = items[0].start - 1, items[1]
         if graph.data[start] != op.MARK:
-            raise _unmovable("a class whose reference is not written out", path, persid)
+            raise _unmovable("it is a class whose reference is not written out", path, persid)
         out.patch(Patch(start, persid.position + 1, graph.data[kept.start : kept.end]))
         gone += [(start, kept.start), (kept.end, persid.position + 1)]
         name = getattr(persid.fields[1], "full", "a class")
-        message = f"the source text of {name}, which a zip checkpoint has no place for"
+        message = f"the source text of {name} is left out: a zip checkpoint has no place for it"
         out.findings.append(found("left-behind", message, where=name))
     if not gone:
         return
@@ -144,29 +145,31 @@ def _drop_sources(out: _Recoding, graph: Graph, path: str) -> None:
 
 
 def _unmovable(reason: str, path: str, persid: PersId) -> Unsupported:
-    message = f"a reference that cannot be recoded: {reason}"
+    """Return the error for a reference that cannot be converted."""
+    message = f"a reference cannot be converted: {reason}"
     return Unsupported(message, path=path, where="pickle", offset=persid.position)
 
 
 def _beside(persid: PersId, path: str) -> None:
+    """Raise `Unsupported` unless the tuple of a reference is written right before its opcode."""
     if persid.tuple_end < 0:
-        raise _unmovable("its tuple is not written beside it", path, persid)
+        raise _unmovable("its tuple is not written next to it", path, persid)
 
 
 def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
-    """The spans of the fields of a reference."""
+    """Return the spans of the fields of a reference."""
     first = persid.fields[0]
     assert type(first) is Text
     items = items_pushed(graph.data, first.start, persid.tuple_end)
     if len(items) != len(persid.fields):
-        raise Unsupported("a storage reference that is not written out", offset=persid.position)
+        raise Unsupported("a storage reference is not written out", offset=persid.position)
     return items
 
 
 def _resolve_view(
     out: _Recoding, checkpoint: Checkpoint, persid: PersId, items: list[Item], owners: Mapping[int, int], itemsize: int
 ) -> None:
-    """Replace a view by the storage below it and a larger tensor offset, or by a separate storage."""
+    """Replace a view by the underlying storage and a larger tensor offset, or by a separate storage."""
     parts = parts_of(checkpoint)
     graph = parts.graph
     try:
@@ -180,9 +183,9 @@ def _resolve_view(
     view_key = str(view[0])
     tensors = owners.get(id(persid), 0)
     if tensors > 1:
-        raise _unmovable("a storage view that several tensors fetch from the memo", checkpoint.path, persid)
+        raise _unmovable("several tensors fetch its storage view from the memo", checkpoint.path, persid)
     if tensors:
-        # In a rebuild call the tensor's own offset is pushed right after the reference.
+        # A rebuild call pushes the tensor's own offset right after the reference.
         start, end, offset = _int_at(graph, persid.position + 1)
         out.patch(Patch(start, end, int_opcode(offset + first)))
         out.storages.setdefault(str(key), (data, None, itemsize))
@@ -195,12 +198,12 @@ def _resolve_view(
     out.patch(Patch(items[2].start, items[2].end, pushed))
     out.patch(Patch(items[4].start, items[4].end, int_opcode(count)))
     out.storages.setdefault(new_key, (part, None, itemsize))
-    message = f"the storage view {view_key!r} is stored apart from the storage {str(key)!r} that it viewed"
+    message = f"the storage view {view_key!r} is stored separately from the storage {str(key)!r} that it viewed"
     out.findings.append(found("tie-lost", message, where=view_key))
 
 
 def _owners(checkpoint: Checkpoint) -> dict[int, int]:
-    """id of a storage reference -> how many rebuild calls have it as their first argument."""
+    """Return the ``id`` of each storage reference -> the number of rebuild calls with it as their first argument."""
     found: dict[int, int] = {}
     seen: set[int] = set()
     stack: list[Node] = [node for _, _, node in parts_of(checkpoint).found.tensors]
@@ -220,7 +223,7 @@ def _owners(checkpoint: Checkpoint) -> dict[int, int]:
 
 
 def _int_at(graph: Graph, position: int) -> tuple[int, int, int]:
-    """(start, end, value) of the int that is pushed at `position`.
+    """Return (start, end, value) of the int that is pushed at `position`.
 
     Raises:
         Unsupported: something else is pushed there.
@@ -231,4 +234,4 @@ def _int_at(graph: Graph, position: int) -> tuple[int, int, int]:
         return opcode.start, opcode.end, int.from_bytes(raw, "little", signed=opcode.code == op.BININT)
     if opcode.code == op.LONG1:
         return opcode.start, opcode.end, int.from_bytes(raw[1:], "little", signed=True)
-    raise Unsupported("a tensor whose offset is not written out", where="pickle", offset=position)
+    raise Unsupported("the offset of a tensor is not written out", where="pickle", offset=position)

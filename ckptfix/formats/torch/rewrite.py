@@ -1,7 +1,7 @@
-"""A torch checkpoint with another object: its graph of nodes replaced in part or whole, its storages moved as they are.
+"""A torch checkpoint with a new object: its graph is replaced in part or whole, and its storages are copied unchanged.
 
-The new object is made of the nodes of `pickles` (plain values, Global, Call, PersId, Dict); nodes of the old one that
-did not change may be part of it. It is written as a fresh pickle of protocol 2. Both torch formats take the result.
+The new object consists of the nodes of `pickles` (plain values, Global, Call, PersId, Dict), which can include
+unchanged nodes of the old one. It is written as a fresh pickle of protocol 2. Both torch formats can hold the result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROTOCOL = 2
 
 @dataclass(frozen=True, slots=True)
 class NewStorage:
-    """Bytes that a key of the output stands for: `data` in the byte order of the file, in items of `itemsize` bytes."""
+    """Bytes of an output key: `data` in the byte order of the file, in items of `itemsize` bytes."""
 
     data: Data
     itemsize: int
@@ -55,17 +55,17 @@ class NewStorage:
 
 
 def literal(data: bytes, what: str) -> Derived:
-    """Bytes that are in memory already, as data; for what a pickle held, never for a tensor's record."""
+    """Return bytes in memory as data; for values from a pickle, never for a tensor's record."""
     return Derived(len(data), lambda: (data,), what)
 
 
 def new_tensor(
     key: str, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...] | None = None, *, legacy: bool = False
 ) -> Call:
-    """The rebuild call of a dense tensor over the whole CPU storage `key`, as torch.save writes it.
+    """Return the rebuild call of a dense tensor over the whole CPU storage `key`, as torch.save writes it.
 
     Args:
-        dtype: torch's name.
+        dtype: torch's name of the dtype.
         shape, stride: in elements; row-major without a stride.
         legacy: for a legacy file, whose references have a sixth field.
     """
@@ -78,14 +78,14 @@ def new_tensor(
 
 
 def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
-    """The pickle of the object `root` under protocol 2; its nodes may come from `checkpoint`.
+    """Return the pickle of the object `root` under protocol 2; its nodes may come from `checkpoint`.
 
     Raises:
-        Unsupported: a node that cannot be written.
+        Unsupported: a node cannot be written.
     """
     old = parts_of(checkpoint).graph
     graph = Graph(old.data, old.start)
-    # Strings know by their place in the old stream how they were pushed; nothing else of it counts.
+    # Strings find the opcode that pushed them by their offset in the old stream; the rest of it is not used.
     graph.end = graph.start
     graph.root = root
     graph.protocol = PROTOCOL
@@ -101,17 +101,18 @@ def plan_rewrite(
     legacy: bool | None = None,
     alike: bool = False,
 ) -> Plan:
-    """A fresh file that holds the object of `rewritten` and the storages it refers to.
+    """Plan a fresh file that holds the object of `rewritten` and the storages that it refers to.
 
     Args:
-        storages: key -> bytes, for keys that the file lacks or that stand for other bytes now; the rest is copied.
-        legacy: the container; as `checkpoint` has it by default. References must have the fields of that container.
-        alike: an archive has the root and the small records of the old one, where it has no two of one name.
+        storages: key -> bytes, for keys that the file lacks or whose bytes change; the rest is copied.
+        legacy: the container; by default that of `checkpoint`. References must have the fields of that container.
+        `alike`: keep the root and the small records of the old archive, unless it has two records of one name.
 
     Raises:
         DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
-            which a new one would hide; Truncated, if it is cut short. Or a legacy file is to hold a storage of
-            another size than the references to it promise, by which readers find the next storage.
+            and a new file would hide that. Or a legacy file would hold a storage whose size differs from its
+            references, by which readers find the next storage.
+        Truncated: the file is cut short.
     """
     from_legacy = checkpoint.format == legacy_layout.NAME
     parts = parts_of(checkpoint)
@@ -149,6 +150,7 @@ def plan_rewrite(
 
 
 def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: str) -> None:
+    """Raise `DamagedFile` if the size of a storage differs from a reference to it."""
     for persid in rewritten.persids:
         try:
             key, kind, _, numel = fields(persid)
@@ -157,12 +159,12 @@ def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: 
             message = f"a legacy file cannot hold it: {error}"
             raise DamagedFile(message, path=path, where="pickle", offset=persid.position) from None
         if lengths.get(key, nbytes) != nbytes:
-            message = f"a legacy file cannot hold storage {key}, of {lengths[key]} bytes where {nbytes} are promised"
-            raise DamagedFile(message, path=path, hint=f"`{command('repair', path, 'OUT')}` keeps what is intact")
+            message = f"a legacy file cannot hold storage {key}, which has {lengths[key]} bytes instead of {nbytes}"
+            raise DamagedFile(message, path=path, hint=f"`{command('repair', path, 'OUT')}` keeps the intact data")
 
 
 def is_needed(checkpoint: Checkpoint, edits: Sequence[Edit]) -> bool:
-    """Whether `edits` take a new layout: a Drop, or a Put that moves bytes, or that comes after new names."""
+    """Return whether `edits` need a new layout: a Drop, a Put that moves bytes, or a Put after new names."""
     parts = parts_of(checkpoint)
     tensors = cache(lambda: placed(parts.found))
     renamed = False
@@ -176,11 +178,11 @@ def is_needed(checkpoint: Checkpoint, edits: Sequence[Edit]) -> bool:
 
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` carried out in order, in a fresh file; storages that are not used are dropped too.
+    """Plan the checkpoint with `edits` carried out in order, in a fresh file; unused storages are dropped too.
 
     Raises:
-        NoSuchTensor: a key or an address that the object, as the edits before left it, does not have.
-        WouldLoseData: a tensor that torch reads from no legacy file.
+        NoSuchTensor: the object, after the earlier edits, lacks a key or an address.
+        WouldLoseData: torch cannot load a tensor from a legacy file.
         DamagedFile: as `plan_rewrite`.
         Unsupported: as the edits.
     """
@@ -220,12 +222,12 @@ def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan
 
 
 def _stage(edit: Edit) -> type | None:
-    """Edits in a row that can be carried out at once are of one stage."""
+    """Return the stage of an edit; consecutive edits of one stage are carried out together."""
     return type(edit) if isinstance(edit, Drop | Put) else None
 
 
 def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
-    """The storages that a pickle refers to, in order of first use: key -> elements stated."""
+    """Return the storages that a pickle refers to, in order of first use: key -> stated number of elements."""
     sizes: dict[str, int] = {}
     for persid in rewritten.persids:
         pid = persid.pid
@@ -235,15 +237,15 @@ def storage_sizes(rewritten: Rewritten) -> dict[str, int]:
 
 
 def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[int] = ()) -> Rewritten:
-    """The pickle of `found` without the items that `drops` name.
+    """Return the pickle of `found` without the items that `drops` name.
 
     Args:
-        drops: keys, as they are shown, and the address of their mapping; a key that is there twice is dropped twice.
-        gone: ``id`` of nodes (such as a tensor's call) that are left out of every mapping they are a value of, and
-            that None replaces anywhere else.
+        drops: keys, as they are shown, and the address of their mapping; a key that occurs twice is dropped twice.
+        gone: ``id`` of nodes (such as a tensor's call) that are left out of every mapping that has them as a value, and
+            are replaced by None anywhere else.
 
     Raises:
-        NoSuchTensor: no mapping at an address, or no such key in it.
+        NoSuchTensor: an address has no mapping, or the mapping lacks a key.
         Unsupported: as `reemit`.
     """
     items: dict[int, set[int]] = {}
@@ -261,9 +263,9 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
 
 
 def _rows(mapping: Any, at: str) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The node that holds the items of `mapping`, and the items, repeated keys too."""
+    """Return the node that holds the items of `mapping`, and the items, repeated keys included."""
     if pairs(mapping) is None:
-        raise NoSuchTensor("no mapping", where=at)
+        raise NoSuchTensor("this is not a mapping", where=at)
     if type(mapping) is Call and not mapping.items and mapping.arguments:
         # Python 2 pickled an OrderedDict as OrderedDict([[key, value], ...]), and a Counter is Counter({...}).
         held = mapping.arguments[0]
@@ -279,15 +281,15 @@ def _first(row: Any) -> tuple[Any, Any]:
 
 
 def legacy_plan(pickle: bytes, storages: Sequence[tuple[str, Data, int]], dest: str) -> Plan:
-    """A legacy file of an object pickle and (key, data, number of elements) of each storage."""
+    """Plan a legacy file from an object pickle and (key, data, number of elements) of each storage."""
     sized = [(key, data, max(data.length // max(count, 1), 1)) for key, data, count in storages]
     return Plan((OutputFile.of(dest, legacy_layout.fresh(pickle, sized, dest)),))
 
 
 def counted(graph: Graph, rewritten: Rewritten) -> dict[str, str] | None:
-    """Storage keys of a pickle that is made of `graph` -> numbers: torch.save counts them in order of first use.
+    """Return new storage keys for a pickle made from `graph`: torch.save numbers them in order of first use.
 
-    None, if the keys of `graph` are not counted so.
+    Return None if the keys of `graph` are not numbered that way.
     """
     keys = list(storage_sizes(Rewritten(b"", tuple(graph.persids))))
     if keys != list(map(str, range(len(keys)))):
@@ -296,7 +298,7 @@ def counted(graph: Graph, rewritten: Rewritten) -> dict[str, str] | None:
 
 
 def renumbered(rewritten: Rewritten, keys: Mapping[str, str], path: str) -> Rewritten:
-    """The same pickle with these storage keys, each a string of its own, as torch.save writes them."""
+    """Return the same pickle with these storage keys, each a separate string, as torch.save writes them."""
     graph = parse(rewritten.pickle, path=path, where="edited pickle")
     new: dict[int, PersId] = {}
     for persid in graph.persids:
@@ -307,10 +309,10 @@ def renumbered(rewritten: Rewritten, keys: Mapping[str, str], path: str) -> Rewr
 
 
 def storage_keys(rewritten: Rewritten, path: str) -> list[str]:
-    """The keys of the storages that a pickle still refers to, in order.
+    """Return the keys of the storages that a pickle still refers to, in order.
 
     Raises:
-        DamagedFile: a reference that is none.
+        DamagedFile: a reference is not valid.
     """
     keys: dict[str, None] = {}
     for persid in rewritten.persids:

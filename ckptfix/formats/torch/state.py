@@ -1,4 +1,4 @@
-"""What an object's state holds, whatever its form: a dict, a slots pair, a tuple, a tensor."""
+"""Contents of an object's state in any form: a dict, a slots pair, a tuple, a tensor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 SHARD = "torch.distributed._shard.sharded_tensor.shard.Shard"
 
 STATE_FIELDS = {SHARDED: ("local_shards", "metadata", "process_group", "sharding_spec", "init_rrefs")}
-"""Class -> the names of what its state is a tuple of (``ShardedTensor.__getstate__``)."""
+"""Class -> the names of the fields in its state, a tuple (``ShardedTensor.__getstate__``)."""
 
 
 def state_rows(cls: Node, state: Node) -> list[tuple[str, Node]]:
-    """What `state` sets on an object of the class `cls`, as (name, value), whatever its form; all of it, once."""
+    """Return all that `state` sets on an object of the class `cls`, in any form, as (name, value), each once."""
     if state is None:
         return []
     if is_attributes(state):
@@ -30,7 +30,7 @@ def state_rows(cls: Node, state: Node) -> list[tuple[str, Node]]:
 
 
 def apart(rows: list[tuple[str, Node]]) -> list[tuple[str, Node]]:
-    """The same with names that are all different: 1 and '1' are two keys, and one text."""
+    """Return the rows with names that are all different: 1 and '1' are two keys, but one text."""
     if len({name for name, _ in rows}) == len(rows):
         return rows
     seen: dict[str, int] = {}
@@ -46,7 +46,7 @@ def apart(rows: list[tuple[str, Node]]) -> list[tuple[str, Node]]:
 
 
 def is_shard(node: Node) -> TypeGuard[Call]:
-    """Whether `node` is a part of a ShardedTensor, with its place in the whole."""
+    """Return whether `node` is a shard of a ShardedTensor, which states its place in the whole tensor."""
     return type(node) is Call and type(node.args) is tuple and type(node.func) is Global and (
         node.func.full == SHARD
         or (node.func.name in ("_reconstructor", "__newobj__") and bool(node.args)
@@ -55,7 +55,7 @@ def is_shard(node: Node) -> TypeGuard[Call]:
 
 
 def held(node: Node) -> list[tuple[str, Node]]:
-    """What a plain container or a shard holds; empty for all else."""
+    """Return the values in a plain container or a shard; an empty list for any other node."""
     if isinstance(node, (tuple, list)):
         return [(str(index), value) for index, value in enumerate(node)]
     if type(node) is Dict:
@@ -66,18 +66,18 @@ def held(node: Node) -> list[tuple[str, Node]]:
 
 
 MAX_PARTS = 1 << 16
-"""Parts of one tensor, and rows beside them, that are listed; no model has as many shards."""
+"""Most parts of one tensor, and most other rows, that are listed; no model has as many shards."""
 
 
 def split(
     rows: list[tuple[str, Node]], is_part: Callable[[Node], bool]
 ) -> tuple[list[tuple[str, Node]], list[tuple[str, Node]]]:
-    """(name, node) of the parts that `rows` hold in tuples, lists, dicts and shards; and of all else in them.
+    """Split `rows` into (name, node) of the parts inside tuples, lists, dicts and shards, and of everything else.
 
-    What holds no part so remains in one piece.
+    A container without parts stays in one piece.
 
     Raises:
-        TooManyParts: more than any tensor has.
+        TooManyParts: there are more parts than any tensor has.
     """
     parts: list[tuple[str, Node]] = []
     rest: list[tuple[str, Node]] = []
@@ -100,13 +100,13 @@ def split(
         else:
             rest.append((name, node))
         if len(parts) + len(rest) > MAX_PARTS:
-            raise TooManyParts("a tensor made of too many parts")
+            raise TooManyParts("the tensor has too many parts")
     return parts, rest
 
 
 MAX_DEPTH = 16
-"""Containers in containers in which parts of a tensor are looked for; what is deeper has a separate address."""
+"""Deepest nesting of containers that is searched for parts of a tensor; anything deeper has a separate address."""
 
 
 class TooManyParts(ValueError):
-    """A state that holds more parts than any tensor has."""
+    """A state with more parts than any tensor has."""

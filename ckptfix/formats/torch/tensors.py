@@ -1,4 +1,4 @@
-"""What torch's rebuild calls stand for: a reader for each kind in the table `calls`, none of them ever called."""
+"""Readers of torch's rebuild calls: one for each kind in the table `calls`. No function of a pickle is ever called."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Rows = list[tuple[str, Node]]
 
 
 class BadTensor(DamagedFile, ValueError):
-    """A rebuild call whose arguments describe no tensor; the message says why."""
+    """A rebuild call whose arguments do not describe a tensor; the message states the reason."""
 
 
 class UnknownTensor(BadTensor):
-    """A rebuild call with a name in it that is not known: a later torch may know it."""
+    """A rebuild call that contains an unknown name, which a later torch may know."""
 
 
 def is_tensor(node: object) -> TypeGuard[Call]:
-    """Whether `node` is a call that torch would turn into a tensor."""
+    """Return whether `node` is a call that torch would turn into a tensor."""
     return type(node) is Call and (
         node.folded is not None or (type(node.func) is Global and (_is_rebuilt(node) or is_of_class(node)))
     )
@@ -42,7 +42,7 @@ def _is_rebuilt(node: Call) -> bool:
 
 
 def is_of_class(node: Call) -> bool:
-    """Whether the call is ``torch.Tensor(t)`` or ``torch.nn.Parameter(t)`` of a tensor: it has the data of `t`."""
+    """Return whether the call is ``torch.Tensor(t)`` or ``torch.nn.Parameter(t)`` of a tensor, whose data it shares."""
     if not is_tensor_class(node.func) or type(node.args) is not tuple or not 1 <= len(node.args) <= 2:
         return False
     inner = node.args[0]
@@ -52,7 +52,7 @@ def is_of_class(node: Call) -> bool:
 
 
 def is_old_tensor(node: Call) -> bool:
-    """A ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
+    """Return whether `node` is a ``torch.FloatTensor`` object with its state set, as torch 0.1 wrote them."""
     func = node.func
     return (
         type(func) is Global
@@ -64,36 +64,36 @@ def is_old_tensor(node: Call) -> bool:
 
 
 def tensor_entry(node: Node, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """The entry of the tensor, or of the storage, that `node` stands for.
+    """Return the entry of the tensor, or of the storage, that `node` represents.
 
     Raises:
-        BadTensor: it is neither, or its arguments describe no tensor.
+        BadTensor: it is neither, or its arguments do not describe a tensor.
     """
     if type(node) is PersId:
         return storage_entry(node, key, at, storage_of)
     if type(node) is not Call:
-        raise BadTensor("a value that is not a tensor")
+        raise BadTensor("the value is not a tensor")
     if type(func := node.func) is not Global:
-        raise BadTensor("a call of what has no name")
+        raise BadTensor("the called function has no name")
     row = calls.of(func)
     if is_of_class(node):
         return _of_class(func, node.arguments, key, at, storage_of)
     args = node.state if row is None or row.kind is None else node.peek()
     if type(args) is not tuple:
-        raise BadTensor(f"{func.name} with arguments that are not a tuple")
+        raise BadTensor(f"{func.name} has arguments that are not a tuple")
     try:
         if row is None or row.kind is None:
             return _dense(args, key, at, storage_of)
         if node.state is not None:
-            raise BadTensor(f"{func.name} whose tensor is given other data")
+            raise BadTensor(f"{func.name} replaces the data of its tensor")
         if row.state is not None and any(name == "data" for name, _ in attributes(args[row.state])):
-            raise BadTensor(f"{func.name} whose tensor is given other data")
+            raise BadTensor(f"{func.name} replaces the data of its tensor")
         return _READERS[row.kind](row, args, key, at, storage_of)
     except (IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, BadTensor):
             raise
         why = str(error) or "too few"
-        raise BadTensor(f"{func.name} with unusable arguments ({why})") from None
+        raise BadTensor(f"{func.name} has unusable arguments ({why})") from None
 
 
 def _of_class(cls: Global, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
@@ -102,22 +102,22 @@ def _of_class(cls: Global, args: Args, key: str, at: str, storage_of: StorageOf)
         return replace(entry, requires_grad=len(args) < 2 or bool(args[1]), parameter=True)
     row = dtypes.by_storage_class(f"{cls.name.removesuffix('Tensor')}Storage")
     if row is not None and row.name != entry.dtype:
-        raise BadTensor(f"{cls.full} of a tensor of {entry.dtype}")
+        raise BadTensor(f"{cls.full} is called on a tensor of {entry.dtype}")
     return entry
 
 
 def storage_entry(node: PersId, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """A storage that stands by itself in the checkpoint, as the flat tensor over all of it."""
+    """Return a free-standing storage of the checkpoint as a flat tensor over all of it."""
     storage = storage_of(node)
     first, count = viewed(node, storage)
     return TensorEntry(key, at, storage, storage.dtype, (count,), (1,), first, detail="storage")
 
 
 def viewed(persid: PersId, storage: Storage) -> tuple[int, int]:
-    """(first element, elements) of the part of `storage` that a reference means: all, or a legacy view.
+    """Return (first element, elements) of the part of `storage` that a reference views: all of it, or a legacy view.
 
     Raises:
-        BadTensor: a view that does not lie in the storage.
+        BadTensor: the view is not inside the storage.
     """
     elements = storage.nbytes // dtypes.by_name(storage.dtype).itemsize
     view = persid.fields[5] if len(persid.fields) > 5 else None
@@ -127,14 +127,14 @@ def viewed(persid: PersId, storage: Storage) -> tuple[int, int]:
         _, first, count = view
         if type(first) is int and type(count) is int and 0 <= first <= first + count <= elements:
             return first, count
-    raise BadTensor("a storage view that does not lie in its storage")
+    raise BadTensor("a storage view is not inside its storage")
 
 
 def storage_dtype(node: Node) -> str:
-    """The dtype that a storage class stands for.
+    """Return the dtype of a storage class.
 
     Raises:
-        BadTensor: it is not a storage class that torch ever had.
+        BadTensor: torch never had such a storage class.
     """
     row = dtypes.by_storage_class(node.name) if type(node) is Global else None
     if row is None:
@@ -144,7 +144,7 @@ def storage_dtype(node: Node) -> str:
 
 
 def dtype_name(node: Node) -> str:
-    """The dtype of a ``torch.float32`` global."""
+    """Return the dtype of a global such as ``torch.float32``."""
     if type(node) is Global and node.module == "torch":
         row = dtypes.find(node.name)
         if row is not None:
@@ -154,12 +154,12 @@ def dtype_name(node: Node) -> str:
 
 
 def sizes(node: Node) -> tuple[int, ...]:
-    """A shape or stride: a tuple of ints, or ``torch.Size`` of one."""
+    """Return a shape or stride: a tuple of ints, or the one in a ``torch.Size``."""
     if type(node) is Call and node.arguments:
         node = node.arguments[0]
     if not _are_sizes(node):
-        raise BadTensor("a shape or stride that is not a tuple of sizes")
-    # The same object where it is a tuple: a pickle that is written has it once.
+        raise BadTensor("a shape or stride is not a tuple of sizes")
+    # A tuple stays the same object, so that a pickle that is written has it once.
     return tuple(node)
 
 
@@ -172,11 +172,11 @@ def _dense(
 ) -> TensorEntry:
     persid, offset, shape, stride = args[:4]
     if type(persid) is not PersId:
-        raise BadTensor("a tensor without a storage")
+        raise BadTensor("the tensor has no storage")
     storage = storage_of(persid)
     shape, stride = _matching(shape, stride)
     if type(offset) is not int or not 0 <= offset < 1 << 63:
-        raise BadTensor("an offset that is not a count")
+        raise BadTensor("the offset is not a valid count")
     if len(persid.fields) > 5:
         offset += viewed(persid, storage)[0]
     entry = TensorEntry(key, at, storage, dtype or storage.dtype, shape, stride, offset, bool(requires_grad))
@@ -186,7 +186,7 @@ def _dense(
     if 0 not in shape:
         needed = row.nbytes(offset + reach(shape, stride))
         if needed > storage.nbytes:
-            raise BadTensor(f"{needed} bytes of storage {storage.key} needed, which has {storage.nbytes}")
+            raise BadTensor(f"the tensor needs {needed} bytes of storage {storage.key}, which has {storage.nbytes}")
     return entry
 
 
@@ -210,20 +210,20 @@ def _parameter(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
 
 def _inner(node: Node, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     if not is_tensor(node):
-        raise BadTensor("a part that is not a tensor")
+        raise BadTensor("a part is not a tensor")
     _refuse_bottomless(node)
     return tensor_entry(node, key, at, storage_of)
 
 
 MAX_DEPTH = 32
 MAX_PARTS = 100_000
-"""What a tensor may be made of, arguments and tuples included: far more than any real one."""
+"""Most parts of a tensor, including arguments and tuples: far more than any real tensor has."""
 
 
 def _refuse_bottomless(node: Call) -> None:
-    """Raise BadTensor for a parameter of a wrapper of a parameter ..., or parts that share parts without end.
+    """Raise BadTensor for a parameter of a wrapper of a parameter and so on, or for parts that share parts without end.
 
-    Hostile depth must not become Python's, and what is shared is unfolded for each use of it.
+    A hostile depth must not become recursion in Python, and a shared part is unfolded for each of its uses.
     """
     left = MAX_PARTS
     stack: list[tuple[Node, int]] = [(node, 0)]
@@ -235,7 +235,7 @@ def _refuse_bottomless(node: Call) -> None:
             inside = (*inside, *(value for _, value in attributes(inside[3]))) if len(inside) > 3 else inside
         left -= len(inside)
         if depth > MAX_DEPTH or left < 0:
-            raise BadTensor("tensors nested too deeply")
+            raise BadTensor("tensors are nested too deeply")
         stack += [(child, depth + 1) for child in inside if type(child) in (tuple, list) or is_tensor(child)]
 
 
@@ -253,10 +253,10 @@ def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
     name = scheme.name if type(scheme) is Global else ""
     expected = QUANTIZERS.get(name)
     if expected is None or len(rest) != len(expected):
-        raise UnknownTensor("a quantizer that torch does not have")
+        raise UnknownTensor("torch has no such quantizer")
     for value, kinds in zip(rest, expected, strict=True):
         if not (is_tensor(value) if kinds is Call else type(value) in kinds):
-            raise BadTensor(f"a quantizer {name} with unusable parameters")
+            raise BadTensor(f"the quantizer {name} has unusable parameters")
     parts = tuple(
         _inner(part, f"{key}.{name}", at, storage_of)
         for part, name in zip(rest, ("scale", "zero_point"), strict=False)
@@ -267,7 +267,7 @@ def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
 
 
 LAYOUTS = {"sparse_coo": 2, **dict.fromkeys(("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"), 3)}
-"""Sparse layout -> the tensors it is made of: indices and values, compressed indices before them."""
+"""Sparse layout -> number of its tensors: indices and values, in compressed layouts preceded by compressed indices."""
 
 
 def _sparse(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
@@ -275,7 +275,7 @@ def _sparse(row: RebuildCall, args: Args, key: str, at: str, storage_of: Storage
     name = str(layout.arguments[0] if type(layout) is Call and layout.args else layout).removeprefix("torch.")
     parts = tuple(part for part in data if is_tensor(part))
     if LAYOUTS.get(name) != len(parts):
-        raise BadTensor("a sparse layout that torch does not have, or other parts than it needs")
+        raise BadTensor("torch has no such sparse layout, or its parts are wrong")
     names = ("indices", "values") if len(parts) == 2 else ("compressed_indices", "plain_indices", "values")
     entries = tuple(
         _inner(part, f"{key}.{label}", at, storage_of) for part, label in zip(parts, names, strict=True)
@@ -297,7 +297,7 @@ def _meta(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf
 def _matching(shape: Node, stride: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
     shape, stride = sizes(shape), sizes(stride)
     if len(shape) != len(stride):
-        raise BadTensor(f"shape {shape} with stride {stride}")
+        raise BadTensor(f"shape {shape} and stride {stride} differ in length")
     return shape, stride
 
 
@@ -313,7 +313,7 @@ def _wrapper(row: RebuildCall, args: Args, key: str, at: str, storage_of: Storag
 
 
 def _from_type(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes."""
+    """Read ``_rebuild_from_type_v2(func, type, args, state)``: a subclass, or a tensor with attributes."""
     func, cls, inner_args, state = args[:4]
     call = Call(func, inner_args, "REDUCE", 0)
     if not is_tensor(call):
@@ -328,12 +328,14 @@ def _from_type(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
 
 
 def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
-    """A tensor that a library's own function makes, as of a nested tensor: the shape is its first part's."""
+    """Read a tensor that a library's own function creates, such as a nested tensor; it gets the shape of its first
+    part.
+    """
     cls, inner_args, state = args[1:4]
     rows = [("args", inner_args), *state_rows(cls, state)]
     parts = _parts(rows, key, at, storage_of)
     if not parts:
-        raise BadTensor("a part that is not a tensor")
+        raise BadTensor("a part is not a tensor")
     first = parts[0]
     name = cls.full if type(cls) is Global else "tensor subclass"
     return TensorEntry(
@@ -342,7 +344,7 @@ def _of_other_function(args: Args, key: str, at: str, storage_of: StorageOf) -> 
 
 
 def split_state(rows: Rows) -> tuple[Rows, Rows]:
-    """See `split`; the parts are tensors."""
+    """Split the rows of a state into tensors and other values; see `split`."""
     try:
         return split(rows, is_tensor)
     except TooManyParts as error:
@@ -354,6 +356,7 @@ def _parts(rows: Rows, key: str, at: str, storage_of: StorageOf) -> tuple[Tensor
 
 
 def is_wrapper(func: Node) -> bool:
+    """Return whether `func` rebuilds a wrapper subclass."""
     row = calls.of(func)
     return row is not None and row.kind == "wrapper"
 
@@ -368,12 +371,12 @@ def _nested(row: RebuildCall, args: Args, key: str, at: str, storage_of: Storage
 
 
 DEVICE_TENSOR = "device tensor on"
-"""How the detail of a tensor begins that is made from another one, or from an array, by a copy of its values."""
+"""First words of `TensorEntry.detail` for a tensor that copies the values of a different tensor or of an array."""
 
 
 def _device_tensor(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     data, dtype, device, requires_grad = args[:4]
-    # Otherwise a numpy array inside the pickle: its bytes are there, its shape is not worth interpreting.
+    # Otherwise the data is a numpy array inside the pickle, whose shape is not worth interpreting.
     parts = (_inner(data, f"{key}.data", at, storage_of),) if is_tensor(data) else ()
     shape, stride = (parts[0].shape, parts[0].stride) if parts else ((), ())
     return TensorEntry(

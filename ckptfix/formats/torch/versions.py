@@ -1,8 +1,8 @@
-"""What each torch can read: when a storage class or a dtype came, and the older forms of these and of rebuild calls.
+"""Compatibility of torch versions: when each storage class, dtype and rebuild call appeared, and its older forms.
 
-A version reads what came with it or before. Nothing here was run against an old torch: each row says where the fact is
-from, or that no source was found. Where a thread shows only that one version has a name and an earlier one has not, the
-later one counts.
+A version reads everything that appeared with it or before. Nothing here was run against an old torch: each row names
+the source of the fact, or states that no source was found. If a thread shows only that one version has a name and an
+earlier one lacks it, the later version counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ZIP_SINCE: Number = (1, 6)
 """The default of torch.save since 1.6; 1.5 and older stop at its archive version (pytorch/pytorch#43766, #47243)."""
 
 OLDEST: Number = (1, 5)
-"""The last that reads no zip container; a file for it is read by those before it as far as they know its calls."""
+"""The last version that reads no zip container; earlier versions read a file for it if they have its rebuild calls."""
 
 NEWEST: Number = (2, 13)
 
@@ -35,20 +35,22 @@ class Version:
 
     @property
     def name(self) -> str:
+        """The version as text: ``major.minor``."""
         return f"{self.number[0]}.{self.number[1]}"
 
     @property
     def reads_zip(self) -> bool:
+        """True if the version reads zip files."""
         return self.number >= ZIP_SINCE
 
     def has_dtype(self, name: str) -> bool:
-        """Whether tensors of torch's dtype `name` can be loaded."""
+        """Return whether the version can load tensors of torch's dtype `name`."""
         return self.number >= DTYPES.get(name, Since(NEWEST, "")).number
 
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """The version that something came with, and where that is said."""
+    """The version with which something appeared, and the source of that fact."""
 
     number: Number
     source: str
@@ -66,14 +68,14 @@ DTYPES: dict[str, Since] = {
     "float8_e8m0fnu": Since((2, 7), "release notes of 2.7"),
     "float4_e2m1fn_x2": Since((2, 8), "release notes of 2.8"),
 }
-"""Dtypes whose tensors a version can load from a file. What is not here counts as of today."""
+"""Dtypes by the first version that can load their tensors. A dtype that is not listed needs the newest version."""
 
 UNTYPED_SINCE: Number = (2, 0)
-"""``torch.storage.UntypedStorage`` in a pickle."""
+"""First version with ``torch.storage.UntypedStorage`` in a pickle."""
 
 
 def since(node: Global) -> Number | None:
-    """The version that came with the global `node`; None for one that all know, or that is not torch's."""
+    """Return the version with which the global `node` appeared; None if all versions have it, or it is not torch's."""
     row = calls.of(node)
     if row is not None and row.since is not None:
         return row.since
@@ -84,14 +86,14 @@ Losses = list[tuple[str, str]]
 
 
 def find(text: str) -> Version:
-    """The version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"2.0"``.
+    """Return the version that `text` names: ``"1.5"``, ``"1.5.1"``, ``"2.0"``.
 
     Raises:
-        Unsupported: it is not a version, or one outside the table.
+        Unsupported: it is not a version, or is outside the table.
     """
     parts = text.removeprefix("v").split(".")
     if not 2 <= len(parts) <= 4 or not all(part.isascii() and part.isdigit() and len(part) < 5 for part in parts[:2]):
-        raise Unsupported(f"{text!r} is not a torch version", hint="such as 1.5 or 2.0")
+        raise Unsupported(f"{text!r} is not a torch version", hint="name a version such as 1.5 or 2.0")
     number = (int(parts[0]), int(parts[1]))
     if not OLDEST <= number <= NEWEST:
         first, last = Version(OLDEST).name, Version(NEWEST).name
@@ -100,15 +102,15 @@ def find(text: str) -> Version:
 
 
 def older_storage(pid: tuple[Any, ...], version: Version) -> tuple[Any, ...]:
-    """The fields of a storage reference as `version` knows them.
+    """Return the fields of a storage reference in the form that `version` reads.
 
     Raises:
-        Unsupported: it has no such elements.
+        Unsupported: `version` has no such elements.
     """
     kind: Any = pid[1] if len(pid) > 1 else None
     row = dtypes.by_storage_class(kind.name) if type(kind) is Global else None
     if row is None:
-        raise Unsupported("a storage of an unknown class")
+        raise Unsupported("the class of a storage is unknown")
     if kind.name == "UntypedStorage":
         if version.number >= UNTYPED_SINCE and version.reads_zip:
             return pid
@@ -119,16 +121,16 @@ def older_storage(pid: tuple[Any, ...], version: Version) -> tuple[Any, ...]:
 
 
 def older(call: Call, version: Version) -> tuple[Call, Losses]:
-    """A call of torch's own as `version` knows it, and the attributes that it has no place for.
+    """Return a call of torch's own in the form that `version` reads, and the attributes that this form cannot hold.
 
     Raises:
-        Unsupported: `version` knows neither the call nor an older form of it, or no version does.
+        Unsupported: `version` has neither the call nor an older form of it, or no version can read the call.
     """
     try:
         return _older(call, version)
     except (IndexError, TypeError, ValueError, AttributeError):
         name = call.func.name if type(call.func) is Global else "a call"
-        raise Unsupported(f"{name} with arguments that no torch can read", offset=call.position) from None
+        raise Unsupported(f"{name} has arguments that no version of torch can read", offset=call.position) from None
 
 
 def _older(call: Call, version: Version) -> tuple[Call, Losses]:
@@ -145,7 +147,7 @@ def _older(call: Call, version: Version) -> tuple[Call, Losses]:
             return call, losses
         form = _OLDER.get(row.name)
         if form is None:
-            raise Unsupported(f"torch {version.name} cannot read {row.name}, which came with {Version(row.since).name}")
+            raise Unsupported(f"torch {version.name} cannot read {row.name}, which is new in {Version(row.since).name}")
         call = form(call, version, losses)
     raise Unsupported(f"torch {version.name} has no form of {getattr(call.func, 'name', 'a call')}")
 
@@ -155,7 +157,7 @@ def _too_long(row: RebuildCall, call: Call, version: Version) -> bool:
 
 
 def _v3(call: Call, version: Version, losses: Losses) -> Call:
-    """Over a typed storage, as `_rebuild_tensor_v2` has it."""
+    """Rewrite the call as a `_rebuild_tensor_v2`, over a typed storage."""
     persid, dtype = call.arguments[0], call.arguments[6]
     row = dtypes.find(dtype.name) if type(dtype) is Global else None
     if row is None or row.storage_class is None or not version.has_dtype(row.name):
@@ -163,7 +165,7 @@ def _v3(call: Call, version: Version, losses: Losses) -> Call:
     pid = persid.fields if type(persid) is PersId else ()
     nbytes = pid[4]
     if not isinstance(nbytes, int):
-        raise ValueError("a storage without a size")
+        raise ValueError("the storage has no size")
     if nbytes % row.itemsize:
         raise Unsupported(f"a storage of {nbytes} bytes does not hold whole {row.name} elements")
     count = nbytes // row.itemsize
@@ -172,25 +174,25 @@ def _v3(call: Call, version: Version, losses: Losses) -> Call:
 
 
 def _v2(call: Call, version: Version, losses: Losses) -> Call:
-    """Without the marks of conjugate and negative views."""
+    """Rewrite the call without the marks of conjugate and negative views."""
     marks = [str(key) for key, value in pairs(call.arguments[6]) or () if value]
     if marks:
-        raise Unsupported(f"torch {version.name} does not know tensors marked as {', '.join(marks)}")
+        raise Unsupported(f"torch {version.name} cannot read tensors marked as {', '.join(marks)}")
     return calls.TENSOR_V2.call(*call.arguments[:6])
 
 
 def _parameter_with_state(call: Call, version: Version, losses: Losses) -> Call:
-    reason = f"torch {version.name} saves none with a parameter"
+    reason = f"torch {version.name} saves no attributes with a parameter"
     losses += [(str(name), reason) for name, _ in attributes(call.arguments[3])]
     return calls.PARAMETER.call(*call.arguments[:3])
 
 
 def _from_type(call: Call, version: Version, losses: Losses) -> Call:
-    """The plain call; what the object carried is lost."""
+    """Rewrite the call as the plain call inside it; the attributes of the object are lost."""
     func, cls, args, state = call.arguments[:4]
     if type(cls) is not Global or cls.name not in ("Tensor", "Parameter") or type(func) is not Global:
         raise Unsupported(f"torch {version.name} has no form of a tensor subclass")
-    reason = f"torch {version.name} saves none with a tensor"
+    reason = f"torch {version.name} saves no attributes with a tensor"
     losses += [(str(name), reason) for name, _ in attributes(state)]
     return Call(func, args, "REDUCE", call.position)
 
@@ -201,4 +203,4 @@ _OLDER: dict[str, Callable[[Call, Version, Losses], Call]] = {
     calls.PARAMETER_WITH_STATE.name: _parameter_with_state,
     calls.FROM_TYPE.name: _from_type,
 }
-"""Call -> its older form, which may have an older form again."""
+"""Name of a call -> function that rewrites it in its older form, which may have an older form again."""

@@ -1,4 +1,4 @@
-"""A state dict on its way into a separate file: what all sources of one have in common.
+"""A state dict to be written to a separate file, independent of its source.
 
 Sources are state dicts inside a checkpoint, whole pickled modules, TorchScript archives and exported programs.
 """
@@ -21,21 +21,21 @@ from ckptfix.io.source import truncated_hint
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A state dict found somewhere.
+    """A state dict that was found in a file.
 
     Attributes:
         path: the file.
-        what: what it was, in words: ``"the module models.Net"``.
+        what: a description of the source: ``"the module models.Net"``.
         at: its address in the file; ``""`` for the whole of it.
         entries: its tensors in order, each under its full name, detached.
-        versions: module path -> its ``_metadata``; None where it is not known.
-        calls: how the `entries` that are not dense are rebuilt.
-        left: addresses of what else the file holds.
-        classes: classes that it names; nothing of them was run.
-        findings: what it may lack; ids ``not-taken`` are losses.
-        byteorder: of the data.
+        versions: module path -> its ``_metadata``; None if that is unknown.
+        calls: the rebuild calls of the `entries` that are not dense.
+        left: addresses of the other contents of the file.
+        classes: classes that it names; no code of them was run.
+        findings: notes on what it may lack; those with the id ``not-taken`` are losses.
+        byteorder: byte order of the data.
         beside: the other tensors of the file.
-        files: of the checkpoint that it was in; none for a program.
+        files: files of the checkpoint that it was in; empty for a program.
     """
 
     path: str
@@ -52,7 +52,7 @@ class Weights:
     files: tuple[Mark, ...] = ()
 
     def as_checkpoint(self) -> Checkpoint:
-        """The same as a checkpoint that holds nothing else."""
+        """Return a checkpoint that holds only this state dict."""
         return Checkpoint(
             path=self.path,
             format="state dict",
@@ -65,11 +65,11 @@ class Weights:
 
 
 def check_whole(weights: Weights, size_of: Callable[[str], int]) -> None:
-    """Refuse tensors whose bytes a file does not have, by the sizes that `size_of` gives.
+    """Refuse tensors whose bytes a file lacks, by the sizes that `size_of` returns.
 
     Raises:
-        WouldLoseData: on the meta device.
-        Truncated: behind the end of the file.
+        WouldLoseData: a tensor is on the meta device.
+        Truncated: its bytes are after the end of the file.
     """
     stack = list(weights.entries)
     while stack:
@@ -89,11 +89,11 @@ def check_whole(weights: Weights, size_of: Callable[[str], int]) -> None:
 
 
 def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
-    """A torch file at `dest` that holds the state dict as ``torch.save(model.state_dict(), dest)`` would.
+    """Plan a torch file at `dest` that holds the state dict as ``torch.save(model.state_dict(), dest)`` would.
 
     Raises:
-        WouldLoseData: a tensor whose data is not in the file, or that torch would not load from a legacy file.
-        Unsupported: a tensor that cannot be written again.
+        WouldLoseData: the data of a tensor is not in the file, or torch would not load it from a legacy file.
+        Unsupported: a tensor cannot be rewritten.
     """
     if not legacy:
         made = torch_emit.fresh(weights.entries, versions=weights.versions, calls=weights.calls)
@@ -108,7 +108,7 @@ def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
 
 
 def in_little(weights: Weights) -> Weights:
-    """The same with every storage turned to little-endian as it streams."""
+    """Return the same weights, with every storage converted to little-endian as it streams."""
     units = element_sizes(weights.as_checkpoint())
     turned: dict[Storage, Storage] = {}
 

@@ -1,8 +1,8 @@
-"""What ``torch.load(weights_only=True)`` accepts: one table of globals, and a verdict on a pickle.
+"""Rules of ``torch.load(weights_only=True)``: one table of the globals that it accepts, and a verdict on a pickle.
 
 Source: ``_get_allowed_globals`` and the opcodes of ``Unpickler.load`` in torch/_weights_only_unpickler.py of
-torch 2.13; a test compares this table with the installed one. Nothing here says that a file is safe: it
-says what one unpickler would do with it.
+torch 2.13; a test compares this table with the installed one. Nothing here proves that a file is safe: it
+predicts only what one unpickler would do with it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALLOWED: frozenset[str] = frozenset(
 
 
 def canonical(node: Global) -> str:
-    """``module.name`` under its Python 3 name, as every unpickler translates it for protocols up to 2."""
+    """Return ``module.name`` under its Python 3 name, as every unpickler translates it for protocols up to 2."""
     renamed = NAME_MAPPING.get((node.module, node.name))
     if renamed is not None:
         return ".".join(renamed)
@@ -50,12 +50,12 @@ def canonical(node: Global) -> str:
 
 
 def accepted(full: str) -> bool:
-    """Whether the unpickler of weights_only=True takes the global `full`, ``"module.name"``, by itself."""
+    """Return whether the unpickler of weights_only=True accepts the global `full`, ``"module.name"``, by itself."""
     return full in ALLOWED
 
 
 def refusal(graph: Graph) -> str | None:
-    """Why ``torch.load(weights_only=True)`` would refuse this pickle, or None if nothing is seen that it would."""
+    """Return why ``torch.load(weights_only=True)`` would refuse this pickle, or None if no reason is known."""
     for node in graph.globals:
         if not accepted(canonical(node)):
             return f"unsupported global {canonical(node)}"
@@ -64,9 +64,9 @@ def refusal(graph: Graph) -> str | None:
 
 
 def refused_opcode(graph: Graph, *, strict: bool = True) -> tuple[int, str] | None:
-    """(offset, what it is) of the first opcode that the unpickler of weights_only=True refuses by itself.
+    """Return (offset, description) of the first opcode that the unpickler of weights_only=True refuses by itself.
 
-    Without `strict` operands do not count: where a global is refused, so is what is done with it.
+    Without `strict`, operands do not count: if a global is refused, its uses are refused too.
     """
     beyond = set(graph.rare) - op.WEIGHTS_ONLY
     found = [(graph.rare[code], f"opcode {op.NAMES[code]} (pickle protocol {graph.protocol})") for code in beyond]
@@ -75,7 +75,7 @@ def refused_opcode(graph: Graph, *, strict: bool = True) -> tuple[int, str] | No
 
 
 def global_findings(graph: Graph) -> Iterator[Finding]:
-    """A finding for each global outside the table, with the offset of its first use in the pickle."""
+    """Yield a finding for each global outside the table, with the offset of its first use in the pickle."""
     seen = set()
     for node in graph.globals:
         name = canonical(node)

@@ -56,7 +56,7 @@ MAX_VERSION = 10
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """90 for a zip whose first record is a data.pkl; 40 for any other zip."""
+    """Return 90 for a zip whose first record is a data.pkl, 40 for any other zip, else 0."""
     if not head.startswith(b"PK\x03\x04"):
         return 0
     name_length = int.from_bytes(head[26:28], "little")
@@ -72,10 +72,10 @@ def read(path: str) -> Checkpoint:
         traits: dict[str, object] = {"zip root": archive.root, "records": len(directory.records)}
         byteorder = small_record(reader, directory, f"{archive.root}/byteorder")
         if byteorder not in ("", "little", "big"):
-            raise DamagedFile(f"byte order {byteorder[:20]!r}", path=path, where=f"{archive.root}/byteorder")
+            raise DamagedFile(f"unknown byte order {byteorder[:20]!r}", path=path, where=f"{archive.root}/byteorder")
         version = small_record(reader, directory, f"{archive.root}/version")
         if version.isdigit() and int(version) > MAX_VERSION:
-            raise Unsupported(f"archive version {version}, newer than {MAX_VERSION}", path=path)
+            raise Unsupported(f"archive version {version} is newer than {MAX_VERSION}", path=path)
         traits["version"] = version or "none"
         size = reader.size
     if byteorder:
@@ -96,7 +96,7 @@ def read(path: str) -> Checkpoint:
         size=size,
         graph=graph,
         container=archive,
-        # torch reads the record of a storage before it looks at the device.
+        # torch reads the record of a storage before it checks the device.
         storages=torch_common.Storages(places, meta_has_bytes=True, sizes=places.sizes),
         traits=traits,
         byteorder="big" if byteorder == "big" else "little",
@@ -105,19 +105,19 @@ def read(path: str) -> Checkpoint:
 
 
 def read_object(path: str) -> tuple[Archive, Graph]:
-    """The container and the parsed pickle of a file, and nothing made of them. Raises as `read`."""
+    """Return the container and the parsed pickle of a file, without building a checkpoint. Raises like `read`."""
     archive, pickle = read_stream(path)
     return archive, parse(pickle, path=path, where=archive.pickle.name)
 
 
 def read_stream(path: str) -> tuple[Archive, bytes]:
-    """The container of a file and its pickle, which is not parsed. Raises as `read`."""
+    """Return the container of a file and its pickle, unparsed. Raises like `read`."""
     with open_source(path) as reader:
         return _open(reader, read_directory(reader), [])
 
 
 def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
-    """The archive and the bytes of its pickle."""
+    """Return the archive and the bytes of its pickle."""
     records = directory.records
     pickles = [records[index] for index in records.with_ending("/data.pkl")]
     roots = {record.name.partition("/")[0] for record in pickles if record.name.count("/") == 1}
@@ -127,9 +127,9 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
     (root,) = roots
     record = next(record for record in pickles if record.name == f"{root}/data.pkl")
     if record.size > MAX_PICKLE:
-        raise Unsupported(f"a pickle of {record.size} bytes", path=reader.name, where=record.name)
+        raise Unsupported(f"a pickle of {record.size} bytes is too large", path=reader.name, where=record.name)
     if record.size > max(MAX_RATIO * record.stored, 1 << 20):
-        message = f"{record.stored} bytes that are said to unfold to {record.size}, more than any checkpoint's pickle"
+        message = f"{record.stored} bytes claim to inflate to {record.size}, more than any checkpoint's pickle"
         raise Bomb(message, path=reader.name, where=record.name, offset=record.header)
     data = b"".join(read_chunks(record_data(reader, record)))
     intact = record.crc32 in (0, checksum(data))
@@ -145,7 +145,7 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
 
 
 def small_record(reader: Source, directory: Directory, name: str) -> str:
-    """The text of a short record, empty when there is none."""
+    """Return the text of a short record; an empty string if the record is missing or long."""
     record = directory.records.named(name)
     if record is None or record.size > 64:
         return ""
@@ -153,9 +153,9 @@ def small_record(reader: Source, directory: Directory, name: str) -> str:
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The checkpoint with `edits` applied to its pickle; every other byte is copied.
+    """Plan the checkpoint with `edits` applied to its pickle; every other byte is copied.
 
-    The layout is new with a Drop, and with a Put of other bytes.
+    A Drop, or a Put of other bytes, leads to a new layout.
 
     Raises:
         DamagedFile: the pickle does not match its checksum, and an edit would hide that; or torch reads other bytes
@@ -182,7 +182,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """`Format.in_place`: the new pickle and a new directory at the end, behind the old ones."""
+    """Plan an in-place edit (`Format.in_place`): the new pickle and a new directory are appended after the old ones."""
     (file,) = plan.files
     if unchanged(file):
         return plan
@@ -198,15 +198,15 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
 
 
 def _others(archive: Archive) -> list[tuple[str, int, int]]:
-    """The records beside the pickle: name, bytes, checksum."""
+    """Return the records besides the pickle, as (name, bytes, checksum)."""
     return [(row.name, row.size, row.crc32) for row in archive.directory.records if row.name != archive.pickle.name]
 
 
 def refuse_disputed(checkpoint: Checkpoint) -> None:
-    """A record whose bytes torch would not read as the file means them must not be copied silently.
+    """Refuse a checkpoint with a record that torch would misread: such a record must not be copied silently.
 
     Raises:
-        BadDirectory: there is one (see `Record.dispute`).
+        BadDirectory: readers disagree on the bytes of a record (see `Record.dispute`).
     """
     archive = archive_of(checkpoint)
     for record in archive.directory.records.disputed() if archive is not None else ():
@@ -217,19 +217,19 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """A fresh file that holds the state dict of `entries` as an OrderedDict."""
+    """Plan a fresh file that holds the state dict of `entries` as an OrderedDict."""
     pickle, storages = torch_emit.state_dict_pickle(entries)
     return Plan((OutputFile.of(dest, fresh(pickle, storages)),))
 
 
 def archive_of(checkpoint: Checkpoint) -> Archive | None:
-    """The archive that a checkpoint lies in; None for other formats."""
+    """Return the archive of a zip checkpoint; None for other formats."""
     parts = torch_common.pickled(checkpoint)
     return parts.container if parts is not None and isinstance(parts.container, Archive) else None
 
 
 def refuses(entry: TensorEntry) -> str | None:
-    """A zip holds every tensor that torch has."""
+    """Return None: a zip can hold every tensor that torch has."""
     return None
 
 

@@ -1,4 +1,4 @@
-"""Where the records of a torch archive are, and a fresh archive; nothing above them."""
+"""Location of the records in a torch archive, and layout of a fresh archive; independent of checkpoints."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ MAX_PICKLE = 1 << 30
 class Archive:
     """The container of a zip checkpoint: its directory, its root folder, its pickle record.
 
-    `ambiguous` are names that several records have, if only in another case: torch looks names up without
-    regard to case, others do not, and which of two equal ones counts depends on the reader.
+    `ambiguous` are names that several records share, with or without the same case. torch looks names up without regard
+    to case, other readers do not, and the choice between two equal names depends on the reader.
     """
 
     directory: Directory
@@ -37,7 +37,7 @@ class Archive:
 
 
 def refuse_damaged_pickle(archive: Archive, path: str) -> None:
-    """What is made of a pickle that is not as it was written has a checksum that agrees, and hides the damage.
+    """Raise `DamagedFile` if the pickle is damaged: a new file would have a correct checksum, and hide the damage.
 
     Raises:
         DamagedFile: the pickle of the file `path` does not match its checksum.
@@ -53,7 +53,7 @@ def refuse_damaged_pickle(archive: Archive, path: str) -> None:
 
 
 def ambiguous_names(directory: Directory) -> frozenset[str]:
-    """Names that several records have, without regard to case."""
+    """Return the names that several records share, without regard to case."""
     names = directory.records.names()
     if len({name.lower() for name in names}) == len(names):
         return frozenset()
@@ -62,7 +62,7 @@ def ambiguous_names(directory: Directory) -> frozenset[str]:
 
 
 class Places:
-    """Where the storages in `folder` are; local headers are read when the first one is asked for, in one pass."""
+    """Locations of the storages in `folder`. All local headers are read in one pass, on first use."""
 
     def __init__(self, path: str, archive: Archive, folder: str = "data") -> None:
         self._path = path
@@ -71,22 +71,27 @@ class Places:
         self._made: dict[str, int] | None = None
         self._data: dict[str, Data] | None = None
         self._wrong = {
-            name[len(self._prefix) :]: "several records have this name, and readers disagree which one counts"
+            name[len(self._prefix) :]: "several records have this name, and readers disagree on which one counts"
             for name in archive.ambiguous
         }
 
     @property
     def _records(self) -> dict[str, int]:
-        """Key -> which record of the directory has its bytes: the first one of the name."""
+        """Key -> index of the directory record with its bytes: the first record of that name."""
         if self._made is None:
             names, prefix = self._directory.records.names(), self._prefix
             first = len(prefix)
-            # Backwards, as of several the last one stays.
+            # In reverse order, so that the first record of a name is the one that stays.
             rows = zip(reversed(names), range(len(names) - 1, -1, -1), strict=True)
             self._made = {name[first:]: index for name, index in rows if name.startswith(prefix)}
         return self._made
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        """Return the data, the length in bytes and the CRC-32 of a storage; a negative length if it is missing.
+
+        Raises:
+            BadDirectory: its record is ambiguous or unusable.
+        """
         if self._data is None:
             self._data = self._read_headers()
         index = self._records.get(key)
@@ -99,7 +104,7 @@ class Places:
         return self._data[key], records.sizes[index], records.sums[index] or None
 
     def sizes(self, keys: Sequence[str]) -> list[int]:
-        """The bytes of storages as the directory states them; a negative number for a key that the file lacks."""
+        """Return the length in bytes of each storage as the directory states it; -1 for a key that the file lacks."""
         stated, wrong = self._directory.records.sizes, self._wrong
         rows = map(self._records.get, keys)
         return [-1 if row is None or key in wrong else stated[row] for key, row in zip(keys, rows, strict=True)]
@@ -120,7 +125,7 @@ class Places:
                     continue
                 following = headers[bisect_right(headers, record.header)]
                 if isinstance(data, ByteRange) and data.end > following:
-                    self._wrong[key] = f"its data, from {data.offset:#x} on, runs into what begins at {following:#x}"
+                    self._wrong[key] = f"its data, from {data.offset:#x} on, overlaps the bytes at {following:#x}"
                 found[key] = data
         return found
 
@@ -131,21 +136,21 @@ def fresh(
     byteorder: Literal["little", "big"] = "little",
     others: Mapping[str, tuple[Data, int | None]] | None = None,
 ) -> list[Segment]:
-    """The segments of an archive as torch 2.13 lays it out; `fresh_records` has the arguments."""
+    """Return the segments of an archive in the layout of torch 2.13; arguments as for `fresh_records`."""
     return fresh_archive(fresh_records(pickle, storages, byteorder, others))
 
 
 AROUND = (".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id")
-"""Records of torch.save beside the pickle and the storages; which of them there are depends on its version."""
+"""Records that torch.save writes besides the pickle and the storages; the set depends on its version."""
 
 
 def fresh_like(
     archive: Archive, path: str, pickle: bytes, storages: Sequence[tuple[str, Data, int | None]]
 ) -> list[Segment]:
-    """The segments of an archive with the root, and the records of `AROUND`, that `archive` of the file `path` has.
+    """Return the segments of an archive with the root, and the records of `AROUND`, of `archive` in the file `path`.
 
     Raises:
-        BadDirectory, Unsupported: a record that cannot be copied.
+        BadDirectory, Unsupported: a record cannot be copied.
     """
     root = archive.root
     records: list[NewRecord] = []
@@ -169,12 +174,12 @@ def fresh_records(
     byteorder: Literal["little", "big"] = "little",
     others: Mapping[str, tuple[Data, int | None]] | None = None,
 ) -> list[NewRecord]:
-    """The records of such an archive.
+    """Return the records of an archive in the layout of torch 2.13.
 
     Args:
         pickle: the object.
         storages: (key, data, CRC-32 if known) in the order of the records.
-        byteorder: of the data.
+        byteorder: byte order of the data.
         others: name -> (data, CRC-32 if known) of records that torch does not write.
     """
     root = "archive"

@@ -124,7 +124,7 @@ def test_a_name_that_is_not_there_is_refused(tmp_path: Path) -> None:
         dropped(path, Drop("no/where", ("a",)))
     with pytest.raises(NoSuchTensor, match="no such key"):
         dropped(path, Drop("", ("c",)))
-    with pytest.raises(NoSuchTensor, match="no mapping"):
+    with pytest.raises(NoSuchTensor, match="not a mapping"):
         dropped(path, Drop("b", ("0",)))
 
 

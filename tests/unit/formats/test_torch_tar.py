@@ -93,11 +93,11 @@ def test_views_of_storages_and_sources_of_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tensors": pickle.dumps("many", 2)}, "a number of rows that is none"),
-        ({"tensors": pickle.dumps(1, 2) + pickle.dumps((20, 10), 2)}, "a row that is not three values"),
+        ({"tensors": pickle.dumps("many", 2)}, "the row count is not a number"),
+        ({"tensors": pickle.dumps(1, 2) + pickle.dumps((20, 10), 2)}, "a row does not have three values"),
         ({"tensors": pickle.dumps(1, 2) + pickle.dumps((2, 10, 0), 2) + struct.pack("<iq", 99, 0)}, "99 dimensions"),
         ({"storages": pickle.dumps(1, 2) + pickle.dumps((1, "cpu", 3), 2) + bytes(8)}, "unknown storage class"),
-        ({"storages": pickle.dumps(0, 2) + pickle.dumps([(1, 10, 0, 4)], 2)}, "does not lie in it"),
+        ({"storages": pickle.dumps(0, 2) + pickle.dumps([(1, 10, 0, 4)], 2)}, "is not inside it"),
         ({"storages": pickle.dumps(1 << 60, 2)}, ""),
         ({"pickle": b"\x80\x02K\x01"}, "ends without STOP"),
     ],

@@ -50,14 +50,14 @@ def test_two_dtypes_are_an_error_of_both(one: Tensor, other: Tensor, tmp_path: P
     assert loaded["a"].dtype == loaded["b"].dtype, "torch gives the first dtype to both"
     bad = [row for row in ckptfix.doctor(path).findings if row.id == "bad-tensor"]
     assert [row.where for row in bad] == ["a", "b"] and ckptfix.doctor(path).exit_code() == 1
-    with pytest.raises(CkptfixError, match="stated as"):
+    with pytest.raises(CkptfixError, match="declared as"):
         ckptfix.load_state_dict(path)
     for to in ("safetensors", "legacy", "hf"):
-        with pytest.raises(CkptfixError, match="stated as"):
+        with pytest.raises(CkptfixError, match="declared as"):
             ckptfix.convert(path, tmp_path / f"out-{to}", to=to)
-    with pytest.raises(CkptfixError, match="stated as"):
+    with pytest.raises(CkptfixError, match="declared as"):
         ckptfix.extract(path, tmp_path / "out.pth")
-    with pytest.raises(CkptfixError, match="stated as"):
+    with pytest.raises(CkptfixError, match="declared as"):
         ckptfix.repair(path, tmp_path / "out.pth")
 
 

@@ -21,7 +21,7 @@ def test_a_legacy_file_holds_no_storage_of_another_size_than_is_promised(tmp_pat
     path, out = tmp_path / "in.pth", tmp_path / "out.pth"
     pickle = assemble(("PROTO", 2), *state_dict_ops(STORED), "STOP")
     path.write_bytes(torch_zip(pickle, [bytes(8), bytes(16), bytes(8)]))
-    with pytest.raises(DamagedFile, match="storage 1, of 16 bytes where 8 are promised") as refused:
+    with pytest.raises(DamagedFile, match="storage 1, which has 16 bytes instead of 8") as refused:
         ckptfix.sanitize(path, out, torch="1.5")
     assert "ckptfix repair" in str(refused.value.hint) and not out.exists()
 
@@ -52,6 +52,6 @@ def test_repair_names_a_tensor_whose_call_describes_none(tmp_path: Path) -> None
     assert "bad-tensor" in {finding.id for finding in ckptfix.doctor(path).findings}
     done = ckptfix.repair(path, out)
     assert done.exit_code == 3 and done.kept == ("good",) and [loss.name for loss in done.losses] == ["beyond"]
-    assert "36 bytes of storage 1 needed, which has 8" in done.losses[0].reason
+    assert "needs 36 bytes of storage 1, which has 8" in done.losses[0].reason
     assert {finding.severity for finding in ckptfix.doctor(out).findings} <= {"info"}
     assert list(torch.load(out, weights_only=True)) == ["good"]

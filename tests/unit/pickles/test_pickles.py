@@ -119,10 +119,10 @@ def test_no_global_is_resolved() -> None:
         (b"\x8b\xff\xff\xff\xffab.", "-1 bytes"),
         (b"\x82\x01.", "extension code"),
         (b"\x97.", "out-of-band"),
-        (b"(NNNd.", "DICT with a key"),
-        (b"](NNu.", "items set on a list"),
-        (b"}]b.", "state set on a dict"),
-        (b"K\x01Na.", "values appended"),
+        (b"(NNNd.", "DICT has a key"),
+        (b"](NNu.", "items are set on a list"),
+        (b"}]b.", "state is set on a dict"),
+        (b"K\x01Na.", "values are appended"),
         (b"I9x\n.", "unusable argument"),
         (b"(X\0\0\x01\0" + b"x" * 65536 + b"q\0" + b"h\0" * 1500 + b"t.", "fetched so often"),
         (b"(X\0\0\x01\0" + b"x" * 65536 + b"p1\n" + b"g1\n" * 1500 + b"t.", "fetched so often"),
@@ -138,7 +138,7 @@ def test_what_no_unpickler_takes_is_refused_with_its_offset(data: bytes, message
 
 def test_a_stream_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptfix.pickles.machine.MAX_BYTES", 10)
-    with pytest.raises(BadPickle, match="beyond the limit of 10"):
+    with pytest.raises(BadPickle, match="exceeds the limit of 10"):
         parse(pickle.dumps("a" * 20))
 
 

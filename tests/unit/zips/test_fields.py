@@ -70,12 +70,12 @@ def more(value: int) -> int:
 
 
 LOCAL, LISTING = "bad-local-header", "bad-directory"
-UNFIT = "an extra field in its local header that does not fit its length"
-RUNS = f"its data, from {{}} on, runs into what begins at {DIRECTORY:#x}"
+UNFIT = "an extra field in its local header does not match its length"
+RUNS = f"its data, from {{}} on, overlaps the bytes that begin at {DIRECTORY:#x}"
 HEADERS: list[tuple[int, str, Callable[[int], int], list[tuple[str, int, str, bool]]]] = [
     (SECOND + 4, "H", lambda value: 63, []),
-    (SECOND + 4, "H", lambda value: 64, [(LOCAL, SECOND, "said to need version 6.4 of the zip format", False)]),
-    (SECOND + 6, "H", more, [(LOCAL, SECOND, "one of its two headers says that it is encrypted", True)]),
+    (SECOND + 4, "H", lambda value: 64, [(LOCAL, SECOND, "it requires version 6.4 of the zip format", False)]),
+    (SECOND + 6, "H", more, [(LOCAL, SECOND, "only one of its two headers marks it as encrypted", True)]),
     (SECOND + 6, "H", lambda value: 2, [(LOCAL, SECOND, "flags 0x2 in the local header, 0x0 in the directory", False)]),
     (SECOND + 8, "H", more,
      [(LOCAL, SECOND, "compression method 1 in the local header, 0 in the directory", True)]),
@@ -86,7 +86,7 @@ HEADERS: list[tuple[int, str, Callable[[int], int], list[tuple[str, int, str, bo
     (SECOND + 22, "L", more,
      [(LOCAL, SECOND, "23 bytes, 22 stored, in the local header; 22 and 22 in the directory", True)]),
     (SECOND + 26, "H", more,
-     [(LOCAL, SECOND, f"its local header has another name; {UNFIT}", True),
+     [(LOCAL, SECOND, f"its local header has a different name; {UNFIT}", True),
       (LOCAL, SECOND, RUNS.format("0x67"), True)]),
     (SECOND + 28, "H", more, [(LOCAL, SECOND, UNFIT, False), (LOCAL, SECOND, RUNS.format("0x67"), True)]),
     (SECOND + 28, "H", lambda value: len(PLAIN) - SECOND - 30 - len(NAME) - 22, [
@@ -100,19 +100,20 @@ HEADERS: list[tuple[int, str, Callable[[int], int], list[tuple[str, int, str, bo
     *((SECOND + 32 + len(NAME), "H", lambda value, length=length: length, [(LOCAL, SECOND, UNFIT, False)])
       for length in (2, 8, 12, 0x104)),
     (ROW + 6, "H", lambda value: 64,
-     [(LISTING, ROW, "said to need version 6.4 of the zip format, which zipfile refuses", False)]),
-    (ROW + 34, "H", more, [(LISTING, ROW, "said to lie on disk 1, of a single file", False)]),
-    (ROW + 34, "H", lambda value: 2, [(LISTING, ROW, "said to lie on disk 2, of a single file", True)]),
+     [(LISTING, ROW, "it requires version 6.4 of the zip format, which zipfile refuses", False)]),
+    (ROW + 34, "H", more, [(LISTING, ROW, "the directory puts it on disk 1, but there is only one file", False)]),
+    (ROW + 34, "H", lambda value: 2,
+     [(LISTING, ROW, "the directory puts it on disk 2, but there is only one file", True)]),
     (ROW + 38, "L", lambda value: 0x10, [
-        (LISTING, ROW, "marked as a folder by its attributes: torch would leave its memory as it finds it", True)]),
+        (LISTING, ROW, "its attributes mark it as a folder: torch would return uninitialized memory", True)]),
     (ROW + 48 + len(NAME), "H", more,
-     [(LISTING, ROW, "an extra field in the directory that does not fit its length", False)]),
+     [(LISTING, ROW, "an extra field in the directory does not match its length", False)]),
     (ROW + 20, "L", more,
-     [(LISTING, ROW, "stored as 23 bytes and said to be 22", True),
+     [(LISTING, ROW, "it is stored uncompressed in 23 bytes, but its size is stated as 22", True),
       (LOCAL, SECOND, "22 bytes, 22 stored, in the local header; 22 and 23 in the directory", True),
       (LOCAL, SECOND, RUNS.format("0x66"), True)]),
     (ROW + 42, "L", more,
-     [(LOCAL, SECOND + 1, "no local header where the directory points", True),
+     [(LOCAL, SECOND + 1, "the directory does not point to a local header", True),
       ("hidden-bytes", SECOND, f"1 bytes up to {SECOND + 1:#x} belong to no record", False),
       ("hidden-bytes", DIRECTORY - 7, f"7 bytes up to {DIRECTORY:#x} belong to no record", False)]),
 ]  # fmt: skip
@@ -146,8 +147,8 @@ ENDS: list[tuple[int, str, int, list[tuple[int, str, bool]]]] = [
     *((DEEP_END + at, form, most, []) for at, form, most in [
         (4, "H", 0xFFFF), (6, "H", 0xFFFF), (8, "H", 0xFFFF), (10, "H", 0xFFFF), (12, "L", 0xFFFFFFFF),
         (16, "L", 0xFFFFFFFF)]),
-    (END64 + 4, "Q", 45, [(END64, "the zip64 end record is said to have 57 bytes, and has 56", False)]),
-    (END64 + 4, "Q", 43, [(END64, "the zip64 end record is said to have 55 bytes, and has 56", True)]),
+    (END64 + 4, "Q", 45, [(END64, "the zip64 end record states a length of 57 bytes, and has 56", False)]),
+    (END64 + 4, "Q", 43, [(END64, "the zip64 end record states a length of 55 bytes, and has 56", True)]),
     (LOCATOR + 4, "L", 1, [(LOCATOR, "the zip64 locator states 1 disks, and the directory on disk 1", False)]),
     (LOCATOR + 16, "L", 2, [(LOCATOR, "the zip64 locator states 2 disks, and the directory on disk 0", True)]),
 ]  # fmt: skip
@@ -162,8 +163,8 @@ def test_the_two_end_records(
 
 
 @pytest.mark.parametrize(("length", "message"), [
-    (44, "the zip64 end record is said to have 56 bytes, and has 66"),
-    (54, "the zip64 end record has 10 bytes more than its fields take"),
+    (44, "the zip64 end record states a length of 56 bytes, and has 66"),
+    (54, "the zip64 end record has 10 bytes more than its fields need"),
 ])  # fmt: skip
 def test_bytes_behind_the_fields_of_the_zip64_end_record(tmp_path: Path, length: int, message: str) -> None:
     wide = field(DEEP[:LOCATOR] + bytes(10) + DEEP[LOCATOR:], END64 + 4, "Q", lambda old: length)
@@ -171,15 +172,15 @@ def test_bytes_behind_the_fields_of_the_zip64_end_record(tmp_path: Path, length:
     assert [(row.offset, row.message, row.serious) for row in found] == [(END64, message, False)]
 
 
-SPLIT = "a zip archive split over several files"
+SPLIT = "the zip archive is split over several files"
 REFUSED: list[tuple[bytes, int, str, str]] = [
     *((PLAIN, ROW + at, "H", "the directory holds -1 bytes more than its 2 records") for at in (28, 30, 32)),
     *((PLAIN, END + at, "H", SPLIT) for at in (4, 6, 8, 10)),
-    *((PLAIN, END + at, "L", f"would end at {END + 1:#x} and not at {END:#x}") for at in (12, 16)),
+    *((PLAIN, END + at, "L", f"would end at {END + 1:#x} instead of {END:#x}") for at in (12, 16)),
     (PLAIN, END + 20, "H", f"the archive comment at {END:#x} runs past the end of the file"),
     *((DEEP, END64 + at, form, SPLIT) for at, form in ((16, "L"), (20, "L"), (24, "Q"), (32, "Q"))),
-    *((DEEP, END64 + at, "Q", f"would end at {END64 + 1:#x} and not at {END64:#x}") for at in (40, 48)),
-    (DEEP, LOCATOR + 8, "Q", f"the zip64 locator points at {END64 + 1:#x}, beyond itself"),
+    *((DEEP, END64 + at, "Q", f"would end at {END64 + 1:#x} instead of {END64:#x}") for at in (40, 48)),
+    (DEEP, LOCATOR + 8, "Q", f"the zip64 locator points at {END64 + 1:#x}, behind itself"),
     (DEEP[:LOCATOR] + b"\0" + DEEP[LOCATOR:], LOCATOR + 9, "Q",
      f"no zip64 end record at {END64 + 1:#x}, where the locator points"),
 ]  # fmt: skip
@@ -204,10 +205,10 @@ def descriptor(form: str, signed: bool, wrong: tuple[int, int] = (0, 0)) -> Call
     return made
 
 
-CHECKSUM = [f"CRC-32 {crc32(data) ^ 1:08x} behind the data, {crc32(data):08x} in the directory"
+CHECKSUM = [f"CRC-32 {crc32(data) ^ 1:08x} after the data, {crc32(data):08x} in the directory"
             for data in CONTENTS.values()]  # fmt: skip
-NONE = ["no data descriptor behind its data, where its flags promise one"] * 2
-OTHER = ["the data descriptor behind it states other sizes than the directory"] * 2
+NONE = ["no data descriptor follows its data, although its flags announce one"] * 2
+OTHER = ["its data descriptor and the directory state different sizes"] * 2
 
 
 @pytest.mark.parametrize(("behind", "expected"), [

@@ -1,1 +1,1 @@
-"""Files of tensors that torch.save does not write, or no longer: read, converted, and never edited or written."""
+"""Tensor files that torch.save does not write, or no longer: they are read and converted, never edited or written."""

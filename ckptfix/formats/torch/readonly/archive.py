@@ -7,8 +7,8 @@
     .pt2 of torch < 2.8 a zip: serialized_exported_program.json, serialized_state_dict.pt, serialized_constants.pt, ...
 
 Such a file is read as one object, a dict of the objects in it by the names of their members: the state dict of the
-policy is at ``policy.pth``. The bytes of a tensor are a range of the archive. A member that is deflated has none:
-such an archive is refused.
+policy is at ``policy.pth``. The bytes of a tensor are a range of the archive. A deflated member has no such range, so
+an archive with one is refused.
 
 Source: stable_baselines3/common/save_util.py (``save_to_zip_file``), nemo/core/connectors/save_restore_connector.py,
 torch/export/__init__.py (``save``, torch 2.1 to 2.7).
@@ -46,16 +46,16 @@ TARRED = (frozenset(("model_config.yaml", "model_weights.ckpt")),)
 """The members that an archive of each library has."""
 
 CHECKPOINTS = (".pth", ".pt")
-"""How the members of a zip end that are checkpoints."""
+"""Suffixes of the members of a zip that are checkpoints."""
 
 MOST_MEMBERS = 1000
 
 Members = dict[str, Place | None]
-"""Name -> where its bytes are; None for a member that is compressed."""
+"""Name -> location of its bytes; None for a member that is compressed."""
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """60 for an archive with the members of one of the libraries."""
+    """Return 60 for an archive with the members of one of the libraries, else 0."""
     first = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     zipped = head.startswith(b"PK\x03\x04") and not first.endswith(b".pkl")
     if not zipped and (len(head) < 512 or not is_tar_header(head[:512])):
@@ -86,7 +86,7 @@ def read(path: str) -> Checkpoint:
 
     Raises:
         Unsupported: a checkpoint in it is compressed.
-        UnknownFormat: no member is one that is read.
+        UnknownFormat: no member can be read.
     """
     findings: list[Finding] = []
     storages = common.Found()
@@ -103,7 +103,7 @@ def read(path: str) -> Checkpoint:
                 noted = len(findings)
                 root.items.append((name, streams.node(place, name)))
                 if len(findings) > noted:
-                    findings.append(found("bad-tensor", "what this member holds cannot be read", where=name))
+                    findings.append(found("bad-tensor", "the content of this member cannot be read", where=name))
         if not storages.data and not findings:
             raise unknown(path, reader.read(0, min(4096, size)), size)
         graph.root = root
@@ -113,17 +113,17 @@ def read(path: str) -> Checkpoint:
 
 
 def _refuse_deflated(path: str, members: Members) -> None:
-    """Refuse an archive of which a checkpoint has no bytes as it stands: the others alone would be half of it.
+    """Refuse an archive with a compressed checkpoint: the other checkpoints alone would be incomplete.
 
     Raises:
-        Unsupported: there is one.
+        Unsupported: a checkpoint in it is compressed.
     """
     names = [name for name, place in members.items() if place is None and name.endswith(CHECKPOINTS)]
     if names:
         own, folder = quoted(path), quoted(as_path(path).stem)
         again = f"(cd {folder} && zip -0 -r ../FIXED.zip .)"
-        hint = f"unzip {own} -d {folder}, and name its files; {again} makes one archive of them"
-        raise Unsupported(f"compressed inside the archive: {some(names)}", path=path, hint=hint)
+        hint = f"`unzip {own} -d {folder}` unpacks its checkpoints; `{again}` packs them again, uncompressed"
+        raise Unsupported(f"the archive has compressed checkpoints: {some(names)}", path=path, hint=hint)
 
 
 def _head(reader: Source, place: Place) -> bytes:
@@ -131,8 +131,8 @@ def _head(reader: Source, place: Place) -> bytes:
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every such file."""
-    what = f"an archive of several checkpoints: {checkpoint.traits['members']}"
+    """Yield the findings that every such file has."""
+    what = f"the file is an archive of several checkpoints: {checkpoint.traits['members']}"
     yield found("other-archive", what, fix="ckptfix extract {source} {weights}")
 
 

@@ -1,8 +1,8 @@
-"""What these formats share: the object in the terms of a zip checkpoint, and that nothing is written as they are.
+"""Code shared by these formats: the object in the form of a zip checkpoint, and the refusal to edit or write them.
 
-A storage stands in each of them in a way of its own. It is replaced by the reference that a zip checkpoint has for it,
-``('storage', class, key, location, numel)``, and the object is written again, in memory: from there on, everything
-that reads a checkpoint reads this one. Its calls and globals keep their offsets in the file.
+Each format stores a storage in its own way. The storage is replaced by the reference that a zip checkpoint has for it,
+``('storage', class, key, location, numel)``, and the object is rewritten in memory, so that all code that reads a
+checkpoint can read this one. Its calls and globals keep their offsets in the file.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ class Found:
         self.sums: dict[str, int | None] = {}
 
     def add(self, data: Data, crc32: int | None = None) -> str:
-        """A key for a storage that has these bytes, and this CRC-32 if one is stated."""
+        """Return a new key for a storage with these bytes, and with this CRC-32 if one is stated."""
         key = str(len(self.data))
         self.data[key], self.sums[key] = data, crc32
         return key
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:
+        """Return the data, the length and the CRC-32 of a storage; -1 as the length of a missing one."""
         data = self.data.get(key)
         return (None, -1, None) if data is None else (data, data.length, self.sums[key])
 
 
 def reference(kind: Node, key: str, location: Node, numel: Node) -> PersId:
-    """A reference to the storage `key`, as a zip checkpoint has it."""
+    """Return a reference to the storage `key`, as in a zip checkpoint."""
     return PersId(("storage", kind, key, location, numel), 0, -1)
 
 
 def in_terms_of_zip(graph: Graph, replaced: Mapping[int, Node], path: str, known: Sequence[str] = ()) -> Graph:
-    """The object of `graph` with other nodes in the place of some, parsed from its own text.
+    """Return the object of `graph` with some nodes replaced, parsed from its own stream.
 
     Args:
-        replaced: ``id`` of nodes -> what stands for them.
-        known: globals that nothing needs any more.
+        replaced: ``id`` of nodes -> their replacements.
+        known: globals that are no longer needed.
 
     Raises:
-        Unsupported: an object that cannot be written again, as with state that is set twice.
+        Unsupported: the object cannot be written again, for example because state is set twice.
     """
     fresh = parse(reemit(graph, replaced=replaced).pickle, path=path, where="pickle")
     _keep_offsets(graph, fresh, replaced)
@@ -63,7 +64,7 @@ def in_terms_of_zip(graph: Graph, replaced: Mapping[int, Node], path: str, known
     fresh.misuses = graph.misuses
     named = {(node.module, node.name) for node in fresh.globals}
     for node in sorted(graph.globals, key=_last_first, reverse=True):
-        # What the pickle imports and throws away, an unpickler imports too.
+        # An unpickler also imports the globals that the pickle discards.
         full = weights_only.canonical(node)
         if (node.module, node.name) not in named and not weights_only.accepted(full) and full not in known:
             named.add((node.module, node.name))
@@ -76,7 +77,7 @@ def _last_first(node: Global) -> int:
 
 
 def _keep_offsets(graph: Graph, fresh: Graph, replaced: Mapping[int, Node]) -> None:
-    """Give the calls of `fresh` the offsets of those that they were written from."""
+    """Set the offsets of the calls in `fresh` to those of the calls that they were written from."""
     seen: set[int] = set()
     stack: list[tuple[Node, Node]] = [(graph.root, fresh.root)]
     while stack:
@@ -96,7 +97,7 @@ def _keep_offsets(graph: Graph, fresh: Graph, replaced: Mapping[int, Node]) -> N
 def checkpoint(
     path: str, format: str, size: int, graph: Graph, found: Found, traits: Mapping[str, Any], findings: list[Finding]
 ) -> Checkpoint:
-    """The checkpoint of an object in the terms of a zip; see `torch_common.build`."""
+    """Return the checkpoint of an object in the form of a zip; see `torch_common.build`."""
     return torch_common.build(
         path,
         format=format,
@@ -111,20 +112,20 @@ def checkpoint(
 
 
 def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """`Format.plan_edit` of a format that is only read.
+    """Refuse an edit (`Format.plan_edit`) of a format that is only read.
 
     Raises:
         Unsupported: always.
     """
     way = command("convert", checkpoint.path, "OUT.pth")
-    message = f"a file of the format {checkpoint.format} is read and not edited"
-    raise Unsupported(message, path=checkpoint.path, hint=f"`{way}` first, and work on that")
+    message = f"a file of the format {checkpoint.format} can be read but not edited"
+    raise Unsupported(message, path=checkpoint.path, hint=f"run `{way}` first, and edit the result")
 
 
 def refuse_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """`Format.plan_write` of a format that is only read.
+    """Refuse to write (`Format.plan_write`) a format that is only read.
 
     Raises:
         Unsupported: always.
     """
-    raise Unsupported("a format that is read and not written", path=dest, hint="write zip, legacy or safetensors")
+    raise Unsupported("this format can be read but not written", path=dest, hint="write zip, legacy or safetensors")

@@ -1,15 +1,15 @@
-"""Arrays in a file of joblib.dump: their bytes stand behind the opcode that builds their wrapper.
+"""Arrays in a file of joblib.dump: their bytes follow the opcode that builds their wrapper.
 
 ::
 
     joblib.numpy_pickle.NumpyArrayWrapper, built with {subclass, shape, order, dtype, allow_mmap,
         numpy_array_alignment_bytes}, then
-    n       one byte, and n bytes of 0xff, where the wrapper states an alignment (joblib 1.1 and later)
+    n       one byte, and n bytes of 0xff, if the wrapper states an alignment (joblib 1.1 and later)
     bytes   of the elements, row by row, or column by column for the order 'F'
 
-or, for an array of objects, a pickle of its own. Source: joblib/numpy_pickle.py (``NumpyArrayWrapper``).
+or, for an array of objects, a separate pickle. Source: joblib/numpy_pickle.py (``NumpyArrayWrapper``).
 
-An array is given as the call that NumPy pickles it with, so that it is a value like any other.
+An array is represented by the call with which NumPy pickles it, so that it is a value like any other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _DTYPE = re.compile(r"[<>|=]?([?biufcmMSUVO])(\d*)")
 
 
 class Arrays:
-    """What `paged.parse_paged` asks behind each object that is built.
+    """Reader of arrays, which `paged.parse_paged` calls after each object that is built.
 
     Attributes:
-        seen: how many arrays there were.
-        globals: of what stands for the arrays.
+        seen: number of arrays so far.
+        globals: globals of the nodes that represent the arrays.
     """
 
     def __init__(self, reader: Source) -> None:
@@ -53,7 +53,7 @@ class Arrays:
         stated = {str(key): value for key, value in attributes(node.state) if isinstance(key, str)}
         shape, dtype, order = stated.get("shape"), stated.get("dtype"), stated.get("order")
         if type(shape) is not tuple or not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
-            raise BadPickle("an array of joblib without a shape")
+            raise BadPickle("a joblib array has no shape")
         kind = _kind(dtype)
         if kind is None:
             graph = parse_paged(self.reader.read, self.reader.size, start=offset, stays=begins_stream, where="array")
@@ -64,7 +64,7 @@ class Arrays:
         length = kind * math.prod(size for size in shape if type(size) is int)
         self.left -= length
         if self.left < 0:
-            raise Unsupported(f"arrays of over {MAX_BYTES} bytes beside the tensors")
+            raise Unsupported(f"the arrays besides the tensors have over {MAX_BYTES} bytes")
         data = self.reader.read(offset, length)
         start = node.func.start
         rebuild, ndarray = Global("numpy.core.multiarray", "_reconstruct", start), Global("numpy", "ndarray", start)
@@ -75,15 +75,15 @@ class Arrays:
 
 
 def _kind(dtype: Node) -> int | None:
-    """Bytes of an element; None for objects.
+    """Return the length of an element in bytes; None for objects.
 
     Raises:
-        Unsupported: a dtype that is not written as NumPy writes one.
+        Unsupported: the dtype is not written as NumPy writes one.
     """
     name = dtype.arguments[0] if type(dtype) is Call and dtype.arguments else None
     match = _DTYPE.fullmatch(name) if type(name) is Text else None
     if match is None:
-        raise Unsupported("an array of joblib whose dtype is not known")
+        raise Unsupported("a joblib array has an unknown dtype")
     letter, digits = match.groups()
     assert type(dtype) is Call
     if letter == "O" or (letter == "V" and _holds_objects(dtype)):
@@ -91,11 +91,11 @@ def _kind(dtype: Node) -> int | None:
     if letter == "?":
         return 1
     if not digits or len(digits) > 9:
-        raise Unsupported("an array of joblib whose dtype is not known")
+        raise Unsupported("a joblib array has an unknown dtype")
     return int(digits) * (4 if letter == "U" else 1)
 
 
 def _holds_objects(dtype: Call) -> bool:
-    """Whether a structured dtype has objects: bit 0 of the flags in its state (``NPY_ITEM_HASOBJECT``)."""
+    """Return whether a structured dtype has objects: bit 0 of the flags in its state (``NPY_ITEM_HASOBJECT``)."""
     state = dtype.state
     return type(state) is tuple and len(state) > 7 and type(state[7]) is int and bool(state[7] & 1)

@@ -1,10 +1,10 @@
-"""Bytes in a pickle of protocol 0 to 2 that Python 3 wrote: as text, of which each character is one byte.
+"""Bytes in a pickle of protocol 0 to 2 that Python 3 wrote: text in which each character is one byte.
 
 ::
 
     _codecs.encode(TEXT, 'latin1')      bytes from 128 on take two bytes of the text's UTF-8
 
-What is read of them is decoded from the beginning of the text, so the bytes of a tensor are a stream, and no range.
+Every read decodes the text from its beginning, so the bytes of a tensor are a stream instead of a range.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckptfix.io.source import Source
 from ckptfix.pickles import Call, Text
 
 _HEADS = {0x58: 5, 0x8C: 2, 0x8D: 9}
-"""Opcode of a text -> the bytes before it."""
+"""Opcode that pushes text -> number of bytes before the text."""
 
 
 def encoded_text(node: object) -> Text | None:
-    """The text of bytes that are written as one; None for anything else."""
+    """Return the text of bytes that are written as text; None for any other node."""
     if type(node) is Call and node.is_call_of("_codecs", "encode") and len(node.arguments) == 2:
         text, encoding = node.arguments
         if type(text) is Text and encoding in ("latin1", "latin-1"):
@@ -34,20 +34,20 @@ def encoded_text(node: object) -> Text | None:
 
 
 class EncodedPart(Part):
-    """The name of a file whose bytes are the characters of a text of another file."""
+    """The name of a virtual file whose bytes are the characters of a text in another file."""
 
     raw: ByteRange
 
     @classmethod
     def of(cls, path: str, text: Text, opcode: int) -> EncodedPart:
-        """The bytes of `text`, which `opcode` pushes from its start on.
+        """Return the part for the bytes of `text`, which `opcode` pushes.
 
         Raises:
-            BadPickle: it is pushed by another opcode, as those of protocol 0.
+            BadPickle: a different opcode pushes it, such as those of protocol 0.
         """
         written = text.origin or text
         if opcode not in _HEADS:
-            raise BadPickle("bytes in the text of protocol 0", path=path, offset=written.start)
+            raise BadPickle("the pickle stores bytes as text of protocol 0", path=path, offset=written.start)
         start = written.start + _HEADS[opcode]
         part = cls(f"{path} @ {start:#x}", path, start, len(text))
         part.raw = ByteRange(path, start, written.end - start)
@@ -76,9 +76,10 @@ class _Characters(Source):
 
 
 def _decoded(raw: ByteRange) -> Iterator[bytes]:
+    """Yield the bytes that the text in `raw` encodes."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         for chunk in read_chunks(raw):
             yield decoder.decode(chunk).encode("latin-1")
     except UnicodeError as error:
-        raise DamagedFile(f"a text that is no bytes: {error}", path=raw.path, offset=raw.offset) from None
+        raise DamagedFile(f"a text does not encode bytes: {error}", path=raw.path, offset=raw.offset) from None

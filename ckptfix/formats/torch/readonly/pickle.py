@@ -1,13 +1,13 @@
-"""``pickle.dump`` and ``joblib.dump`` of what holds tensors: one pickle, in which storages are byte strings.
+"""``pickle.dump`` and ``joblib.dump`` of an object with tensors: one pickle, in which storages are byte strings.
 
 ::
 
     pickle  the object; a storage is torch.storage._load_from_bytes(b'...'), whose bytes are a stream of torch.save
             with the storage as its object
-    joblib  the same; behind the opcode that builds an array's wrapper stand the bytes of the array (see `joblib`)
+    joblib  the same; the bytes of an array follow the opcode that builds its wrapper (see `joblib`)
 
-torch.load reads neither. Unpickling them runs torch.load on every stream, with all that it may call. Here the streams
-are parsed where they lie, and the bytes of a tensor are a range of the file. Arrays of NumPy are values.
+torch.load reads neither. Unpickling them runs torch.load on every stream, with everything that it may call. Here the
+streams are parsed in place, and the bytes of a tensor are a range of the file. NumPy arrays are values.
 
 Source: torch/storage.py (``_StorageBase.__reduce__``, ``_load_from_bytes``).
 """
@@ -38,14 +38,14 @@ NAME = "pickle"
 _MODULE, _FUNCTION = "torch.storage", "_load_from_bytes"
 
 MOST_OPCODES = 200_000
-"""Opcodes of a pickle that are looked at for its first storage: a tenth of a second."""
+"""Most opcodes of a pickle that are searched for its first storage: a tenth of a second."""
 
 SEARCHED = 64 << 20
-"""Bytes of a file of joblib that are searched for it: between its opcodes stand the bytes of arrays."""
+"""Most bytes of a joblib file that are searched for it: the bytes of arrays come between its opcodes."""
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """80 for a pickle of protocol 2 or later that names ``_load_from_bytes``."""
+    """Return 80 for a pickle of protocol 2 or later that names ``_load_from_bytes``, else 0."""
     if not re.match(rb"\x80[\x02-\x05]", head) or MAGIC_BYTES in head[:24]:
         return 0
     if _FUNCTION.encode() in head:
@@ -60,6 +60,7 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def _has_function(reader: Source) -> bool:
+    """Return whether the first bytes of the file contain the name of the function."""
     last = b""
     for chunk in reader.chunks(0, min(reader.size, SEARCHED)):
         if _FUNCTION.encode() in last + chunk:
@@ -72,7 +73,7 @@ def read(path: str) -> Checkpoint:
     """Read names, shapes and places; see the contract in `base`.
 
     Raises:
-        UnknownFormat: nothing in it holds the bytes of a storage.
+        UnknownFormat: it does not contain the bytes of a storage.
     """
     findings: list[Finding] = []
     storages = common.Found()
@@ -93,7 +94,7 @@ def read(path: str) -> Checkpoint:
 
 
 def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, Node]:
-    """What stands for the calls that load a storage, and for byte strings that were left where they are."""
+    """Return replacements for the calls that load a storage, and for byte strings that were left in the file."""
     replaced: dict[int, Node] = {}
     places: dict[int, Place] = {}
     used: set[int] = set()
@@ -111,11 +112,11 @@ def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, N
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every such file."""
-    # What weights_only=True refuses has a remedy of its own, which writes a zip too.
+    """Yield the findings that every such file has."""
+    # A refusal by weights_only=True has its own remedy, which writes a zip too.
     plain = weights_only.refusal(torch_common.parts_of(checkpoint).graph) is None
     yield found("plain-pickle", fix="ckptfix convert {source} {zip} --to zip" if plain else "")
-    yield found("no-checksums", "a pickle has no checksums: a flipped bit of the data could not be seen")
+    yield found("no-checksums", "a pickle has no checksums: a flipped bit of the data would go unnoticed")
 
 
 FORMAT = Format(

@@ -1,7 +1,7 @@
 """The storages of a plain pickle: each is a whole stream of torch.save, in the bytes of ``_load_from_bytes``.
 
-``torch.storage._StorageBase.__reduce__`` writes itself so (torch/storage.py): the legacy layout with a storage as its
-object. The bytes stay where they are, and what is read of them are the pickles that say what they hold.
+``torch.storage._StorageBase.__reduce__`` writes them (torch/storage.py), in the legacy layout with a storage as the
+object. The bytes stay in the file; only the pickles that describe them are read.
 """
 
 from __future__ import annotations
@@ -33,21 +33,23 @@ WINDOW = 1 << 10
 ZIP = b"PK\x03\x04"
 
 Lookup = Callable[[str], tuple[Data | None, int | None]]
-"""key -> (where the bytes of a storage are in the stream, their CRC-32 if it is stated); None for none."""
+"""Function from a key to (location of a storage's bytes in the stream, their CRC-32 if stated); None for a missing
+key.
+"""
 
 
 def begins_stream(head: bytes) -> bool:
-    """Whether bytes that begin with `head` are a stream of torch.save."""
+    """Return whether bytes that begin with `head` are a stream of torch.save."""
     return legacy_layout.MAGIC_BYTES in head[:24] or head.startswith(ZIP)
 
 
 class Streams:
-    """The streams in one file: `node` gives what stands for one, and `found` has the bytes of their storages.
+    """The streams in one file: `node` returns the replacement of a stream, and `found` has the bytes of their storages.
 
     Attributes:
-        graph: of the file, which gets the globals of the streams too.
-        findings: what was noticed.
-        texts: ``id`` of a text in a stream -> the same without its place, which is none in the file around it.
+        graph: the graph of the file, to which the globals of the streams are added.
+        findings: the findings so far.
+        texts: ``id`` of a text in a stream -> the text as a plain str, because its offset is not one in the file.
     """
 
     def __init__(self, path: str, graph: Graph, found: Found, findings: list[Finding]) -> None:
@@ -56,13 +58,13 @@ class Streams:
         self.found = found
         self.findings = findings
         self.texts: dict[int, Node] = {}
-        self._kept: list[Text] = []  # an id means something as long as its object is there
+        self._kept: list[Text] = []  # keeps the objects alive, so that their ids stay valid
 
     def node(self, stream: object, where: str = "_load_from_bytes") -> Node | None:
-        """The object of the `stream`, in terms of the file around it; None for one that is damaged.
+        """Return the object of the `stream`, in terms of the enclosing file; None for a damaged stream.
 
         Args:
-            where: what it is, for the finding.
+            where: the place for the finding.
         """
         offset = 0
         try:
@@ -107,13 +109,13 @@ class Streams:
             raise DamagedFile("the pickle of the archive does not match its CRC-32", offset=archive.pickle.header)
         with open_source(part) as reader:
             if torch_zip.small_record(reader, archive.directory, f"{archive.root}/byteorder") == "big":
-                raise Unsupported("a big-endian archive inside a pickle")
+                raise Unsupported("the pickle contains a big-endian archive")
             data = record_data(reader, archive.pickle)
         places = Places(part, archive)
         return [graph], lambda key: places(key)[::2], data.offset if isinstance(data, ByteRange) else 0
 
     def _move(self, graph: Graph, offset: int) -> None:
-        """Make `graph` a part of the graph around it: its calls and globals have their offsets there."""
+        """Add `graph` to the enclosing graph: shift the offsets of its calls and globals to those in the file."""
         for name in graph.globals:
             name.start += offset
         self.graph.globals += graph.globals
@@ -124,13 +126,14 @@ class Streams:
             self._plain(parts_of(node))
 
     def _plain(self, parts: Iterable[Node]) -> None:
+        """Add the texts among `parts` to `texts`."""
         for part in parts:
             if type(part) is Text:
                 self.texts[id(part)] = str(part)
                 self._kept.append(part)
 
     def _refer(self, graph: Graph, part: Part, lookup: Lookup) -> None:
-        """Give the storages of a stream keys of their own, as streams use the same ones."""
+        """Rename the storages of a stream, because different streams use the same keys."""
         keys: dict[object, str] = {}
         for persid in graph.persids:
             try:

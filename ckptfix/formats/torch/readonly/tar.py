@@ -5,12 +5,12 @@
     sys_info    pickle  {'protocol_version': 1000, 'little_endian', 'type_sizes'}
     pickle      pickle  the object; persistent ids are numbers of tensors and storages, as text, or
                         (class, its file, its source)
-    tensors     pickle  how many; then for each a pickle (number, number of its storage, class), and
-                        dimensions (4 bytes), 4 bytes without meaning, the sizes, the strides and the offset in the
+    tensors     pickle  their number; then for each a pickle (number, number of its storage, class), and
+                        dimensions (4 bytes), 4 unused bytes, the sizes, the strides and the offset in the
                         storage (8 bytes each, all little-endian)
-    storages    pickle  how many; then for each a pickle (number, location, class), the number of elements (8 bytes,
-                        little-endian), and the elements;
-                pickle  views of storages: [(number, number of the storage below, first element, elements)]
+    storages    pickle  their number; then for each a pickle (number, location, class), the number of elements (8
+                        bytes, little-endian), and the elements;
+                pickle  views of storages: [(number, number of the underlying storage, first element, elements)]
 
 Source: torch/serialization.py (``_legacy_load``, ``legacy_load``), which still reads them with weights_only=False.
 """
@@ -40,16 +40,16 @@ NAME = "tar"
 MEMBERS = ("sys_info", "pickle", "tensors", "storages")
 
 MOST_MEMBERS = 64
-"""Members that are looked at: torch wrote the four alone."""
+"""Most members that are examined: torch wrote only the four."""
 
 ROW = 1 << 9
-"""Bytes that are read first of a pickle of three values, which takes some 100."""
+"""Bytes that are read first for a pickle of three values, which takes some 100."""
 
 MOST_DIMENSIONS = 64
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """90 for a tar archive with the four files."""
+    """Return 90 for a tar archive with the four files, else 0."""
     if len(head) < 512 or not is_tar_header(head[:512]):
         return 0
     with open_source(path) as reader:
@@ -57,13 +57,13 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def _members(reader: Source) -> dict[str, tuple[int, int]]:
-    """Name -> (offset, the byte behind it) of the files in the archive; of two of a name, the last, as tar has it."""
+    """Return name -> (offset, offset after the end) of the files in the archive; the last one of a name counts."""
     rows = tar_members(reader, MOST_MEMBERS)
     return {name.removeprefix("./"): (offset, offset + length) for name, offset, length in rows}
 
 
 class _Stored(NamedTuple):
-    """A storage, or a view of one: from element `first` on, as many as `elements`."""
+    """A storage, or a view of one: `elements` elements from `first` on."""
 
     kind: Node
     dtype: str
@@ -75,11 +75,11 @@ class _Stored(NamedTuple):
 
 
 class _Files:
-    """The four files, and what stands in their place in a zip.
+    """The four files, and the nodes that replace their contents in a zip.
 
     Attributes:
         found: the storages.
-        findings: what was noticed.
+        findings: the findings so far.
     """
 
     def __init__(self, reader: Source) -> None:
@@ -93,21 +93,21 @@ class _Files:
         self._references: dict[int, PersId] = {}
 
     def span(self, name: str) -> tuple[int, int]:
-        """Where a file is, its end cut to that of the archive.
+        """Return the start and end of a file, limited to the end of the archive.
 
         Raises:
-            BadDirectory: its size is none.
+            BadDirectory: its size is negative.
         """
         start, end = self.members[name]
         if end < start:
-            raise BadDirectory("a size below zero", where=name, offset=start - 512)
+            raise BadDirectory("the size of the member is negative", where=name, offset=start - 512)
         return start, min(end, self.reader.size)
 
     def row(self, at: int, end: int, where: str) -> Graph:
-        """The small pickle at `at`.
+        """Parse the small pickle at `at`.
 
         Raises:
-            BadPickle: it is none, or does not end before `end`.
+            BadPickle: it is not a pickle, or does not end before `end`.
         """
         for window in (ROW, end - at):
             data = self.reader.read(at, max(min(window, end - at), 0))
@@ -121,18 +121,18 @@ class _Files:
                 node.start += at
             self.globals += graph.globals
             return graph
-        raise BadPickle("a pickle without an end", where=where, offset=at)
+        raise BadPickle("the pickle has no end", where=where, offset=at)
 
     def count(self, name: str) -> tuple[int, int, int]:
-        """(how many rows a file has, where the first is, where the file ends)."""
+        """Return (number of rows in a file, offset of the first, end of the file)."""
         at, end = self.span(name)
         graph = self.row(at, end, name)
         if type(graph.root) is not int or graph.root < 0:
-            raise BadPickle("a number of rows that is none", where=name, offset=at)
+            raise BadPickle("the row count is not a number", where=name, offset=at)
         return graph.root, at + graph.end, end
 
     def read_storages(self) -> None:
-        """Fill in the storages; where the file ends before them, the rest is missing."""
+        """Read the storages; if the file ends before them, the rest is missing."""
         where = "storages"
         count, at, end = self.count(where)
         for done in range(count):
@@ -145,7 +145,7 @@ class _Files:
                 self._cut(f"{count - done} of {count} storages are absent")
                 return
             if not isinstance(location, str) or numel < 0:
-                raise BadPickle("a storage of no size, or without a location", where=where, offset=at)
+                raise BadPickle("a storage has no size or no location", where=where, offset=at)
             dtype = _dtype(kind, at)
             data = ByteRange(self.reader.name, at + 8, torch_common.expected_bytes(dtype, numel))
             at = data.end
@@ -165,15 +165,15 @@ class _Files:
         rows = self.row(at, end, "storages").root
         for row in rows if isinstance(rows, list) else ():
             if type(row) is not tuple or len(row) != 4:
-                raise BadPickle("a view of a storage that is none", where="storages", offset=at)
+                raise BadPickle("a view of a storage is not a tuple of four values", where="storages", offset=at)
             number, root, first, count = (_number(value, at, "storages") for value in row)
             below = self._storages.get(root)
             if below is None or not 0 <= first <= first + count <= below.numel:
-                raise BadPickle(f"a view of storage {root!r} that does not lie in it", where="storages", offset=at)
+                raise BadPickle(f"a view of storage {root!r} is not inside it", where="storages", offset=at)
             self._storages[number] = below._replace(first=first, elements=count)
 
     def read_tensors(self) -> None:
-        """Fill in the tensors."""
+        """Read the tensors."""
         where = "tensors"
         count, at, end = self.count(where)
         data = self.reader.read(at, end - at)
@@ -188,7 +188,7 @@ class _Files:
             try:
                 (dimensions,) = struct.unpack_from("<i", data, place)
                 if not 0 <= dimensions <= MOST_DIMENSIONS:
-                    raise BadPickle(f"a tensor of {dimensions} dimensions", where=where, offset=at + place)
+                    raise BadPickle(f"a tensor cannot have {dimensions} dimensions", where=where, offset=at + place)
                 values = struct.unpack_from(f"<{2 * dimensions + 1}q", data, place + 8)
             except struct.error:
                 raise Truncated("the file ends inside a tensor", where=where, offset=at + place) from None
@@ -207,7 +207,7 @@ class _Files:
         self.findings.append(found("bad-tensor", message, where="tensors", offset=offset))
 
     def stands_for(self, persid: PersId) -> Node:
-        """What a persistent id of the object means; itself where it means nothing."""
+        """Return the tensor, storage or class that a persistent id refers to; None if it refers to nothing."""
         pid = persid.pid
         if type(pid) is tuple and pid:
             return pid[0]
@@ -221,7 +221,7 @@ class _Files:
             return self._references[number]
         stored = self._storages.get(number)
         if stored is None:
-            message = f"the object refers to number {number}, which is no tensor and no storage"
+            message = f"the object refers to number {number}, which is neither a tensor nor a storage"
             self.findings.append(found("bad-tensor", message, where="pickle", offset=persid.position))
             return None
         key = stored.key
@@ -235,22 +235,22 @@ class _Files:
 
 
 def _number(value: Node, offset: int, where: str) -> int:
-    """A number, which may be written as text.
+    """Return a number, which may be written as text.
 
     Raises:
-        BadPickle: it is none.
+        BadPickle: it is not a number.
     """
     if type(value) is int:
         return value
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
         return int(value)
-    raise BadPickle("a number that is none", where=where, offset=offset)
+    raise BadPickle("the value is not a number", where=where, offset=offset)
 
 
 def _three(graph: Graph, offset: int, where: str) -> tuple[int, Node, Node]:
     row = graph.root
     if not isinstance(row, (tuple, list)) or len(row) != 3:
-        raise BadPickle("a row that is not three values", where=where, offset=offset)
+        raise BadPickle("a row does not have three values", where=where, offset=offset)
     return _number(row[0], offset, where), row[1], row[2]
 
 
@@ -278,11 +278,11 @@ def read(path: str) -> Checkpoint:
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every such file."""
+    """Yield the findings that every such file has."""
     plain = weights_only.refusal(torch_common.parts_of(checkpoint).graph) is None
     yield found("torch-tar", fix=None if plain else "")
     yield found("no-mmap")
-    yield found("no-checksums", "a tar has no checksums of its files: a flipped bit of the data could not be seen")
+    yield found("no-checksums", "a tar has no checksums of its files: a flipped bit of the data would go unnoticed")
 
 
 FORMAT = Format(
