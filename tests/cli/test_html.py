@@ -87,7 +87,7 @@ def test_an_existing_file_needs_force_and_a_wrong_one_is_refused_at_once(
             ([*verb, "--html", out], "--force"),
             ([*verb, "--html", pair[0], "-f"], "the output is the input"),
             ([*verb, "--html", tmp_path / "none/x.html"], "mkdir -p"),
-            ([*verb, "--force"], "--force goes with --html"),
+            ([*verb, "--force"], "--force needs --html"),
         ):
             done = cli(*words)
             assert done.exit_code == 2
@@ -108,7 +108,7 @@ def test_standard_output_and_input(cli: Cli, pair: tuple[Path, Path], tmp_path: 
 def test_several_inputs_are_refused(cli: Cli, pair: tuple[Path, Path], tmp_path: Path) -> None:
     for words in (["inspect", *pair], ["doctor", *pair], ["inspect", "-r", tmp_path], ["doctor", tmp_path]):
         done = cli(*words, "--html", tmp_path / "x.html")
-        assert (done.exit_code, "one page, of one input" in done.stderr) == (2, True), words
+        assert (done.exit_code, "one page for one input" in done.stderr) == (2, True), words
     assert not (tmp_path / "x.html").exists()
 
 
