@@ -121,19 +121,21 @@ def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[Line]:
     one_sided = ["name", "dtype", "shape"]
     yield from _table("Only in A", one_sided, map(_one_sided, result.only_a), limit, width, meaning="removed")
     yield from _table("Only in B", one_sided, map(_one_sided, result.only_b), limit, width, meaning="added")
-    yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)
+    yield from _table("Same keys except for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)
     yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit, width)
     groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
-    yield from _table("Equal to each other, so the pairs are not certain", ["A", "B"], groups, limit, width)
-    yield from _table("Properties", ["name", "what", "A", "B"], _properties(result.changed, bool(limit)), limit, width)
+    yield from _table("Equal to each other, so the pairing is ambiguous", ["A", "B"], groups, limit, width)
+    yield from _table(
+        "Properties", ["name", "property", "A", "B"], _properties(result.changed, bool(limit)), limit, width
+    )
     yield from _values("Values", result.changed, limit, width)
-    yield from _values("Other bytes, equal values", result.close, limit, width)
+    yield from _values("Different bytes, equal values", result.close, limit, width)
     shared = [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]
     yield from _table("Storage shared on one side only", ["in", "names"], shared, limit, width)
     others = [
         (row.name_a or row.name_b or "", _value(row.name_a, row.a), _value(row.name_b, row.b)) for row in result.values
     ]
-    yield from _table("Other than tensors", ["name", "A", "B"], others, limit, width)
+    yield from _table("Values that are not tensors", ["name", "A", "B"], others, limit, width)
 
 
 def _table(

@@ -200,7 +200,7 @@ def _show(console: Console, done: Diagnosis, verbose: bool) -> None:
 
 def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = "where") -> Iterator[str]:
     """Yield the findings as a table, or as one paragraph each if the terminal is too narrow."""
-    table = tables.table(rows, ("severity", "finding", place, "what")).splitlines()
+    table = tables.table(rows, ("severity", "finding", place, "message")).splitlines()
     if not width or max(map(len, table)) <= width:
         yield from table
         return

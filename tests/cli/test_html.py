@@ -158,7 +158,7 @@ def test_a_page_of_ten_thousand_tensors_can_be_sent(cli: Cli, tmp_path: Path) ->
     assert len(text) < 5_000_000
     page = Page(text.decode())
     assert sum(value >= 0 for value in page.data["filters"]) == 10_000  # type: ignore[attr-defined]
-    assert "Histograms are of the 2,000 tensors that changed most, of 10,000." in page.text
+    assert "Histograms show the 2,000 tensors that changed most, of 10,000." in page.text
 
 
 def test_a_page_that_would_be_too_large_leaves_out_rows_and_says_so(cli: Cli, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_doctor_says_what_helps(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.html"
     assert cli("doctor", ddp, "--html", out).exit_code == 0
     page = Page(out.read_text())
-    for said in (f"ckptfix fix {ddp}", "wrapped-names", "What it means", "torch.FloatStorage", "cuda:0"):
+    for said in (f"ckptfix fix {ddp}", "wrapped-names", "Meaning", "torch.FloatStorage", "cuda:0"):
         assert said in page.text
     cut = written(tmp_path / "cut.pth", wrapped()[:900])
     assert cli("doctor", cut, "--html", out, "-f").exit_code == 1

@@ -146,7 +146,7 @@ def test_a_stream_has_nothing_beside_it(ddp: Path) -> None:
     for line in (["strip-module", "-"], ["fix", "-"], ["repair", "-"], ["convert", "-", "--to", "zip"]):
         done = run(line, ddp.read_bytes())
         assert done.exit_code == 2
-        assert "OUT is required where IN is -" in done.stderr
+        assert "OUT is required if IN is -" in done.stderr
     assert run(["repair", "-", "--check-only"], ddp.read_bytes()).exit_code == 0
 
 
