@@ -23,7 +23,7 @@ from ckptfix.io.source import found_as
     click.Argument(["other"], metavar="[OTHER]", required=False, type=FileName()),
     click.Option(
         ["--at"], metavar="PATH", multiple=True, shell_complete=values.addresses,
-        help="With OTHER: compare the state dicts at this address. Give it twice for FILE and for OTHER.",
+        help="With OTHER: compare the state dicts at this address. Give it twice for two addresses.",
     ),
     example="ckptfix browse model.pth",
     output=False,

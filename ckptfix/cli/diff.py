@@ -55,7 +55,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         shell_complete=values.addresses,
         multiple=True,
         callback=_one_or_two,
-        help="Compare the state dicts at this address. Give it twice for A and for B.",
+        help="Compare the state dicts at this address. Give it twice for different addresses in A and B.",
     ),
     click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
     click.Option(
@@ -72,7 +72,7 @@ def command(
 ) -> int:
     """Compare two checkpoints, in any formats and at any nesting.
 
-    Compared are keys, shapes, dtypes, devices, requires_grad, values bit for bit, and everything that is not a tensor.
+    It compares keys, shapes, dtypes, devices, requires_grad, values bit for bit, and everything that is not a tensor.
     Keys that differ only by a wrapper's prefix are paired, and so are equal tensors under different keys. The exit code
     is 0 if both are the same, 1 if they differ.
     """

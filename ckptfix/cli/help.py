@@ -66,7 +66,7 @@ def overview() -> Iterator[str]:
     yield "Topics:"
     yield from (f"  {topic.ljust(width)}  {summary}" for topic, summary in topics.items())
     yield ""
-    yield "`ckptfix help TOPIC` shows one; `ckptfix help COMMAND` shows the help of a command."
+    yield "`ckptfix help TOPIC` shows a topic; `ckptfix help COMMAND` shows the help of a command."
 
 
 def _of_command(name: str) -> str:

@@ -166,7 +166,7 @@ def chosen(
 
     names = [entry.name for entry in entries[:20000]]
     near = tuple(get_close_matches(globs[0], names, 3, 0.5))
-    hint = f"near it: {', '.join(near)}" if near else None
+    hint = f"similar names: {', '.join(near)}" if near else None
     raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
 
 
@@ -231,7 +231,7 @@ def _look(console: Console, *, path: str, **options: Any) -> int:
     if done.cause is None:
         console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
     else:
-        console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+        console.prose(f"{printable(done.sentence)}: `{more}` shows the fix.")
     return code
 
 

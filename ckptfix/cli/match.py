@@ -190,7 +190,7 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
             yield from (f"  {printable(group)}" for group in collapse(names, [slot.name for slot in side.slots]))
             yield ""
         if skipped:
-            yield f"only in {label}, passed over by rule:"
+            yield f"only in {label}, skipped by rule:"
             yield from (f"  {printable(line)}" for line in _skipped(skipped))
             yield ""
 

@@ -55,7 +55,7 @@ def text(path: str) -> str:
     except CkptfixError as error:
         lines.append(f"not readable: {_said(error)}")
     except Exception as error:
-        lines.append(f"not readable: {type(error).__name__}, an error in ckptfix or on this machine")
+        lines.append(f"not readable: {type(error).__name__}, an error of ckptfix or of this machine")
     return "".join(f"{line}\n" for line in lines)
 
 

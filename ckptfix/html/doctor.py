@@ -81,7 +81,7 @@ def _message(done: Diagnosis) -> Iterator[Html]:
     if message is None:
         return
     if message.explained:
-        said = [f"The file explains your error message: {', '.join(message.explained)}."]
+        said = [f"It is explained by: {', '.join(message.explained)}."]
     else:
         said = [f"It usually means: {meaning}" for meaning in message.meanings] or ["ckptfix does not know it."]
     yield section("The error message", *(tag("p", line) for line in said))

@@ -45,7 +45,7 @@ def whole(title: str, kicker: str, head: Html, sections: Iterable[Html], notes: 
     footer = tag("footer", *(tag("p", note) for note in notes), tag("p", made))
     body = join((
         tag("div", tag("span", kicker, class_="kicker"), Html(
-            '<button type="button" class="js" id="theme" title="Light, dark, or as the system has it">Theme</button>'
+            '<button type="button" class="js" id="theme" title="Light, dark, or the system setting">Theme</button>'
         ), class_="top"),
         tag("header", head),
         tag("main", *sections),

@@ -71,7 +71,7 @@ def test_a_page_stands_beside_what_is_printed(cli: Cli, pair: tuple[Path, Path],
     assert done.stdout == f"{plain.stdout}page: {out}\n"
     assert json.loads(cli("diff", *pair, "--html", out, "-f", "--json").stdout)["only_a"]
     page = Page(out.read_text())
-    for said in ("Different", "only in A", "only in B", "1 NaN in B only", "enc.0-2", "3 alike", str(pair[0])):
+    for said in ("Different", "only in A", "only in B", "1 NaN in B only", "enc.0-2", "3 similar", str(pair[0])):
         assert said in page.text
     assert page.data["levels"] == "0111000"
     assert page.data["filters"] == [-1, 0, 1, 1, 0, 4, 5]

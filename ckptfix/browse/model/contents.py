@@ -104,7 +104,7 @@ class Contents:
         """Refuse a file that was changed or replaced since it was read.
 
         Args:
-            again: this is the check after a read that was also checked before; remote files are then not asked twice.
+            again: this is the second check, after the read; the first one was enough for remote files.
 
         Raises:
             DamagedFile: the file changed; nothing known about it may be shown as its current content.
@@ -129,7 +129,7 @@ def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Cont
     Raises:
         CkptfixError: the checkpoint cannot be read.
     """
-    from ckptfix.formats import open_checkpoint  # the screen is drawn meanwhile
+    from ckptfix.formats import open_checkpoint  # imported here, so that the screen is drawn meanwhile
     from ckptfix.ops.inspect.modules import modules_in, renamed
 
     checkpoint = open_checkpoint(path)

@@ -137,7 +137,7 @@ def _properties(entry: TensorEntry) -> Iterator[Line]:
     yield "", ", ".join(parts)
     storage = entry.storage
     if not entry.is_contiguous:
-        yield "dim", f"a view of stride {shape(entry.stride)}"
+        yield "dim", f"a view with stride {shape(entry.stride)}"
     if storage is not None and storage.nbytes != item_bytes(entry):
         yield "dim", f"part of the {size(storage.nbytes)} of storage {shown(storage.key, 200)}"
     for part in entry.parts[:8]:

@@ -193,7 +193,7 @@ class _Reading:
                 return b"".join(raw[at * step * size : (at * step + 1) * size] for at in range(count))
             places = (first + at * step for at in range(count))
             return b"".join(reader.read(data.offset + place * size, size) for place in places)
-        raise Unsupported("elements of several rows of a view")
+        raise Unsupported("elements from several rows of a view cannot be read at once")
 
 
 def _numbers(raw: bytes, dtype: Dtype, swap: bool) -> list[Number]:

@@ -61,7 +61,7 @@ def of_contents(contents: Contents, progress: Progress) -> Marks:
     Raises:
         CkptfixError: the file can no longer be read.
     """
-    from ckptfix.ops.doctor.examine import examine  # it costs as much as the rest together
+    from ckptfix.ops.doctor.examine import examine  # importing it takes as long as everything else together
 
     progress(0, 0)
     contents.refuse_changed()

@@ -97,7 +97,7 @@ class Browser(Screen[None]):
     def on_unmount(self) -> None:
         self.session.stop(*self.session.jobs.copy())
 
-    # What the session calls
+    # Callbacks of the session
 
     def filled(self, *, keep: bool) -> None:
         """Show new leaves in the tree."""

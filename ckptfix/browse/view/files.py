@@ -118,7 +118,7 @@ class Files(Screen[None]):
             self.job.stop()
 
     def _read(self, progress: Progress) -> None:
-        from ckptfix.ops.listing import listed  # as long to import as all else
+        from ckptfix.ops.listing import listed  # importing it takes as long as everything else together
 
         for number, path in enumerate(list(self.query_one(FileRows).paths)):
             progress(number, len(self.paths))

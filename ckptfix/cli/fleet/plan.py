@@ -42,7 +42,9 @@ class Plan(Verb):
 
 @pass_console
 def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recursive: bool) -> int:
-    """Write a plan to stdout: one line of JSON per job, with its input, output and command line.
+    """Write a plan to stdout, one line of JSON per job.
+
+    Each line has the input, output and command line of its job.
 
     NAME is a checkpoint, a folder (with -r all checkpoints below it), a quoted pattern, or a list: a text file with
     one name per line, or - for standard input. Write the command after --, without its inputs. Outputs go to --out-dir
@@ -77,7 +79,7 @@ def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recu
         console.note(f"{plural(missing, 'input')} not found: the jobs will fail")
     place = _place()
     if roots := root_options(place or PLAN, outputs):
-        run = f"{command('fleet', 'run')} {quoted(place)} {roots}" if place else f"give `fleet run` {roots}"
+        run = f"{command('fleet', 'run')} {quoted(place)} {roots}" if place else f"run `ckptfix fleet run` with {roots}"
         console.note(f"outputs are outside the folder of the plan: {run}")
     return 0
 

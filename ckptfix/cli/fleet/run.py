@@ -65,10 +65,11 @@ def run(
     allow_import: bool,
     dry_run: bool,
 ) -> int:
-    """Run the unfinished jobs of PLAN: jobs that are new, that failed, or whose input, output or command line changed.
+    """Run the unfinished jobs of PLAN.
 
-    A failed job does not stop the others. Each finished job is recorded in PLAN.d at once, so the same command resumes
-    where it was stopped. A job that kills its process is tried again, and given up after the third time.
+    These are jobs that are new, that failed, or whose input, output or command line changed. A failed job does not
+    stop the others. Each finished job is recorded in PLAN.d at once, so the same command resumes where it was
+    stopped. A job that kills its process is tried again, and given up after the third time.
 
     A plan is only data. If a job reads or writes files that its line does not name, or writes outside the folder of
     PLAN and of --root, the plan is refused before the first job begins.

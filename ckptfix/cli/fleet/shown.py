@@ -57,7 +57,7 @@ def shard_option() -> click.Option:
     """Make the option --shard I/N."""
     return click.Option(
         ["--shard"], metavar="I/N", type=ShardType(),
-        help="Do only part I of N of the plan, split by size; I counts from 0. auto: from the environment.",
+        help="Only part I of N of the plan, split by size; I counts from 0. auto: from the environment.",
     )  # fmt: skip
 
 

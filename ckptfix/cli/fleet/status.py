@@ -23,9 +23,10 @@ STATES = ("done", "failed", "left", "changed")
     example="ckptfix fleet status plan.jsonl",
 )  # fmt: skip
 def status(console: Console, *, plan: str, shard: Shard | None, listed: str | None) -> int:
-    """Show which jobs of PLAN are done, failed (and why), left, or changed since they were done.
+    """Show which jobs of PLAN are done, failed or left.
 
-    Only the records and the files' stat data are read. The output of --list is an input list for `fleet plan -`.
+    It also shows why jobs failed, and which jobs changed since they were done. Only the records and the files' stat
+    data are read. The output of --list is an input list for `fleet plan -`.
     """
     from ckptfix.fleet.run import status as find
 

@@ -124,7 +124,7 @@ def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
         return "it has several inputs"
     writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
     if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):
-        return "its output has no name"
+        return "it does not name its output"
     return Uses(first, tuple(writes), bool(params.get("allow_import")))
 
 

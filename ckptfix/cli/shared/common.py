@@ -204,7 +204,7 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
             ["-o", "--output", "output"],
             metavar="OUT",
             type=FileName(output=True),
-            help="Output file; with --force, an old file is replaced and not kept.",
+            help="Path of the output; with --force, an old file is replaced without a backup.",
         ),
         click.Option(
             ["-f", "--force"],

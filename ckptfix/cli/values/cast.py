@@ -24,7 +24,7 @@ from ckptfix.ops.writing import How
     at_option(),
     click.Option(
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
-        help="Reaction to numbers outside the range of DTYPE.",
+        help="Count numbers outside the range of DTYPE, or stop with an error.",
     ),
     example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
 )  # fmt: skip

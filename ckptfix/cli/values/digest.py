@@ -37,7 +37,7 @@ ROWS = 40
     ),
     click.Option(["--files"], is_flag=True, help="Hash whole files, as sha256sum does; for a folder, all files in it."),
     click.Option(["--hub"], is_flag=True, help="Check the files of a Hugging Face cache against their names."),
-    click.Option(["--total"], is_flag=True, help="Print only two digests of all tensors: with keys, and without."),
+    click.Option(["--total"], is_flag=True, help="Print only two digests of all tensors: with names, and without."),
     click.Option(["--manifest"], metavar="OUT", type=FileName(output=True), help="Write the digests to this file."),
     click.Option(["-f", "--force"], is_flag=True, help="Replace the manifest if it exists."),
     *search_options(),

@@ -54,7 +54,7 @@ def command(
     as_csv: bool,
     limit: int | None,
 ) -> int:
-    """Show min, max, mean, standard deviation, norm, and the counts of NaN, infinities and zeros per tensor.
+    """Show min, max, mean, std, norm, and the counts of NaN, infinities and zeros per tensor.
 
     NaN and infinities are counted, and excluded from all other columns. Sums are in float64 for every dtype; the
     standard deviation is that of torch.std. The last line covers all tensors together.
