@@ -32,11 +32,11 @@ def command(
 ) -> Written:
     """Fix everything that keeps IN from loading.
 
-    OUT loads with torch.load(weights_only=True) on a CPU, under plain keys. It runs every step that `ckptfix
-    doctor` proposes, in order, and examines the result again until nothing is left; with --like, until it fits that
-    model. The bytes are copied once. The output names each step as the command that does it alone. Without OUT, the
-    output is IN.fixed.SUFFIX, next to IN; a file without problems gives an identical copy. If a problem remains
-    that no command fixes, nothing is written, and the message names it.
+    OUT loads with torch.load(weights_only=True) on a CPU, under plain keys. This command runs every step that
+    `ckptfix doctor` proposes, in order, and examines the result again until nothing is left; with --like, until it
+    fits that model. The bytes are copied once. The output names each step as the command that does it alone. Without
+    OUT, the output is IN.fixed.SUFFIX, next to IN; a file without problems gives an identical copy. If a problem
+    remains that no command fixes, nothing is written, and the message names it.
     """
 
     return fix.fix(source, dest, like=like, like_at=like_at, allow_import=allow_import, at=at, **how.keywords())
