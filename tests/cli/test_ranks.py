@@ -62,7 +62,7 @@ def test_a_command_that_writes_no_folder_is_done_by_rank_0(
         done = cli(*words)
         assert done.exit_code == 0
         assert (done.stdout == "") == (rank == 1)
-        assert done.stderr == ("" if rank else "2 ranks: rank 0 does it alone\n")
+        assert done.stderr == ("" if rank else "2 ranks: rank 0 works alone\n")
         assert rank == 0 or path.read_bytes() == before
 
 
