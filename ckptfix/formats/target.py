@@ -41,7 +41,7 @@ def named_format(to: str) -> Format:
     name = ALIASES.get(to.lower(), to.lower())
     if name not in FORMATS or not FORMATS[name].writes:
         written = ", ".join(format.name for format in FORMATS.values() if format.writes)
-        message = f"ckptfix reads the format {name}, but cannot write it" if name in FORMATS else f"no format called {to!r}"
+        message = f"the format {name} is read and not written" if name in FORMATS else f"no format called {to!r}"
         raise Unsupported(message, hint=f"the formats are {written}")
     return FORMATS[name]
 

@@ -133,7 +133,9 @@ def _config(program: Program, name: str, where: str) -> Mapping[str, Any]:
     try:
         config = json.loads(program.text(name) or b"{}")["config"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadIndex(f"the description of the tensors cannot be read ({error!r})", path=program.path, where=where) from None
+        raise BadIndex(
+            f"the description of the tensors cannot be read ({error!r})", path=program.path, where=where
+        ) from None
     if not isinstance(config, dict):
         raise BadIndex("the description of the tensors is not a JSON object", path=program.path, where=where)
     return config

@@ -80,7 +80,9 @@ class Program:
         if record is None:
             return None
         if record.size > MAX_TEXT or record.size > max(100 * record.stored, 1 << 20):
-            raise Unsupported(f"a record of {record.size:,} bytes is too large to read", path=self.path, where=record.name)
+            raise Unsupported(
+                f"a record of {record.size:,} bytes is too large to read", path=self.path, where=record.name
+            )
         with open_source(self.path) as reader:
             return b"".join(read_chunks(record_data(reader, record)))
 

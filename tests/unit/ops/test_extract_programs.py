@@ -139,7 +139,7 @@ def rewritten(source: Path, dest: Path, change: Callable[[str, bytes], bytes]) -
 
 
 BAD: dict[str, tuple[str, Any]] = {
-    "no mapping": ("not a mapping", {"config": [1]}),
+    "no mapping": ("not a JSON object", {"config": [1]}),
     "no config": ("no description", {}),
     "no path": ("is not what torch writes", {"config": {"w": {"use_pickle": False}}}),
     "a row of text": ("is not what torch writes", {"config": {"w": "x"}}),

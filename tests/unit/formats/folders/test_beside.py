@@ -39,9 +39,9 @@ def test_regular_files_go_along_and_all_else_is_named(tmp_path: Path) -> None:
     found = beside(str(folder), [str(folder / "model.safetensors")])
     assert found.files == (".gitattributes", "config.json", "empty.txt", "inner")
     assert dict(found.left) == {
-        "nothing": "a link to nothing",
-        "out": "a link that leads out of the folder",
-        "pipe": "it is no regular file",
+        "nothing": "it is a broken link",
+        "out": "it is a link that leads out of the folder",
+        "pipe": "it is not a regular file",
         "runs": "it is a folder",
     }
     assert [finding.where for finding in found.findings()] == ["nothing", "out", "pipe", "runs"]
