@@ -20,9 +20,9 @@ def alike(own: TensorEntry, other: TensorEntry) -> bool:
     return one.nbytes != two.nbytes or one.crc32 == two.crc32 or own.offset != other.offset
 
 
-def differing(names: Sequence[str], first: str = "the first one") -> list[Finding]:
+def differing(names: Sequence[str], first: str = "the first rank") -> list[Finding]:
     """Return the finding for `names`, whose values differ between ranks; the output has the values of `first`."""
     if not names:
         return []
-    message = f"{some(list(names))} differ between ranks; the values of {first} were used"
+    message = f"differs between ranks, so the values of {first} were used: {some(list(names))}"
     return [found("ranks-differ", message, where=names[0])]

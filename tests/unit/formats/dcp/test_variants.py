@@ -158,7 +158,7 @@ def test_a_header_that_the_file_does_not_hold_is_named(tmp_path: Path) -> None:
     assert whole is not None and list(whole.tensors) == ["a"]
     length = int.from_bytes(path.read_bytes()[:8], "little")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(Truncated, match=f"a header of {length} bytes promised, 32 left"):
+    with pytest.raises(Truncated, match=f"the header should have {length} bytes, and 32 are left"):
         Images().at(str(path), 0)
 
 

@@ -185,7 +185,7 @@ def test_what_is_not_cut_is_taken_from_the_first_and_compared(tmp_path: Path) ->
     distributed(tmp_path / "in" / "model_rank2.pt", 2, shape, tensors, mean=torch.zeros(3), steps=torch.tensor(1))
     done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     assert done.exit_code == 0
-    assert "mean differ between ranks; the values of model_rank0.pt were used" in str(done)
+    assert "differs between ranks, so the values of model_rank0.pt were used: mean" in str(done)
     assert torch.equal(torch.load(tmp_path / "out.pth")["mean"], torch.ones(3))
 
 

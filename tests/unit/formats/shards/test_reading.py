@@ -323,7 +323,7 @@ def test_too_many_files_are_refused_before_one_is_opened(
         (tmp_path / name.format(number)).write_bytes(b"")
     opened: list[str] = []
     monkeypatch.setattr("ckptfix.formats.shards.files.open_source", opened.append)
-    with pytest.raises(BadIndex, match="9 shards and no index; at most 8 are read"):
+    with pytest.raises(BadIndex, match="9 shards and no index; the limit is 8"):
         ckptfix.inspect(tmp_path)
     assert not opened
 
