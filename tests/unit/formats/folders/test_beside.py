@@ -19,7 +19,7 @@ def test_more_files_than_lie_beside_any_checkpoint_are_not_copied(
         (tmp_path / str(number)).touch()
     assert len(beside(str(tmp_path), [str(tmp_path / "0")]).files) == 10
     (tmp_path / "11").touch()
-    with pytest.raises(CkptfixError, match="more than 10 other files"):
+    with pytest.raises(CkptfixError, match="more than 10 files besides"):
         beside(str(tmp_path), [str(tmp_path / "0")])
 
 

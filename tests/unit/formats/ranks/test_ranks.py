@@ -211,7 +211,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "model_rank1.pt").replace(tmp_path / "in" / "model_rank1.pt")
     with pytest.raises(DamagedFile, match="model_rank1"):
         open_checkpoint(tmp_path / "in")
-    with pytest.raises(Refused, match="of rank 0, and so is"):
+    with pytest.raises(Refused, match="belongs to rank 0, as does"):
         ckptfix.convert([tmp_path / "in" / "model_rank0.pt"] * 2, tmp_path / "out.pth")
     torch.save({"w": torch.ones(2)}, tmp_path / "plain.pt")
     with pytest.raises(Refused, match="whole tensors"):
