@@ -96,7 +96,7 @@ def test_a_rank_beyond_measure_makes_no_thousand_findings(copied: Copied) -> Non
     rows = [row for row in doctor(folder).findings if row.id == "missing-rank"]
     assert len(rows) < 100 and "59,933 more are missing" in rows[-1].message
     (folder / "__60000.metadata").rename(folder / "__70000.metadata")
-    with pytest.raises(DamagedFile, match="no job has so many ranks"):
+    with pytest.raises(DamagedFile, match="no job has that many ranks"):
         open_checkpoint(folder)
 
 
@@ -167,7 +167,7 @@ def test_the_part_of_another_place_is_refused(copied: Copied, tmp_path: Path) ->
     said = rb'model.few\": {\"saved_offsets\": '
     for path in folder.glob("*.distcp"):
         path.write_bytes(path.read_bytes().replace(said + b"[1, 0]", said + b"[0, 1]"))
-    with pytest.raises(DamagedFile, match=r"is the part at \[0, 1\], and the metadata says \[1, 0\]"):
+    with pytest.raises(DamagedFile, match=r"is the part at \[0, 1\], but the metadata says \[1, 0\]"):
         ckptfix.convert(folder, tmp_path / "out.pth")
 
 

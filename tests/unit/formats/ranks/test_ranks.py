@@ -199,7 +199,7 @@ def test_a_file_of_another_step_is_named(steps: Callable[[float], dict[str, Any]
     (tmp_path / "other" / "model_rank1.pt").replace(tmp_path / "in" / "model_rank1.pt")
     row = {row.id: row for row in doctor(tmp_path / "in").findings}["other-save"]
     assert "rank 1: model_rank1.pt" in row.message
-    assert "step is 9, in the other ranks' files 3" in row.message
+    assert "step is 9, but 3 in the other ranks' files" in row.message
     with pytest.raises(WouldLoseData, match="model_rank1"):
         ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()

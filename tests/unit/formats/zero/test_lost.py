@@ -117,10 +117,10 @@ def test_a_rank_of_another_step_is_found_before_a_byte_is_written(stage: int, tm
     assert "step 9, the other ranks' at 3" in found["other-save"].message
     assert found["other-save"].where == str(of_rank(inner, 1))
     for out in ("out.pth", "out.safetensors"):
-        with pytest.raises(CkptfixError, match="another save"):
+        with pytest.raises(CkptfixError, match="a different save"):
             ckptfix.convert(tmp_path / "in", tmp_path / out)
         assert not (tmp_path / out).exists()
-    with pytest.raises(CkptfixError, match="another save"):
+    with pytest.raises(CkptfixError, match="a different save"):
         ckptfix.load_state_dict(tmp_path / "in")
 
 
