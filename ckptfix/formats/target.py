@@ -42,7 +42,7 @@ def named_format(to: str) -> Format:
     if name not in FORMATS or not FORMATS[name].writes:
         written = ", ".join(format.name for format in FORMATS.values() if format.writes)
         message = f"the format {name} is read and not written" if name in FORMATS else f"no format called {to!r}"
-        raise Unsupported(message, hint=f"the formats are {written}")
+        raise Unsupported(message, hint=f"formats are {written}")
     return FORMATS[name]
 
 

@@ -61,7 +61,7 @@ def test_stripes_that_the_mesh_does_not_make_are_refused(stripes: int, tmp_path:
         ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
         assert torch.equal(torch.load(tmp_path / "out.pth")["w"], WHOLE)
     else:
-        with pytest.raises(Unsupported, match=f"cut in {stripes} stripes"):
+        with pytest.raises(Unsupported, match=f"split into {stripes} stripes"):
             ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
 
 
@@ -98,7 +98,7 @@ ROWS: list[Box] = [([0, 0], [4, 2], 0), ([4, 0], [4, 2], 1)]
         (ROWS, [ROWS[0], ([2, 0], [4, 2], 1)], (8, 2), "lacks the shard"),
         (ROWS, [([4, 0], [4, 2], 0), ([0, 0], [4, 2], 1)], (8, 2), "lacks the shard"),
         ([ROWS[0], ([3, 0], [4, 2], 1)], None, (8, 2), "2 chunks hold"),
-        ([ROWS[0], ([-4, 0], [4, 2], 1)], None, (8, 2), "without offsets"),
+        ([ROWS[0], ([-4, 0], [4, 2], 1)], None, (8, 2), "no valid offsets"),
         ([ROWS[0], ([(1 << 63) - 2, 0], [4, 2], 1)], None, (8, 2), "a shard of"),
         ([ROWS[0], ([0, 0], [4, 2], 1)], None, (8, 2), "two shards have the same position"),
     ],
