@@ -84,7 +84,7 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     for other in FORMATS.of(folder=False):
         if dest.lower().endswith(other.suffixes) and not dest.lower().endswith(own):
             way = command("convert", source, dest)
-            first = f"without --to it writes {other.name}" if chosen else f"`{way}` first, and work on that"
+            first = f"without --to it writes {other.name}" if chosen else f"run `{way}` first, then work on its output"
             raise Refused(
                 f"the output would be {FORMATS[name].title}, but its suffix suggests {other.title}",
                 path=dest,

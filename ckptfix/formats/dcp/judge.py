@@ -54,7 +54,7 @@ def _bad_tensors(folder: Folder) -> Iterator[Finding]:
     count = 0
     for index, saved in enumerate(folder.tensors):
         if any(part.is_lost or (part.place is not None and not folder.files.has(part.place)) for part in saved.parts):
-            continue  # its file is named as missing or cut, or the chunk that no file holds is
+            continue  # the missing or truncated file, or the chunk without a file, is reported already
         try:
             folder.spliced.piece(index)
         except CkptfixError as error:
@@ -86,7 +86,7 @@ def _other_steps(folder: Folder) -> Iterator[Finding]:
         try:
             count = element(saved.dtype or "", folder.spliced.place(index))
         except CkptfixError:
-            continue  # named as damaged
+            continue  # reported as damaged
         if count is not None:
             held.setdefault(place.name, Counter())[count] += 1
     if len(held) < 2:

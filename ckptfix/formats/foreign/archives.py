@@ -117,7 +117,7 @@ def tar_archive(file: File) -> Answer | None:
         names += [name for name, _, _ in tar_members(reader, _MAX_MEMBERS)]
     if {"sys_info", "pickle", "storages"} <= {name.removeprefix("./") for name in names}:
         what = "a torch checkpoint from before torch 0.1.10 (a tar archive), without its file 'tensors'"
-        return Answer("tar-archive", what, "no torch loads it: look for another copy")
+        return Answer("tar-archive", what, "no version of torch loads it: look for a different copy")
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 

@@ -103,7 +103,7 @@ class Names:
             why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
             raise Unsupported(f"its shape cannot become {list(entry.shape)}: {why}", path=self.path, where=name)
         if self.shapes.setdefault(row.key, (stated, entry))[0] != stated:
-            raise Unsupported("the names tied to it would have different shapes", path=self.path, where=row.key)
+            raise Unsupported("the names tied to it would have two shapes", path=self.path, where=row.key)
 
     def replaced(self) -> dict[str, TensorEntry]:
         """Return the tensors with different bytes, under the name in the file of the row that each replaces.

@@ -140,7 +140,7 @@ def rewritten(source: Path, dest: Path, change: Callable[[str, bytes], bytes]) -
 
 BAD: dict[str, tuple[str, Any]] = {
     "no mapping": ("not a JSON object", {"config": [1]}),
-    "no config": ("no description", {}),
+    "no config": ("description of the tensors cannot be read", {}),
     "no path": ("is not what torch writes", {"config": {"w": {"use_pickle": False}}}),
     "a row of text": ("is not what torch writes", {"config": {"w": "x"}}),
 }

@@ -92,7 +92,7 @@ HOSTILE: list[tuple[str, Change, str]] = [
     ("out by a root", place("plain.weight", relative_path="/etc/passwd"), "leads out of its folder"),
     ("a NUL", place("plain.weight", relative_path="a\0b"), "leads out of its folder"),
     ("no such file", place("plain.weight", relative_path="other"), "missing"),
-    ("itself", place("plain.weight", relative_path=".metadata", offset=0, length=64), "no torch archive"),
+    ("itself", place("plain.weight", relative_path=".metadata", offset=0, length=64), "neither a torch archive"),
     ("behind the end", place("plain.weight", offset=1 << 50), "promised"),
     ("a negative offset", place("plain.weight", offset=-1), "which is out of range"),
     ("overflow", place("plain.weight", offset=1 << 63, length=1 << 63), "which is out of range"),
