@@ -227,9 +227,7 @@ def parameters(folder: str) -> Iterator[str]:
 
 
 def way_out(path: str) -> tuple[str, bool]:
-    """Return how to get one file from the save that the file or folder `path` belongs to, and whether that is a
-    command.
-    """
+    """Return how to get one file from the save that the path `path` belongs to, and whether that is a command."""
     place = as_path(path)
     folder = place if place.is_dir() else place.parent
     found = find(str(folder))

@@ -47,8 +47,7 @@ def data_moves(path: str) -> Unsupported:
 
 
 def room_for(size: int, room: int, block: Callable[[], int], path: str) -> int:
-    """Return the number of bytes for a header of `size`, given `room` bytes before the data: `room`, or whole blocks
-    more.
+    """Return the bytes for a header of `size` if `room` bytes are before the data: `room`, or whole blocks more.
 
     Raises:
         Unsupported: it does not fit, and the file system cannot insert blocks before the data.

@@ -13,11 +13,10 @@ from ckptfix.formats.dcp.read import Files
 def compacted(
     said: Metadata, rows: Sequence[Row], files: Files
 ) -> tuple[Mapping[str, Sequence[Segment]], Mapping[Place, Place]]:
-    """Return name -> the new content of each file, and the new places of items that moved; files without items are
-    dropped.
+    """Return name -> the new content of each file, and the new places of items that moved.
 
-    A file in which items overlap, or extend beyond the end, is copied whole. All files are copied whole if keys could
-    not be read.
+    A file without remaining items is dropped. A file in which items overlap, or extend beyond the end, is copied whole.
+    All files are copied whole if keys could not be read.
     """
     whole = {name: [ByteRange(path, 0, files.sizes[name])] for name, path in files.paths.items()}
     if said.wrong or not any(row.gone or row.put is not None for row in rows):

@@ -111,9 +111,7 @@ def _understood(
 
 
 def _inflated(entry: TensorEntry, data: Derived, crc32: int | None, *, big: bool) -> TensorItem:
-    """Return the elements of an archive that was compressed after torch wrote it; they are inflated while they are
-    read.
-    """
+    """Return the elements of an archive that was compressed after torch wrote it, to be inflated when read."""
     if not entry.is_contiguous or entry.offset or entry.nbytes != data.length:
         raise Unsupported("its item is compressed, and is a view of a larger storage")
     check = Check(entry.name, data, crc32) if crc32 is not None else None
