@@ -38,8 +38,9 @@ class File:
         return tensor_entry(node, key, at, self.parts.storages)
 
     def held(self, address: str) -> Held | None:
-        """Return the file's description of the sharded tensor at an address; None for a whole tensor. Raises as
-        `shards.held`.
+        """Return the file's description of the sharded tensor at an address; None for a whole tensor.
+
+        Raises the same errors as `shards.held`.
         """
         if address not in self._held:
             node = self.nodes[address][2]

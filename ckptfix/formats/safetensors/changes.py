@@ -136,9 +136,7 @@ class Names:
 
 
 def _stated_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape that the header states for the torch shape `shape`; None if the element count differs from the
-    row's.
-    """
+    """Return the header's shape for the torch shape `shape`; None if its element count is not the row's."""
     dtype = dtypes.by_safetensors(row.code)
     if dtype is None:
         return None

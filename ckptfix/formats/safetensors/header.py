@@ -52,8 +52,9 @@ class Member(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A tensor as the header describes it; `shape` counts elements of `code`, `begin` and `stop` are byte offsets in
-    the data.
+    """A tensor as the header describes it.
+
+    `shape` counts elements of `code`; `begin` and `stop` are byte offsets in the data.
     """
 
     key: str

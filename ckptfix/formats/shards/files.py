@@ -129,8 +129,7 @@ def find(folder: str) -> Found:
 
 
 def _wholes(name: str, suffix: str) -> tuple[str, ...]:
-    """Return the names of files with the same content as the series ``name-00001-of-00002`` + `suffix`, in both
-    containers.
+    """Return the files that may hold the same model as the series ``name-00001-of-00002`` + `suffix`.
 
     They are ``model.safetensors`` and ``pytorch_model.bin`` for transformers.
     """

@@ -74,8 +74,9 @@ def layout_of(checkpoint: Checkpoint) -> Layout:
 
 
 def read(path: str) -> Checkpoint:
-    """Read names, shapes and offsets of all shards; see the contract in `base`. Missing shards and tensors are
-    findings.
+    """Read names, shapes and offsets of all shards; see the contract in `base`.
+
+    Missing shards and tensors are findings.
     """
     layout = open_layout(path)
     traits: dict[str, object] = {"shards": len(layout.shards) + len(layout.unread)}
