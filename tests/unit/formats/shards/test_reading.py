@@ -92,7 +92,7 @@ def test_of_several_indexes_one_is_to_be_named(tmp_path: Path) -> None:
     first, second = state(4), {name: value.half() for name, value in state(4).items()}
     folder = write(tmp_path / "in", parted(first, 2))
     write(folder, parted(second, 2), variant="fp16")
-    with pytest.raises(Refused, match=r"2 checkpoint indexes: model\.safetensors\.index\.fp16\.json, model\.safetensors\.index"):
+    with pytest.raises(Refused, match=r"2 checkpoint indexes: .*\.index\.fp16\.json, model\.safetensors\.index"):
         open_checkpoint(folder)
     assert same(ckptfix.load_state_dict(folder / "model.safetensors.index.json"), first)
     assert same(ckptfix.load_state_dict(folder / "model.safetensors.index.fp16.json"), second)
