@@ -270,7 +270,7 @@ def _saved(
         row = dtypes.by_name(dtype)
         if row.nbytes(math.prod(shape)) >= MAX_SIZE:
             raise BadTensor(f"its shape {list(shape)} is over the limit of 2**63 bytes")
-        # Old versions list a chunk that every rank had once for each rank, although it is one item.
+        # Older versions list a replicated chunk once for each rank, although it is one item.
         distinct = dict.fromkeys(boxes) if len(boxes) > 1 else boxes
         parts = tuple(Part(*box, items.get(box[0])) for box in distinct)
         check_volume(row, shape, parts, whole=whole)

@@ -117,7 +117,7 @@ def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
         return None
     if row.packed == 1:
         return row.safetensors, entry.shape
-    # A scalar dtype that packs two elements has no shape in elements.
+    # A 0-d tensor of a packed dtype has no shape in elements.
     return (row.safetensors, (*entry.shape[:-1], entry.shape[-1] * row.packed)) if entry.shape else None
 
 
