@@ -93,7 +93,7 @@ HOSTILE: list[tuple[str, Change, str]] = [
     ("a NUL", place("plain.weight", relative_path="a\0b"), "leads out of its folder"),
     ("no such file", place("plain.weight", relative_path="other"), "missing"),
     ("itself", place("plain.weight", relative_path=".metadata", offset=0, length=64), "neither a torch archive"),
-    ("behind the end", place("plain.weight", offset=1 << 50), "promised"),
+    ("behind the end", place("plain.weight", offset=1 << 50), "it should have"),
     ("a negative offset", place("plain.weight", offset=-1), "which is out of range"),
     ("overflow", place("plain.weight", offset=1 << 63, length=1 << 63), "which is out of range"),
     ("another item", place("plain.weight", offset=0, length=100), "no zip directory"),

@@ -134,7 +134,7 @@ def test_ranks_that_contradict_each_other_are_named(copied: Copied, tmp_path: Pa
 def test_what_differs_among_ranks_is_named(saved: Path, tmp_path: Path) -> None:
     done = ckptfix.convert(saved / "own", tmp_path / "out.pth")
     (row,) = (row for row in done.findings if row.id == "ranks-differ")
-    assert row.message.endswith("first one: own, epoch")
+    assert row.message.endswith("the first rank were used: own, epoch")
     made = load(tmp_path / "out.pth")
     assert set(made) == {"same", "own", "only0", "only1", "epoch"} and made["epoch"] == 0 and not made["own"].any()
 
