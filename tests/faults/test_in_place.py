@@ -150,7 +150,7 @@ def test_where_no_blocks_can_be_put_in_a_copy_is_proposed(tmp_path: Path, monkey
     monkeypatch.setattr("ckptfix.ops.inplace.insertable", lambda folder: 0)
     path = write(tmp_path / "a.safetensors")
     before = path.read_bytes()
-    with pytest.raises(Unsupported, match="put blocks in front") as caught:
+    with pytest.raises(Unsupported, match="insert blocks there") as caught:
         ckptfix.add_module(path, prefix="p" * 900, in_place=True)
     assert "give OUT" in str(caught.value.hint)
     assert path.read_bytes() == before
