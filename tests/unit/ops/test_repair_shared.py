@@ -98,7 +98,7 @@ def test_calls_that_are_nested_beyond_measure_are_refused_where_a_storage_is_los
         if deep == 10:
             assert ckptfix.repair(path, tmp_path / "out.pth").kept == ("w",)
         else:
-            with pytest.raises(Unsupported, match="nested beyond measure"):
+            with pytest.raises(Unsupported, match="nested too deeply"):
                 ckptfix.repair(path, tmp_path / "out.pth", force=True)
 
 

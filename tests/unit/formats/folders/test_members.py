@@ -88,7 +88,7 @@ def test_inspect_lists_a_folder_of_several_models(tmp_path: Path) -> None:
     found = ckptfix.inspect(path)
     assert found.format == "folder"
     assert [member.name for member in found.members if member.folder] == ["unet", "vae"]
-    assert "name the one that is meant" in str(found)
+    assert "name one of them" in str(found)
 
 
 @pytest.mark.parametrize("verb", [ckptfix.strip_module, ckptfix.convert, ckptfix.to_cpu])
