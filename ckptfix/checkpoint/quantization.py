@@ -510,8 +510,7 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
 )  # fmt: skip
 """The schemes in the order in which they are tried: the first match wins. Schemes without a formula are recognized, but
-their weights cannot be computed.
-"""
+their weights cannot be computed."""
 
 LIBRARIES: Mapping[str, str] = {
     "torchao": "torchao",
