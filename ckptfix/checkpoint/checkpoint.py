@@ -143,5 +143,8 @@ class Checkpoint:
         return made
 
     def values(self) -> Iterator[tuple[str, object]]:
-        """Iterate over the leaves that are not tensors as (address, plain value); foreign objects become inert records."""
+        """Iterate over the leaves that are not tensors as (address, plain value).
+
+        Foreign objects become inert records.
+        """
         return self.load_values()

@@ -46,7 +46,8 @@ PACKINGS = (
 _ZLIB = tuple(
     Packing("zlib", magic, zlib.decompressobj) for magic in (b"\x78\x9c", b"\x78\x01", b"\x78\xda", b"\x78\x5e")
 )
-"""Old versions of joblib compressed pickles with zlib. Two bytes prove little: the decompressed data must make sense."""
+"""Old versions of joblib compressed pickles with zlib. Two bytes prove little: the decompressed data must make sense,
+too."""
 
 
 def packing_of(head: bytes) -> Packing | None:

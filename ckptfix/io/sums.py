@@ -29,7 +29,8 @@ CRC_CHUNK = 256 << 10
 """Bytes per read while summing: they fit in the processor's cache."""
 
 PORTION = 64 << 10
-"""The smallest range, in bytes, whose sum is remembered: joining a sum costs about as much as summing that many bytes."""
+"""The smallest range, in bytes, whose sum is remembered: joining a sum costs about as much as summing so many bytes
+anew."""
 
 
 class Checksums:
