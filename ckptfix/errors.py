@@ -252,12 +252,12 @@ class Undecided(Refused):
         """Set the arguments that choose the first state dict, and the hint that names them."""
         self.choice = dict(choice)
         said = ", ".join(f"{name}={value!r}" for name, value in choice.items())
-        self.hint = f"choose one with {said}" + ("; ema=True takes the averaged one" if self.averages else "")
+        self.hint = f"choose one with {said}" + ("; ema=True chooses the averaged one" if self.averages else "")
 
     @property
     def shell_hint(self) -> str:
         said = " ".join(_option(name, value) for name, value in self.choice.items())
-        return f"choose one with {said}" + ("; --ema takes the averaged one" if self.averages else "")
+        return f"choose one with {said}" + ("; --ema chooses the averaged one" if self.averages else "")
 
 
 def _option(name: str, value: object) -> str:
@@ -267,7 +267,7 @@ def _option(name: str, value: object) -> str:
     values = value if isinstance(value, tuple) else (value,)
     from ckptfix.commands import word
 
-    # The top level has an empty address, which not every shell can quote.
+    # Not every shell can quote the empty address of the top level.
     return " ".join(f"{option} {word(str(one) or '/')}" for one in values)
 
 

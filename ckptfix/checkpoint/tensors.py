@@ -200,7 +200,7 @@ def reshaped(entry: TensorEntry, shape: tuple[int, ...]) -> TensorEntry:
     if not entry.is_contiguous:
         raise Unsupported("a strided view cannot be reshaped", where=entry.name)
     if math.prod(shape) != entry.numel:
-        raise Unsupported(f"it cannot become {list(shape)}: it holds {list(entry.shape)}", where=entry.name)
+        raise Unsupported(f"it cannot be reshaped to {list(shape)}: its shape is {list(entry.shape)}", where=entry.name)
     return replace(entry, shape=shape, stride=contiguous_stride(shape))
 
 

@@ -90,7 +90,7 @@ CONTAINERS: tuple[Entry, ...] = (
         (E.PACKED_AGAIN,), "read it with numpy.load",
     ),
     Entry(
-        "other-framework", "error", "a file of another framework",
+        "other-framework", "error", "a file of a different framework",
         "Keras, TensorFlow, ONNX and others keep their weights in their own formats, which torch does not read.",
         (E.TRIED_TENSORFLOW,), "convert it with that framework",
     ),
@@ -106,7 +106,7 @@ CONTAINERS: tuple[Entry, ...] = (
         (E.PACKED_AGAIN,), _REPAIR,
     ),
     Entry(
-        "repacked-zip", "error", "a checkpoint that was unpacked and zipped again, in another layout",
+        "repacked-zip", "error", "a checkpoint that was unpacked and zipped again, with a different layout",
         "torch expects one folder with data.pkl in it, and nothing beside that folder. A zip of the folder's "
         "content, of a folder around it, or with the Finder's __MACOSX files does not load: `not in a "
         "subdirectory`, `hasRecord(\"version\")`.",

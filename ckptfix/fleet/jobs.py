@@ -42,7 +42,7 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """The name of its record, wherever in a plan it is: a hash of its output, or else of its input and arguments."""
+        """The name of its record, wherever in a plan it is: a hash of its output, or of its input and arguments."""
         about = [self.output] if self.output is not None else [None, self.input, *self.argv]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
@@ -198,7 +198,7 @@ def size_of(found: Identity | None) -> int:
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of a file; for a folder, that of the lines ``HEX  NAME`` that sha256sum prints for its files."""
+    """Return the SHA-256 of a file; for a folder, that of the lines ``HEX  NAME`` of its files, like sha256sum's."""
     if found_as(name) != "folder":
         return f"sha256:{_sha256(name)}"
     lines = (f"{_sha256(path)}  {os.path.relpath(path, name)}\n" for path in files_below(name))

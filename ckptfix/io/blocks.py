@@ -17,7 +17,7 @@ from ckptfix.io.source import open_source
 
 try:
     import fcntl
-except ImportError:  # a system without it has no such call
+except ImportError:  # a system without fcntl has no such call
     fcntl = None  # type: ignore[assignment]
 
 PAGE = 4096

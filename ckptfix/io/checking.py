@@ -85,7 +85,7 @@ class Checking:
             CkptfixError: they cannot be read.
         """
         if self._pool is not None:
-            for _ in range(WAITING):  # all that was read is summed
+            for _ in range(WAITING):  # wait until all that was read is summed
                 self._room.acquire()
             self._running.append(self._pool.submit(run, self._last, self._stopped, Joined()))
         for running in self._running:
@@ -179,5 +179,5 @@ def differs(check: Check) -> DamagedFile:
         path=path or None,
         where=f"storage {check.where}",
         offset=offset,
-        hint=f"`ckptfix repair {quoted(path)} OUT` keeps the tensors that are intact",
+        hint=f"keep the intact tensors with `ckptfix repair {quoted(path)} OUT`",
     )

@@ -23,8 +23,8 @@ _OTHER_MEANS = {
     errno.ENOSYS,
     errno.EOPNOTSUPP,
     errno.ETXTBSY,
-    errno.EPERM,  # a sandbox that knows no such call, or an immutable file
-    errno.EIO,  # pread and write then show which side it was
+    errno.EPERM,  # a sandbox without this call, or an immutable file
+    errno.EIO,  # pread and write then show which side has failed
 }
 
 def by_kernel(where: ByteRange, position: int) -> bool:

@@ -240,7 +240,7 @@ class LocalFile(Source):
 
     def _read(self, offset: int, length: int) -> bytes:
         if self.fd is None:
-            raise ValueError("a read of a source that was closed")
+            raise ValueError("the source was closed, and cannot be read")
         pieces: list[bytes] = []
         have = 0
         while True:
@@ -257,7 +257,7 @@ class LocalFile(Source):
 
     def read_into(self, offset: int, view: memoryview) -> None:
         if self.fd is None:
-            raise ValueError("a read of a source that was closed")
+            raise ValueError("the source was closed, and cannot be read")
         at = 0
         while at < len(view):
             try:
@@ -270,7 +270,7 @@ class LocalFile(Source):
 
     def now(self) -> Stamp:
         if self.fd is None:
-            raise ValueError("a look at a source that was closed")
+            raise ValueError("the source was closed, and has no state")
         with named(self.name):
             return mark_of(os.fstat(self.fd))
 
@@ -342,7 +342,7 @@ def found_as(name: str) -> Literal["file", "folder", "other", ""]:
     with named(name):
         try:
             mode = os.stat(name).st_mode
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a NUL in the name
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the name has a NUL
             return ""
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 

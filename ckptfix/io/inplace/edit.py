@@ -117,7 +117,7 @@ def _way_out(journal: str) -> Iterator[None]:
     try:
         yield
     except DamagedFile as error:
-        keep = f"to keep it as it is, remove the journal: `rm {quoted(journal)}`"
+        keep = f"to keep it unchanged, remove the journal: `rm {quoted(journal)}`"
         error.hint = f"{error.hint}; {keep}" if error.hint else keep
         raise
 

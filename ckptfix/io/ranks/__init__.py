@@ -172,7 +172,7 @@ class Team:
             self.say(what, value)
         elif (first := self.wait(what)) != value:
             message = f"rank {self.rank} of {self.size} plans a different output than rank 0"
-            raise Refused(f"{message}: {value[:12]}, not {first[:12]}", hint="do all machines see the same input?")
+            raise Refused(f"{message}: {value[:12]}, not {first[:12]}", hint="give all machines the same input")
 
     def told(self, what: str, value: Callable[[], str]) -> str:
         """Return the value that rank 0 computes, on all ranks."""

@@ -319,7 +319,7 @@ class Resource(Object):
             return WriteFailed(f"the server's certificate is not trusted: {reason.verify_message}", path=self.name)
         if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
             return WriteFailed("no server has that name", path=self.name, hint="check the URL")
-        if isinstance(reason, CkptfixError):  # on the way to a proxy
+        if isinstance(reason, CkptfixError):  # it was raised on the way to a proxy
             return reason
         if isinstance(reason, ConnectionRefusedError):
             return Passing("the server refused the connection")
