@@ -34,7 +34,7 @@ MOST = 1 << 17
 """The largest block size to believe (ZFS); some file systems state their preferred transfer size instead."""
 
 CLONE_CHUNK = 256 << 20
-"""Bytes that one call shares. It takes less than 0.1 ms, or as long as the disk needs if it lacks the source."""
+"""Bytes that one call shares. It takes less than 0.1 ms, or as long as the disk does if the source is not yet on it."""
 
 _FICLONERANGE = 0x4020940D
 """From ``linux/fs.h``; on some processors the number differs, and the call fails with ENOTTY."""

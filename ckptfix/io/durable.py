@@ -161,7 +161,7 @@ def _umask() -> int:
 
 
 def persist(clean_up: Callable[[], None]) -> None:
-    """Run a repeatable clean-up as far as possible, and retry it without memory: memory returns while errors unwind."""
+    """Run a repeatable clean-up as far as possible, with retries if memory runs out: it returns while errors unwind."""
     for _ in range(TRIES):
         try:
             clean_up()

@@ -1,8 +1,8 @@
 """The files that a plan reads and replaces.
 
-For the files that it reads, the plan needs their state at the start, their permissions, and the source that is
-currently open. For the files that it replaces, it reports the properties that they lose, and whether more users can
-read them than the inputs. A replaced file keeps its owner and mode. Its other hard links keep the old content, and its
+For the files that a plan reads, this module keeps their state at the start, their permissions, and the one source that
+is open. For the files that a plan replaces, it reports the properties that they lose, and whether more users can read
+them than the inputs. A replaced file keeps its owner and mode. Its other hard links keep the old content, and its
 extended attributes are not copied, because they may describe the old content (a checksum, an origin): both are
 reported.
 """
