@@ -219,7 +219,7 @@ def write_plan(
     """Write the files of `plan`, in order: all complete and on the disk, or none.
 
     Every file is complete and synced before the first takes its name. A new file gets the mode and, where permitted,
-    the owner of the file that it replaces; `replacing.given_up` reports what is lost. `progress` counts the bytes of
+    the owner of the file that it replaces; `sources.given_up` reports what is lost. `progress` counts the bytes of
     all files. A signal that comes when the last file takes its name waits until all is done, and `written` includes
     that file.
 
