@@ -121,7 +121,7 @@ def test_a_bare_one_brings_back_weights_and_says_so(container: str, stack: tuple
     lines: list[str] = []
     resumed = trained(model="mlp", resume=path, epochs=0, log=lines.append)
     assert same_weights(resumed, before)
-    assert "only weights" in lines[0]
+    assert "only the weights" in lines[0]
     assert resumed.losses == [] and not resumed.optimizer.state
 
 
