@@ -322,7 +322,7 @@ def _fits(heads: Heads, shapes: Sequence[Shape]) -> bool:
 
 
 def _said(heads: Heads) -> str:
-    return f"{heads.query} heads" + (f" and {heads.kv} of keys and values" if heads.kv else "")
+    return f"{heads.query} heads" + (f" and {heads.kv} key and value heads" if heads.kv else "")
 
 
 def taken(matching: Matching, source: Side, target: Side) -> tuple[list[Taken], list[str]]:

@@ -120,7 +120,7 @@ class Operation:
             return self._rows_back()
         if self.name == "transpose":
             return self
-        raise Refused(f"`{self.name}` cannot be reversed: the tensor is not in the file any more")
+        raise Refused(f"`{self.name}` cannot be reversed: the file no longer has the tensor")
 
     def _rows_back(self) -> Operation:
         before, after = self.number("from"), self.number("to")
@@ -187,7 +187,7 @@ def _refuse_senseless(made: Operation) -> None:
     if made.name == "permute" and sorted(dims or ()) != list(range(len(dims or ()))):
         raise Refused("`permute` names each dimension once, such as dims=0,2,3,1")
     if made.name == "rope" and made.options["to"] not in (HALF, INTERLEAVED):
-        raise Refused(f"`rope` goes to={HALF} or to={INTERLEAVED}")
+        raise Refused(f"`rope` needs to={HALF} or to={INTERLEAVED}")
     if made.name == "rows" and made.options.get("fill", 0) != 0:
         raise Refused("`rows` pads with zeros: fill=0")
     if made.name == "reshape":

@@ -131,7 +131,7 @@ class Regex:
                     if len(made) == len(names):
                         return made
             except OSError as error:
-                message = f"the pattern {self.pattern!r} needs a process of its own: {error.strerror or error}"
+                message = f"the pattern {self.pattern!r} needs another process, which failed: {error.strerror or error}"
                 raise Refused(message) from None
         name = names[len(made)]
         message = f"the pattern {self.pattern!r} did not finish within {SECONDS} seconds of computing"

@@ -143,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--averaged", action="store_true", help="keep a running average of the weights, and save that")
     what.add_argument("--resume", type=Path, metavar="PATH", help="continue from a checkpoint; see below")
 
-    how = made.add_argument_group("how to spread it")
+    how = made.add_argument_group("how to distribute it")
     listed = "; ".join(f"{name}: {wrapper.about}" for name, wrapper in WRAPPERS.items())
     how.add_argument(
         "--parallel",

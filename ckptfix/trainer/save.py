@@ -74,8 +74,8 @@ def safetensors(contents: dict[str, Tensor], path: Path) -> None:
 
 
 CONTAINERS: dict[str, Container] = {
-    "zip": Container("torch.save as of torch 1.6", torch_zip),
-    "legacy": Container("torch.save as before it", torch_legacy),
+    "zip": Container("torch.save since torch 1.6", torch_zip),
+    "legacy": Container("torch.save before torch 1.6", torch_legacy),
     "safetensors": Container("safetensors.torch.save_file, tensors by name only", safetensors, nested=False),
     "dcp": Container("torch.distributed.checkpoint, a folder that all processes write to", dcp.write, folder=True),
     "module": Container("torch.save(model), the whole pickled module", torch_zip, nested=False, module=True),

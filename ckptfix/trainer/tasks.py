@@ -135,7 +135,7 @@ TASKS: dict[str, Task] = {
         Task("mlp", "two linear layers around a BatchNorm", models.MLP, clusters(16), cross_entropy, 0.01),
         Task(
             "tutorial",
-            "the DataParallel tutorial's linear layer, 5 -> 2, over 100 samples by 30",
+            "the DataParallel tutorial's linear layer, 5 -> 2, with 100 samples in batches of 30",
             models.Tutorial,
             linear_map(5, 2),
             mse_loss,
@@ -147,7 +147,7 @@ TASKS: dict[str, Task] = {
         Task("vgg19", "a narrow, deeper VGG", models.deeper_vgg, IMAGES, cross_entropy, 0.003, full=models.vgg19),
         Task(
             "vgg-named",
-            "the layers of vgg under other names (conv1_1, fc6)",
+            "the layers of vgg under different names (conv1_1, fc6)",
             models.NamedVGG,
             IMAGES,
             cross_entropy,
@@ -166,7 +166,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             "bert-tied",
-            "a BERT-style guesser of hidden words, its output weights tied to its embeddings",
+            "a BERT-style model for hidden words, with output weights tied to its embeddings",
             text.MaskedWords,
             masked,
             returned,

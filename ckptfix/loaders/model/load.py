@@ -161,7 +161,7 @@ def _elsewhere(found: Sequence[Source], fit: Fit, at: str | None) -> str:
     """Return a hint on how to load a different state dict of the file, or an empty text if it has only one."""
     ats = [source.at for source in found if source is not fit.source] if at is None else []
     listed = some([repr(place) + ("" if place else " (the top level)") for place in ats], 4)
-    return f"; at= names another state dict: {listed}" if ats else ""
+    return f"; at= chooses a different state dict: {listed}" if ats else ""
 
 
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
@@ -257,7 +257,7 @@ def _so_far(rows: Sequence[str], index: int, *, partly: bool = False) -> str:
         return f"{torn}, and the rest of the model was not changed" if partly else "nothing of the model was changed"
     loaded = shown(collapse(rows[:index], rows), most=len(rows))
     before = f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded})"
-    return f"{before}, {torn}, and the others not" if partly else f"{before}, and the others not"
+    return f"{before}, {torn}, and the others were not" if partly else f"{before}, and the others were not"
 
 
 def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:

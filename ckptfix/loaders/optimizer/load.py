@@ -267,7 +267,7 @@ def _refuse_shapes(held: Held, found: Matched, state: State) -> None:
     for key, parameter in found.owners.items():
         own = state.get(key) or {}
         if not isinstance(own, Mapping):
-            raise Refused(f"the state of {held.name(parameter)} is not a mapping")
+            raise Refused(f"the state of {held.name(parameter)} is not a dict")
         for name, value in own.items():
             if name in PARAMETER_SHAPED and isinstance(value, Tensor) and value.shape != parameter.shape:
                 shapes = f"{list(value.shape)} in the file, {list(parameter.shape)} in the model"
@@ -298,7 +298,7 @@ def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> 
             pairing[index] = first
     twice = [index for index, times in split.items() if times > 1]
     if twice:
-        message = f"the parameters of group {twice[0]} of the file are in several groups here"
+        message = f"the optimizer has the parameters of the file's group {twice[0]} in several groups"
         raise Refused(message, hint="group the parameters as they were when the file was saved")
     # Groups without parameters have nothing but their order.
     rest = [index for index in range(len(groups)) if index not in pairing.values() and not groups[index].owned(found)]

@@ -144,7 +144,7 @@ def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Mat
         if parameter is None:
             over.append((name, bool(state.get(key))))
         elif id(parameter) in taken:
-            message = f"{taken[id(parameter)]} and {name} of the file are one parameter of the model"
+            message = f"{taken[id(parameter)]} and {name} of the file are the same parameter in the model"
             raise Refused(message, hint="the model ties parameters that were trained separately")
         else:
             taken[id(parameter)] = name

@@ -116,7 +116,7 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
             raise NoSuchTensor(f"no optimizer at {at!r}", path=checkpoint.path, hint=hint)
     if not found:
         hint = "a training checkpoint has one beside the model's state dict; run `ckptfix inspect` to see what it holds"
-        raise Refused("no optimizer's state was found in it", path=checkpoint.path, hint=hint)
+        raise Refused("it has no optimizer state", path=checkpoint.path, hint=hint)
     if len(found) > 1:
         hint = f"choose one with at={found[0][0]!r}"
         listed = ", ".join(shown(at, to_type=True) for at in addresses)

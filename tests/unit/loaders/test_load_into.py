@@ -764,7 +764,7 @@ def test_an_error_on_the_way_says_what_was_loaded(
         ckptfix.load_into(model, path)
     texts = {
         (0, False): "gone; nothing of the model was changed",
-        (3, False): "gone; 3 of 9 tensors of the model were loaded before (0.* (2), 1.weight), and the others not",
+        (3, False): "gone; 3 of 9 tensors of the model were loaded before (0.* (2), 1.weight), and the others were not",
         (0, True): "gone; the model's modules had already received nothing",
         (3, True): "gone; the model's modules had already received 0.weight, 0.bias, 1.weight",
     }

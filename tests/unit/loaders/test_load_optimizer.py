@@ -375,7 +375,7 @@ def test_groups_must_agree(tmp_path: Path) -> None:
     optimizer.param_groups[1]["lr"] = 0.5
     refused(tmp_path, {"optimizer": optimizer.state_dict()}, one, model, "group 0 has parameters of groups 0 and 1")
     single = torch.optim.Adam([*model.a.named_parameters("a"), *model.b.named_parameters("b")])
-    refused(tmp_path, {"optimizer": single.state_dict()}, optimizer, model, "group 0 of the file are in several groups")
+    refused(tmp_path, {"optimizer": single.state_dict()}, optimizer, model, "file's group 0 in several groups")
 
 
 def test_another_optimizer_is_not_taken(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_parameters_of_another_model(tmp_path: Path) -> None:
 def test_which_optimizer(tmp_path: Path) -> None:
     value = trained_file()
     optimizer, model = current()
-    refused(tmp_path, {"model": value["model"]}, optimizer, model, "no optimizer's state was found")
+    refused(tmp_path, {"model": value["model"]}, optimizer, model, "has no optimizer state")
     both = {"model": value["model"], "g": value["optimizer"], "optims": [trained_file()["optimizer"]]}
     refused(tmp_path, both, optimizer, model, "holds 2 optimizers: g, optims/0")
     assert ckptfix.load_optimizer(optimizer, tmp_path / "refused.pth", model=model, at="optims/0").at == "optims/0"
