@@ -1,8 +1,8 @@
-"""The rule that linked modules nest: a numbered block must not overlap two blocks of the other side.
+"""The rule that linked modules nest: a numbered block must not partly overlap a block of the other side.
 
-Overlap means that each block also has a module that the other does not have. Classes of shapes are assigned one after
-another, each by itself. If one rule sends block 3 to block 2 and another sends block 3 to block 3, at least one of them
-is wrong, and nothing here says which.
+Either one block contains the other, or they share nothing. Classes of shapes are assigned one after another, each by
+itself. If one rule sends block 3 to block 2 and another sends block 3 to block 3, at least one of them is wrong, and
+nothing here says which.
 """
 
 from __future__ import annotations

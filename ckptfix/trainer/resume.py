@@ -150,7 +150,7 @@ def mismatch(saved: Saved, model: nn.Module) -> None:
         raise LoadMismatch(
             f"its tensors do not fit this model: {'; '.join(misfits)}",
             path=saved.path,
-            hint="give the model that was saved with --model (and --full-size)",
+            hint="use --model (and --full-size) to choose the model that was saved",
         )
 
 

@@ -82,8 +82,8 @@ def load_into(
         LoadMismatch: model and file disagree and `strict` is True, or nothing of the file fits, or codes of a quantized
             weight would become a parameter of a different dtype. Its `report` has the details; nothing was changed.
         Refused: several state dicts fit equally well or, with ``strict=False``, several base prefixes do. Or the model
-            is on the meta device and `assign` is False, or it was made in inference mode. Or the file has no state
-            dict.
+            is on the meta device and `assign` is False, or it was made in inference mode, or is not a torch.nn.Module.
+            Or the file has no state dict.
         NoSuchTensor: there is no state dict at `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's part of a
             model; the message says which.
