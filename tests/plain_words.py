@@ -71,7 +71,7 @@ def _pattern(regex: str, instead: str) -> Pattern:
 
 
 PATTERNS = (
-    _pattern(r"(?<!here )\b(is|are|was|were|has|have) none\b", "say what is missing: 'it has no header', 'is not a number'"),
+    _pattern(r"(?<!here )\b(is|are|was|were) none\b", "say what is missing: 'it has no header', 'is not a number'"),
     _pattern(r"(?<!here )\b(is|are|was|were) no (?!longer|more|less|worse|different)\b", "'is not a ...'"),
     _pattern(r"\balike\b", "'the same', 'equal'"),
     _pattern(r"\bof which\b", "'whose', or two sentences"),
