@@ -225,9 +225,9 @@ class Undecided(Refused):
     """Several state dicts could be meant.
 
     Attributes:
-        choices: their addresses.
+        choices: the addresses of those that the call accepts.
         choice: the arguments that choose the first of them, such as ``{"at": "generator"}``; the hint says them in
-            the words of Python, and `shell_hint` as options.
+            the words of Python, and `shell_hint` as options. By default ``at``; empty where there is no choice.
         averages: whether ``ema`` takes averages that stand beside them.
     """
 
@@ -236,25 +236,30 @@ class Undecided(Refused):
         message: str,
         *,
         choices: tuple[str, ...] = (),
-        choice: Mapping[str, object],
+        choice: Mapping[str, object] | None = None,
         averages: bool = False,
         **place: object,
     ) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.choices = choices
         self.averages = averages
-        self.choose_with(choice)
+        self.choose_with(({"at": choices[0]} if choices else {}) if choice is None else choice)
 
     def choose_with(self, choice: Mapping[str, object]) -> None:
         """Say that these arguments choose the first."""
         self.choice = dict(choice)
         said = ", ".join(f"{name}={value!r}" for name, value in choice.items())
-        self.hint = f"choose one with {said}" + ("; ema=True takes the averaged one" if self.averages else "")
+        self.hint = self._asking(said, "ema=True")
 
     @property
     def shell_hint(self) -> str:
         said = " ".join(_option(name, value) for name, value in self.choice.items())
-        return f"choose one with {said}" + ("; --ema takes the averaged one" if self.averages else "")
+        return self._asking(said, "--ema")
+
+    def _asking(self, said: str, averaged: str) -> str:
+        if not self.choice:
+            return "this command can take none of them; `ckptfix inspect` shows what the file holds"
+        return f"choose one with {said}" + (f"; {averaged} takes the averaged one" if self.averages else "")
 
 
 def _option(name: str, value: object) -> str:

@@ -125,7 +125,8 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
 
 def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], wrappers.Rule]:
     """old -> new for the names at `at`, and the same as a rule for module paths."""
-    if strip is None:
+    payload = any(state.payload for state in checkpoint.state_dicts if state.at == at)
+    if strip is None or (strip == "auto" and payload):  # no wrapper names what only a class knows
         return {}, lambda name: name
     try:
         renames = sites.unwrap(checkpoint, at=at) if strip == "auto" else sites.strip(checkpoint, prefix=strip, at=at)
