@@ -45,18 +45,19 @@ HEIGHT = 6
 
 
 
-def of_file(lines: Sequence[str], marks: Marks) -> Iterator[Line]:
-    """The summary that `inspect` prints, and what `doctor` says."""
+def of_file(lines: Sequence[str], marks: Marks, notes: Sequence[Finding] = ()) -> Iterator[Line]:
+    """Yield the summary that `inspect` prints, what `doctor` says, and of its notes those that are given."""
     yield from (("", line) for line in lines)
-    yield from findings([row.finding for row in marks.rows if row.finding.severity != "info"], marks.fix)
+    yield from findings([*(row.finding for row in marks.rows if row.finding.severity != "info"), *notes], marks.fix)
 
 
-def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
-    """The files that are compared, and how many tensors differ."""
+def of_two(node: Node, paths: Sequence[str], notes: Sequence[Finding] = ()) -> Iterator[Line]:
+    """Yield the files that are compared, how many tensors differ, and the notes about the choice of what is compared."""
     yield "strong", f"A  {shown(paths[0])}"
     yield "strong", f"B  {shown(paths[1])}"
     yield "", ""
     yield from _counts(node)
+    yield from findings(notes)
 
 
 def of_module(node: Node, marks: Marks) -> Iterator[Line]:

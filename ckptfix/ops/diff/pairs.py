@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, is_inside, is_typed, shown
 from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
+from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.names import wrappers
 from ckptfix.ops import choose
@@ -75,6 +76,14 @@ def sides(
     side_a = Side(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
     side_b = Side(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
     return side_a, side_b, pairings, modules
+
+
+def doubts(a: Checkpoint, b: Checkpoint, at: At) -> Iterator[Finding]:
+    """Yield a note for each side whose main state dict is in doubt, unless `at` chooses what is compared."""
+    for side, checkpoint in (("A", a), ("B", b)):
+        if at is None or (isinstance(at, str) and not _has(checkpoint, given(at))):
+            for note in choose.remarks(checkpoint):
+                yield replace(note, message=f"{side}: {note.message}")
 
 
 def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Iterator[Pairing]:
