@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.conftest import Cli, Result
+from cli.conftest import Cli
+from click.testing import Result
 
 from ckptfix.browse.model import said
 from ckptfix.browse.model.contents import Item

@@ -52,7 +52,7 @@ def of_file(lines: Sequence[str], marks: Marks, notes: Sequence[Finding] = ()) -
 
 
 def of_two(node: Node, paths: Sequence[str], notes: Sequence[Finding] = ()) -> Iterator[Line]:
-    """Yield the files that are compared, how many tensors differ, and the notes about the choice of what is compared."""
+    """Yield the files that are compared, how many tensors differ, and the notes about the choice of state dicts."""
     yield "strong", f"A  {shown(paths[0])}"
     yield "strong", f"B  {shown(paths[1])}"
     yield "", ""
