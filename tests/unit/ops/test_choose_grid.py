@@ -319,7 +319,8 @@ def test_more_bytes_than_were_chosen_by_names_are_a_doubt(tmp_path: Path, name: 
             made.unlink()
     for row in (ckptfix.inspect(source), ckptfix.doctor(source)):
         assert "doubtful-model" in {finding.id for finding in row.findings}
-    assert ckptfix.diff(source, source).same
+    assert ckptfix.stats(source, at=at).findings == ()
+    assert ckptfix.diff(source, source).same and ckptfix.diff(source, source, at=(at, at)).notes == ()
     fresh = trained(5)[0]
     assert ckptfix.load_into(fresh, source).at == at
     assert same(fresh.state_dict(), dict(model))
