@@ -15,7 +15,8 @@ VERBS: tuple[Entry, ...] = (
     Entry("average-kept", "info", "averaged weights keep the module. of their wrapper",
           "AveragedModel and its like hold the model as module; what loads them wants that name. --at takes it too."),
     Entry("partial-prefix", "info", "only some names of a mapping have the prefix",
-          "A model may have a part of that name. strip-module refuses such a mapping without --partial."),
+          "A model may have a part of that name. strip-module refuses such a mapping without --partial. Tensors "
+          "without a dimension do not count: they keep their names, and are named."),
     Entry("unused-rule", "warning", "a rule that matched no name",
           "rename was given a rule that changes nothing, or select or cast a glob."),
     Entry("optimizer-names-left", "info", "names in an optimizer that were not changed",

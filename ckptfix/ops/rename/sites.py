@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint, NameSite, Rename, address
@@ -22,7 +22,7 @@ from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 Names = dict[str, str]
 
@@ -93,12 +93,22 @@ def strip(
                 break
             if others and not partial:
                 raise _partial(checkpoint, site, prefix, len(carrying), others)
+            if not steps:
+                findings.extend(_scalars_left(checkpoint, site, current, prefix))
             step = wrappers.stripping(prefix)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
         return (_changed(site.names, current), wrappers.composed(steps)) if steps else None
 
     return _renames(checkpoint, at, site_rule, findings)
+
+
+def _scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], prefix: str) -> Iterator[Finding]:
+    """Name the tensors without a dimension that keep their names, because they lack the prefix of all others."""
+    left = averages.scalars_left(checkpoint, site, names, prefix)
+    if left:
+        message = f"left {some(left)}: not under '{prefix}.', as all tensors with dimensions are"
+        yield found("partial-prefix", message, where=site.at)
 
 
 def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
@@ -171,6 +181,8 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
             component = _leading(averages.inside(seen) if own else seen)
             if component is None:
                 break
+            if len(steps) == 1:
+                findings.extend(_scalars_left(checkpoint, site, current, component))
             step = wrappers.stripping(component)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
