@@ -50,6 +50,12 @@ FOLDERS: tuple[Entry, ...] = (
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),
     Entry(
+        "ranks-unverified", "info", "the rank of a DeepSpeed file is in its name alone",
+        "torch.save gives the records of a file the file's name, which shows the rank, and with stages 1 and 2 the "
+        "weights show it too. Files that were written to a buffer, with stage 3, state no rank: if two of them were "
+        "renamed to each other's name, nothing in them tells.",
+    ),
+    Entry(
         "model-steps", "warning", "model states and optimizer of DeepSpeed count other steps",
         "DeepSpeed writes both at once, so the files may be of two saves: then the fp32 weights are of one, and "
         "buffers and settings of the other. Training that went on without the optimizer's states leaves such a "
