@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import TensorEntry
@@ -62,7 +62,7 @@ class Ranks:
         left = sorted(self.there.keys() - known)
         if len(left) > 1:
             left = sorted(set(left) - self._by_weights()[0])
-        return left if len(left) > 1 else []
+        return left if len(left) > 1 and not self.exchanged() else []
 
     def _by_name(self) -> list[tuple[Optim, str]]:
         said = ((own, rank, rank_of(own.file.saved_as)) for rank, own in self.there.items())
@@ -151,4 +151,4 @@ def _bfloat16(data: bytes) -> bytes:
     return struct.pack(f"<{len(values)}H", *((value + 0x7FFF + (value >> 16 & 1) >> 16) & 0xFFFF for value in values))
 
 
-_ROUNDED = {"float32": bytes, "float16": _half, "bfloat16": _bfloat16}
+_ROUNDED: Mapping[str, Callable[[bytes], bytes]] = {"float32": bytes, "float16": _half, "bfloat16": _bfloat16}
