@@ -94,7 +94,7 @@ def strip(
                 break
             if others and not partial:
                 raise _partial(checkpoint, site, prefix, len(carrying), others)
-            if not steps:
+            if not steps and not others:
                 findings.extend(_scalars_left(checkpoint, site, current, prefix))
             step = wrappers.stripping(prefix)
             steps.append(averages.with_level(step) if own else step)
