@@ -78,7 +78,8 @@ def test_a_scalar_beside_a_prefix_is_named(tmp_path: Path, out: Path, verb: Any,
     for path in (source, out):
         ckptfix.load_into(model, path)
         assert model.logit_scale.item() == pytest.approx(4.6) and bool((model.a.weight == 1).all())
-        model = model.apply(lambda module: [torch.nn.init.zeros_(row) for row in module.parameters(recurse=False)])
+        for parameter in model.parameters():
+            torch.nn.init.zeros_(parameter)
 
 
 def test_a_scalar_under_the_prefix_is_the_models(tmp_path: Path, out: Path) -> None:

@@ -68,7 +68,7 @@ KINDS = ("zip", "legacy", "dcp")
 
 def written(value: dict[str, Any], path: Path, kind: str) -> Path:
     if kind == "dcp":
-        dcp.save(value, checkpoint_id=path)
+        dcp.save(value, checkpoint_id=path)  # type: ignore[attr-defined]
         return path
     torch.save(value, path, _use_new_zipfile_serialization=kind == "zip")
     return path
