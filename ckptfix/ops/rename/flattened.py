@@ -53,11 +53,6 @@ def _among(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in found) if found else ()
 
 
-def is_flat(site: NameSite) -> bool:
-    """Tell whether all keys of a mapping are a flattened optimizer's."""
-    return kinds.is_flat_optimizer(site.names)
-
-
 def parsed(names: Iterable[str], known: Collection[str]) -> dict[str, Flat]:
     """Return each key in its parts, without those that name no parameter.
 
