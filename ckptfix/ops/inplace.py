@@ -157,7 +157,7 @@ def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
 
 def count_edits(checkpoint: Checkpoint) -> int:
     """Count the in-place edits that can be undone; 0 where that is unknown."""
-    with suppress(CkptfixError):
+    with suppress(CkptfixError, MemoryError):
         return sum(1 for _ in edits_of(checkpoint))
     return 0
 

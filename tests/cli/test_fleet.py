@@ -342,12 +342,12 @@ def test_a_plan_is_run_once_at_a_time(tmp_path: Path) -> None:
     with locked(folder, plan, None) as alone:
         assert alone
         for shard in (None, Shard(0, 2)):
-            with pytest.raises(Refused, match="at work"), locked(folder, plan, shard):
+            with pytest.raises(Refused, match="is running"), locked(folder, plan, shard):
                 pass
     with locked(folder, plan, Shard(0, 2)) as alone, locked(folder, plan, Shard(1, 2)):
         assert not alone
         for shard in (None, Shard(0, 2), Shard(1, 3)):
-            with pytest.raises(Refused, match="at work"), locked(folder, plan, shard):
+            with pytest.raises(Refused, match="is running"), locked(folder, plan, shard):
                 pass
     with locked(folder, plan, Shard(1, 3)):
         pass

@@ -156,7 +156,7 @@ def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
     if fault == "killed":
         assert second == (-9, "", "")
         assert (first[0], first[1]) == (2, "")
-        assert first[2].startswith("rank 1 of 2 is gone: nothing was heard of it for 8 s\n"), first[2]
+        assert first[2].startswith("rank 1 of 2 is gone: it has been silent for 8 s\n"), first[2]
     else:
         assert first == (2, "", "")
         assert (second[0], second[1]) == (2, "")

@@ -71,7 +71,7 @@ def test_a_rank_without_metadata_is_named_with_its_rows(copied: Copied, tmp_path
     folder = copied("fsdp-ranks")
     (folder / "__1.metadata").unlink()
     (row,) = (row for row in doctor(folder).findings if row.id == "missing-rank")
-    assert "__1.metadata is missing" in row.message and "model/embed.weight (nothing holds rows 4 to 7)" in row.message
+    assert "__1.metadata is missing" in row.message and "model/embed.weight (no chunk holds rows 4 to 7)" in row.message
     with pytest.raises(WouldLoseData, match=r"__1\.metadata"):
         ckptfix.convert(folder, tmp_path / "out.pth")
     done = ckptfix.repair(folder, tmp_path / "out.pth")
