@@ -49,7 +49,7 @@ def test_what_is_true_of_a_format_is_listed_on_request_alone(tmp_path: Path) -> 
     done = ckptfix.doctor(tmp_path / "a.pth")
     assert [finding.id for finding in done.findings] == ["needs-torch"]
     assert [line.text for line in done.lines()] == [done.sentence]
-    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: torch 1.6 or later")
+    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: it needs torch 1.6 or later")
 
 
 def test_nothing_is_said_twice(several: Path) -> None:

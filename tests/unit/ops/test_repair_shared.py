@@ -119,7 +119,7 @@ def test_lines_of_a_record_that_end_as_text_does_are_left_as_they_are(tmp_path: 
 def test_of_a_text_that_is_no_byte_order_the_beginning_is_shown() -> None:
     lost = Wreck("in.pth")
     _note_byteorder(lost, b"middle" * 10)
-    assert f"its byte order is {(b'middle' * 10)[:20]!r}, and" in lost.notes[0].message
+    assert f"its byte order is {(b'middle' * 10)[:20]!r};" in lost.notes[0].message
 
 
 @pytest.mark.parametrize(("count", "more"), [(12, []), (13, ["... 1 more storages"])])
