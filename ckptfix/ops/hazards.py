@@ -23,7 +23,7 @@ from ckptfix.pickles.reemit import every_node, parts_of
 from ckptfix.words import some
 
 Allows = Callable[[str], bool]
-"""Predicate: an output may name the global ``"module.name"``."""
+"""Function that returns whether an output may name the global ``"module.name"``."""
 
 SHORTEST = 5
 """Least number of bytes of a pickle that names a global."""

@@ -107,7 +107,7 @@ def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
     odd = () if parts is None else parts.found.odd_keys.get(at, ())
     if odd:
         raise KeyConflict(
-            f"{len(odd)} keys of tensors are not names that a state dict can have: {', '.join(odd[:5])}",
+            f"{len(odd)} tensors have keys that a state dict cannot have: {', '.join(odd[:5])}",
             path=checkpoint.path,
             where=at or None,
             pairs=tuple((name, (name,)) for name in odd),
@@ -135,7 +135,7 @@ def refuse_flat_partition(checkpoint: Checkpoint) -> None:
     """
     piece = piece_of(checkpoint)
     if piece is not None and piece.kind == "ZeRO optimizer":
-        piece = replace(piece, missing="the optimizer's state in it is a flat ZeRO partition, without names and shapes")
+        piece = replace(piece, missing="its optimizer state is a flat ZeRO partition, without names and shapes")
         folder = str(as_path(checkpoint.path).parent)
         hint = f"name the folder, {folder!r}, to join all ranks" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
@@ -416,7 +416,7 @@ def _piece(entry: TensorEntry, node: Node) -> Piece | None:
     if is_dtensor(cls):
         return _dtensor(entry, dict(state))
     if is_flat(entry.key):
-        missing = f"{entry.key} is the parameters of an FSDP unit in one row; no file has their names and shapes"
+        missing = f"{entry.key} holds the parameters of an FSDP unit in one row; no file has their names and shapes"
         return Piece("flat parameters", None, None, missing, entry.name, FLAT)
     return None
 
@@ -432,7 +432,7 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
         for shard in listed(shards)
     ]
     if not entry.parts:
-        what = f"on other ranks, all of its {list(entry.shape)}"
+        what = f"entirely on other ranks, with shape {list(entry.shape)}"
     else:
         held = " and ".join(
             f"{list(part.shape)} at {offset if type(offset) is list else '?'}"

@@ -168,7 +168,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
         held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}
-        message = f"an optimizer's state is {sum(held.values()):,} of its {checkpoint.size:,} bytes"
+        message = f"an optimizer's state takes up {sum(held.values()):,} of its {checkpoint.size:,} bytes"
         yield found("optimizer-state", message, where=optimizer[0].at)
     if "state_dict" in tops and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops

@@ -412,7 +412,7 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
                 yield found("hidden-pickle", message, where=record.name, offset=record.header, fix=_SLIM)
     if idle:
         total = sum(record.size for record in idle)
-        message = f"{total:,} bytes in {len(idle)} records belong to no tensor"
+        message = f"no tensor uses {total:,} bytes in {len(idle)} records"
         yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
 
 

@@ -134,7 +134,7 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
     if high >= 0:
         yield found("python2-strings", where=where, offset=base + high)
     else:
-        message = "strings as Python 2 wrote them, all of them ASCII"
+        message = "it has strings as Python 2 wrote them, all ASCII"
         yield found("python2-strings", message, where=where, offset=base + first, severity="info")
 
 

@@ -186,7 +186,7 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
         if some:
             line += f"; {word} {len(some):,}: {_in_words(some, everything)}"
     if found.left_out:
-        line += f"; left out what can run code: {listed(found.left_out)}"
+        line += f"; left out because it can run code: {listed(found.left_out)}"
     notes = [note.message for note in found.notes if note.severity == "info"]
     return (line, *([f"note: {'; '.join(notes)}"] if notes else []))
 

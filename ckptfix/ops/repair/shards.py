@@ -206,9 +206,9 @@ class _Work:
         for row in others(self.there, {one.name for one in self.done}):
             made.append(replace(row, message=f"{row.message}: left out", fix=None))
         if self.trouble:
-            made.append(found("bad-index", f"rewritten: {self.trouble}", severity="info"))
+            made.append(found("bad-index", f"the index is rewritten: {self.trouble}", severity="info"))
         elif self.index is None:
-            made.append(found("no-index", "rewritten from the headers of the shards", severity="info"))
+            made.append(found("no-index", "the index is rewritten from the headers of the shards", severity="info"))
         elif self.index is not None and self._changed():
             made.append(found("index-mismatch", "the index is rewritten to match the shards", severity="info"))
         return made
