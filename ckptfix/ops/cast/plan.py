@@ -205,7 +205,7 @@ def _why_not(entry: TensorEntry, *, named: bool, asked: bool, stays: bool) -> st
     """Return why a tensor is not cast: "" if the reason is obvious, None if it is cast."""
     row = dtypes.find(entry.dtype)
     if stays:
-        return "as asked"
+        return "as requested"
     if entry.kind == "meta":
         return "the file does not hold its data"
     if entry.kind != "dense" or row is None or row.family not in ("float", "int", "bool"):
@@ -257,7 +257,7 @@ BLOCK = 1 << 16
 
 
 def cast_bytes(data: bytes | memoryview, source: dtypes.Dtype, to: str, *, swap: bool) -> tuple[bytes, Tally]:
-    """Return the elements of `data` in the dtype `to`, in the same byte order, with a tally of those out of its range."""
+    """Return the elements of `data` in the dtype `to`, in the same byte order, and a tally of unusual results."""
     import numpy
 
     tally = Tally()

@@ -33,7 +33,7 @@ class Digests:
         algorithm: ``"sha256"`` by default.
         entries: digests in the order of the file; empty for files that were checked.
         named: digest of all tensors under their names, that is of their sorted manifest. None for files.
-        unnamed: digest of all tensors without their names, that is of their sorted digests, a line each. None for files.
+        unnamed: digest of all tensors without their names, that is of their sorted digests, one a line. None for files.
         no_data: names of tensors without a digest: they are on the meta device, and the file does not hold their data.
         check: comparison with `check`; None if nothing was checked.
     """

@@ -44,7 +44,7 @@ class Check:
 
     @property
     def verified(self) -> bool:
-        """Whether nothing is missing, changed or added, and all tensors have values."""
+        """True if nothing is missing, changed or added, and all tensors have values."""
         return not (self.missing or self.changed or self.added or self.no_data)
 
     @property
@@ -70,8 +70,8 @@ class Check:
 def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) -> Check:
     """Compare `copy` with `original`.
 
-    Equal names are compared first, and the rest is paired by digest. A tensor may be left whose bytes the other side has
-    only under names that are already paired. Such a tensor was tied, or is tied now: it counts as moved.
+    Equal names are compared first, and the rest is paired by digest. A remaining tensor may have its bytes on the other
+    side only under names that are already paired. Such a tensor was tied, or is tied now: it counts as moved.
     """
     have = {row.name: row for row in copy}
     want = {row.name: row for row in original}

@@ -92,7 +92,7 @@ class Digest:
 def digests(
     checkpoint: Checkpoint, algorithm: str, *, at: str | None = None, progress: Progress | None = None
 ) -> tuple[list[Digest], list[str]]:
-    """Compute the digest of every tensor, or of those of the state dict `at`, under their keys; and list those without one.
+    """Compute the digest of every tensor, or of those of the state dict `at` under their keys; list those without one.
 
     A tensor on the meta device has no elements in the file, and no digest.
 

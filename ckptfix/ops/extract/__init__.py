@@ -126,7 +126,7 @@ def _lines(done: plan.Extraction) -> tuple[str, ...]:
     weights = done.weights
     count = len(weights.entries) - len(done.lost)
     place = f" at {weights.at}" if weights.at and weights.at not in weights.what else ""
-    line = f"took {plural(count, 'tensor')}: {weights.what}{place}, as {done.format}"
+    line = f"extracted {plural(count, 'tensor')}: {weights.what}{place}, as {done.format}"
     lines = [line]
     if weights.classes:
         lines.append(f"classes not needed, and not run: {some(weights.classes)}")

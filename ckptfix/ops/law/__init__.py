@@ -21,7 +21,7 @@ from ckptfix.ops.law.promise import Account, Promise, damaged, everything, refer
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
-    """Audit the effect of `plan`, whose files have the format `format`, on the tensors of `promise`.
+    """Check and count the effect of `plan`, whose files have the format `format`, on the tensors of `promise`.
 
     Returns:
         The plan, with checks of the bytes that lose their checksums, and the account.
@@ -97,7 +97,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
 
 
 def is_copy(plan: Plan, promise: Promise) -> bool:
-    """Return whether every file of the plan copies one range of another file, and these hold all bytes of the kept tensors."""
+    """Return whether every file of the plan is one copied range, and these hold all bytes of the kept tensors."""
     copied: dict[str, ByteRange] = {}
     for file in plan.files:
         whole = file.segments[0] if len(file.segments) == 1 else None

@@ -82,7 +82,7 @@ def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
 
 
 def _move_together(old: Archive, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
-    """Return whether each record but the pickle is copied, with its header or behind a new one, to its offset in `now`."""
+    """Return whether each record but the pickle is copied, with its header or a new one, to its offset in `now`."""
     directory = old.directory
     was = [*directory.records.headers, directory.offset]
     at = headers = 0

@@ -67,7 +67,7 @@ def _places(uses: list[Text], rows: list[Rows]) -> Iterator[_Place]:
 
 
 def _behind_keys(old: bytes, at: int, starts: array[int], new: bytes, after: int) -> tuple[int, int] | None:
-    """Return the offsets behind the last of these keys in `old` and in `new`, from `at` and `after` on; as `_values`."""
+    """Return the offsets behind the last of these keys in `old` and `new`, from `at` and `after` on; see `_values`."""
     for start in starts:
         if start < at:
             continue  # listed twice

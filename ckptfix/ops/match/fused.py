@@ -43,7 +43,7 @@ class Operations:
 def with_operations(
     plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
 ) -> tuple[Matching, Operations]:
-    """Split fused tensors if that pairs more of them, and lay out queries and keys for the target.
+    """Split fused tensors if that pairs more of them, and reorder queries and keys for the target.
 
     Args:
         plain: the matching of the unchanged tensors.

@@ -132,7 +132,7 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
 def learned(
     names: Mapping[str, str], every: Sequence[str], rules: tuple[NameRule, ...] = ()
 ) -> tuple[NameRule, ...]:
-    """Learn rules that map the names in `every` to exactly `names`, and leave the others unchanged.
+    """Find rules that map the names in `every` to exactly `names`, and leave the others unchanged.
 
     `rules` are used if they do that already. A name that no rule covers gets its own line, which `rename --map` applies
     before all rules.
@@ -199,7 +199,7 @@ def refusals(
     accept_ambiguous: bool = False,
     partial: bool = False,
 ) -> tuple[CkptfixError, ...]:
-    """Return the reasons not to write the matching without further options; empty if there are none."""
+    """Return the reasons, if any, not to write the matching without further options."""
     found: list[CkptfixError] = []
     if operations.refused and not accept_ambiguous:
         *others, question = operations.questions
@@ -262,7 +262,7 @@ def notes(source: Side, target: Side, matching: Matching, operations: Operations
     if matching.by == "position":
         for label, side in (("IN", source), ("TARGET", target)):
             if not side.in_order:
-                sentences.append(f"{label} is a safetensors file, which is sorted: its order may not be the definition order")
+                sentences.append(f"{label} is a safetensors file, which is sorted: its order may not be by definition")
     sentences += _dtype_notes(matching.pairs, ours, theirs)
     sources = {pair.target: pair.source for pair in matching.pairs}
     for slot in target.slots:

@@ -120,4 +120,4 @@ def _sanitized_lines(done: plan.Sanitized) -> tuple[str, ...]:
         lines.append(f"left out as requested: {some(asked)}")
     if unasked:
         lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each listed below")
-    return (*(lines or ["written again"]), *broken)
+    return (*(lines or ["rewritten; no value changed"]), *broken)

@@ -80,7 +80,7 @@ def old_name(full: str) -> str:
 
 
 def raw_bytes(node: Node) -> bytes | None:
-    """Return the bytes of a node: bytes, a bytearray, the call that protocol 2 writes for them, or a str of Python 2."""
+    """Return the bytes of a node: bytes, a bytearray, their form in protocol 2, or a str of Python 2."""
     if isinstance(node, (bytes, bytearray)):
         return bytes(node)
     if type(node) is Text:

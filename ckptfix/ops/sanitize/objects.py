@@ -1,4 +1,4 @@
-"""Calls and objects as plain values: tensors are kept, known classes have a rule, and other classes keep their state."""
+"""Calls and objects as plain values: tensors are kept, known classes have a rule, and others keep their state."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.graph import Node, attributes, is_attributes, pairs
 
 WHOLE_MODULE = "a whole module"
-EXTRACT = f"{WHOLE_MODULE}; `ckptfix extract` takes its weights out"
+EXTRACT = f"{WHOLE_MODULE}; run `ckptfix extract` to get its weights"
 NEVER = {
     "functools.partial": "it is a function",
     "functools.partialmethod": "it is a function",
     "builtins.object": "it holds nothing",
     **dict.fromkeys(UNINITIALIZED, "it was never initialized: the lazy module has seen no input, so it has no values"),
-    "torch.storage._load_from_bytes": "it is a torch file inside the pickle, from a tensor that torch.save did not write",
+    "torch.storage._load_from_bytes": "it is a torch file inside the pickle, for a tensor not saved by torch.save",
 }
 """Classes whose content is always dropped, with the reason."""
 
@@ -318,7 +318,7 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
         new_state = None if new_state is DROPPED else new_state
         return out.older(calls.FROM_TYPE.call(func, cls, new_inner, new_state, position=call.position))
     if not plain or wrapper:
-        # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized tensor.
+        # The data of a wrapper is in its attributes: a DTensor's _local_tensor, or a quantized tensor's data and scale.
         out.changed(name, "dict of its parts")
         parts: list[tuple[Node, Node]] = []
         yield from out.fill(parts, _distinct(rows if wrapper else [("args", inner_args), *rows]))
@@ -331,7 +331,10 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
 
 
 def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
-    """Convert ``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``; torch allows only attributes in state."""
+    """Convert ``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``.
+
+    The state may hold only attributes, as torch requires.
+    """
     name = class_name(call) or ""
     if len(args) != 4:
         raise BadValue("a parameter without its arguments")

@@ -307,7 +307,7 @@ def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
     name = class_name(root) if type(root) is Call else None
     why = report.losses[-1].why if report.losses else "it is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
-    message = f"nothing would be left of it: {name or 'the object'}: {f'it is {WHOLE_MODULE}' if why == EXTRACT else why}"
+    message = f"nothing would be left of {name or 'the object'}: {f'it is {WHOLE_MODULE}' if why == EXTRACT else why}"
     return Refused(message, path=checkpoint.path, hint=hint)
 
 
@@ -328,4 +328,4 @@ def _refuse_codec(encoding: str) -> None:
     try:
         codecs.lookup(encoding)
     except (LookupError, ValueError):
-        raise Unsupported(f"there is no text encoding called {encoding!r}", hint="use one such as utf-8, latin-1 or cp1251") from None
+        raise Unsupported(f"there is no text encoding {encoding!r}", hint="try utf-8, latin-1 or cp1251") from None
