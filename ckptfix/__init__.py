@@ -6,7 +6,7 @@
     ckptfix.map_location("cuda.pth", "cpu.pth", "cpu")
     print(ckptfix.load_into(model, "multi_gpu.pth"))
 
-Names are imported when they are first used: nothing here loads torch, and only the loaders ever do.
+Names are imported on first use: nothing here loads torch, and only the loaders ever do.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _HOMES = {
     "undo": "ops.undo",
     "unwrap": "ops.rename",
 }
-"""Public name -> the module that it is imported from when it is first used."""
+"""Public name -> the module that defines it, imported on first use."""
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

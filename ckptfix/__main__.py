@@ -1,4 +1,4 @@
-"""``python -m ckptfix``, and the console script."""
+"""The entry point of ``python -m ckptfix`` and of the console script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command line; an interrupt while its modules are imported ends the process, without a traceback."""
+    """Run the command line; an interrupt during the imports ends the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ckptfix import cli

@@ -1,6 +1,6 @@
-"""Arguments of the public functions: one of a wrong type is refused by name, before anything is read.
+"""Type checks of the public functions' arguments: a wrong type is refused by name, before anything is read.
 
-What is wanted is read from the annotations, which are text: nothing is imported for them.
+The expected types come from the annotations, which are text: checking them imports nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 class Kind(NamedTuple):
-    """A type of arguments: what it is called, and whether a value is of it."""
+    """A type of arguments: its name in messages, and a test of values."""
 
     name: str
     takes: Callable[[object], bool]
@@ -38,16 +38,16 @@ KINDS: dict[str, Kind] = {
     "int": Kind("a whole number", lambda value: hasattr(value, "__index__") and not isinstance(value, bool)),
     "float": Kind("a number", _is_number),
     "None": Kind("None", lambda value: value is None),
-    "Progress": Kind("a function of (bytes done, bytes in all)", callable),
+    "Progress": Kind("a function of (bytes done, total bytes)", callable),
     "Mapping": Kind("a mapping, such as a dict", lambda value: isinstance(value, Mapping)),
     "Sequence": Kind("a list or tuple", lambda value: isinstance(value, list | tuple)),
     "tuple": Kind("a tuple", lambda value: isinstance(value, tuple)),
 }
-"""Annotation, without what it holds -> the type."""
+"""Annotation, without its parameters -> the type."""
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which refuses arguments of other types than its annotations say, with a `WrongType`."""
+    """Wrap `function` so that it raises `WrongType` for arguments whose types contradict its annotations."""
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -58,10 +58,10 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_other_types(function: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments of other types than the annotations of `function` say; what they do not say passes.
+    """Refuse arguments whose types contradict the annotations of `function`; unknown annotations accept everything.
 
     Raises:
-        WrongType: it names the argument, what was given, and what is wanted.
+        WrongType: it names the argument, the value that was given, and the expected type.
     """
     order, wanted = _wanted(function)
     for name, value in (*zip(order, args, strict=False), *kwargs.items()):
@@ -76,18 +76,18 @@ def _hint(name: str, value: object, kinds: tuple[Kind, ...]) -> str | None:
     if KINDS["StrPath"] not in kinds:
         return None
     if callable(getattr(value, "read", None)):
-        return "a checkpoint is read at random places: write the stream to a file first, and give its name"
+        return "checkpoints need random access: write the stream to a file first, and pass its name"
     if isinstance(value, list | tuple | set):
         return "call it once for each file"
     if isinstance(value, bytes):
-        return f"os.fsdecode(...) makes a name of it: {os.fsdecode(value)!r}"
+        return f"decode it with os.fsdecode(...): {os.fsdecode(value)!r}"
     if callable(getattr(value, "state_dict", None)) or isinstance(value, Mapping):
-        return "save it first, as in torch.save(model.state_dict(), 'model.pth'), and give the name of the file"
+        return "save it first, as in torch.save(model.state_dict(), 'model.pth'), and pass the name of the file"
     return None
 
 
 def _given(value: object) -> str:
-    """The type of `value`, and a small value itself."""
+    """Return the type of `value`, and the value itself if it is short."""
     name = type(value).__qualname__
     if value is None:
         return "None"
@@ -96,7 +96,7 @@ def _given(value: object) -> str:
 
 @cache
 def _wanted(function: Callable[..., object]) -> tuple[tuple[str, ...], dict[str, tuple[Kind, ...]]]:
-    """The arguments that may be given by position, and the types of those whose annotations are known."""
+    """Return the names of the positional arguments, and the expected types of all arguments with known annotations."""
     from inspect import Parameter, signature, unwrap
 
     names: dict[str, object] = getattr(unwrap(function), "__globals__", {})
@@ -111,7 +111,7 @@ def _wanted(function: Callable[..., object]) -> tuple[tuple[str, ...], dict[str,
 
 
 def _parts(annotation: str) -> list[str]:
-    """The members of a union: ``"str | Mapping[str, str | None]"`` has two."""
+    """Return the members of a union: ``"str | Mapping[str, str | None]"`` has two."""
     parts, depth = [""], 0
     for char in annotation:
         depth += (char == "[") - (char == "]")
@@ -123,7 +123,7 @@ def _parts(annotation: str) -> list[str]:
 
 
 def _kind(annotation: str, names: Mapping[str, object]) -> Kind | None:
-    """The type that one member of a union is; None for one that is not known here."""
+    """Return the type for one member of a union; None if it is not in the table."""
     head = annotation.partition("[")[0]
     meant = names.get(head)
     if get_origin(meant) is not None and head not in KINDS:  # the name of a Literal
@@ -133,5 +133,5 @@ def _kind(annotation: str, names: Mapping[str, object]) -> Kind | None:
     else:
         return KINDS.get(head)
     shown = ", ".join(repr(choice) for choice in choices)
-    # Which text it may be, the function itself says, with what is nearest.
+    # The function itself checks the text, so that its message can suggest the closest choice.
     return Kind(f"one of {shown}", lambda value: isinstance(value, str))

@@ -1,4 +1,4 @@
-"""Commands to paste: names quoted so that a shell reads the very file, whatever its name holds."""
+"""Commands to paste, with file names quoted so that a shell passes them on exactly, whatever characters they have."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shlex
 
 
 def quoted(name: str | os.PathLike[str]) -> str:
-    """The name of a file for a shell; one that begins with a dash cannot be taken for an option."""
+    """Return the name of a file quoted for a shell, with ``./`` before a dash that would begin an option."""
     text = os.fspath(name)
     return word(f"./{text}" if text.startswith("-") else text)
 
 
 def word(text: str) -> str:
-    """`text` as one word of a shell; one that cannot be shown as it is stands in bash's ``$'...'``."""
+    """Return `text` as one word of a shell; text with unprintable characters is written in bash's ``$'...'``."""
     if text.isprintable():
         return shlex.quote(text)
     return "$'" + "".join(map(_shown, text)) + "'"
@@ -32,11 +32,11 @@ def _shown(char: str) -> str:
 
 
 def command(verb: str, *names: str | os.PathLike[str], **options: str | None) -> str:
-    """``ckptfix VERB NAME... --option VALUE``: upper-case words such as OUT are for the reader to replace.
+    """Return ``ckptfix VERB NAME... --option VALUE``; the reader replaces upper-case words such as OUT.
 
     Args:
-        names: files; quoted.
-        options: name -> value; None is left out, ``""`` stands for a flag.
+        names: files; they are quoted.
+        options: name -> value; None leaves the option out, ``""`` makes it a flag.
     """
     parts = ["ckptfix", verb, *map(quoted, names)]
     for option, value in options.items():
@@ -46,5 +46,5 @@ def command(verb: str, *names: str | os.PathLike[str], **options: str | None) ->
 
 
 def verbatim(line: str) -> str:
-    """`line` as a template of `findings.table.remedy` that stands for itself: a name may hold braces."""
+    """Return `line` escaped as a template of `findings.table.remedy`, because a file name may contain braces."""
     return line.replace("{", "{{").replace("}", "}}")

@@ -1,38 +1,38 @@
-"""The errors of ckptfix: one tree, every error with its place as fields.
+"""The errors of ckptfix: one tree; every error carries its place as fields.
 
 ::
 
     CkptfixError(message, path, where, offset, hint)
-    ├── UnknownFormat        not a checkpoint that we read; the message says what it is instead
+    ├── UnknownFormat        not a checkpoint that ckptfix reads; the message names what it is instead
     ├── DamagedFile
-    │   ├── Truncated        the file ends before what it promises
+    │   ├── Truncated        the file is cut short
     │   ├── BadDirectory     a zip directory or safetensors header that contradicts itself
     │   ├── BadPickle        a pickle stream that no unpickler would accept
     │   │   └── TruncatedPickle  one that ends before its STOP; also a Truncated
     │   ├── BadIndex         an index that does not match its shards
     │   └── ChangedFile      a file that was written to, or replaced, while it was read
-    ├── Unsupported          valid, but not ours to do
-    │   ├── Bomb             packed bytes that unfold beyond measure
-    │   ├── IsFolder         a folder, and is to be a file; also an IsADirectoryError
-    │   ├── NotAFolder       the output is a file, and is to be a folder; also a NotADirectoryError
+    ├── Unsupported          valid, but outside the scope of ckptfix
+    │   ├── Bomb             compressed bytes that expand beyond reason
+    │   ├── IsFolder         a folder where a file is needed; also an IsADirectoryError
+    │   ├── NotAFolder       the output is a file and must be a folder; also a NotADirectoryError
     │   └── NoFile           a pipe, a socket or a device
-    ├── Refused              we could, and will not
+    ├── Refused              possible, but ckptfix will not do it unasked
     │   ├── WouldOverwrite   the output exists, or is the input; also a FileExistsError
     │   ├── WouldLoseData    the output could not hold everything
-    │   ├── PartialPrefix    only some keys of a mapping have the prefix
+    │   ├── PartialPrefix    only some keys of a state dict have the prefix
     │   ├── Undecided        several state dicts could be meant
-    │   ├── NoMatch          the names of two models do not go together
-    │   └── WrongType        an argument of another type than is asked for; also a TypeError
+    │   ├── NoMatch          the keys of two models do not fit together
+    │   └── WrongType        an argument of the wrong type; also a TypeError
     ├── KeyConflict          two keys would become one
     ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
-    ├── NoSuchFile           no file or folder of that name; also a FileNotFoundError
-    ├── NoSuchTensor         a name or an address that the file does not have
-    ├── MissingExtra         a package that an extra of ckptfix installs; also an ImportError
-    └── WriteFailed          the machine's fault: disk full, an I/O error; also an OSError, with its errno
-        ├── NotPermitted     a file or folder that we may not read or write; also a PermissionError
+    ├── NoSuchFile           no file or folder has that name; also a FileNotFoundError
+    ├── NoSuchTensor         a key or an address that is not in the file
+    ├── MissingExtra         a package is missing that an extra of ckptfix installs; also an ImportError
+    └── WriteFailed          a fault of the machine: disk full, an I/O error; also an OSError, with its errno
+        ├── NotPermitted     no permission to read or write a file or folder; also a PermissionError
         └── NoSuchFolder     the output's folder does not exist; also a FileNotFoundError
 
-Nothing here is parsed from text: a caller who needs the offset reads ``error.offset``.
+Callers never need to parse the text: the offset, for example, is ``error.offset``.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from contextlib import contextmanager
 from ckptfix.urls import known
 
 StrPath = str | os.PathLike[str]
-"""What names a file."""
+"""A path of a file."""
 
 
 def printable(text: object) -> str:
-    """`text` with control characters, lone surrogates and escapes made visible.
+    """Return `text` with control characters, lone surrogates and escapes made visible.
 
-    Names come from untrusted files: an ANSI sequence in a key must not reach a terminal.
+    Keys come from untrusted files: an ANSI sequence in a key must not reach a terminal.
     """
     string = str(text)
     if string.isascii() and string.isprintable():
@@ -65,11 +65,11 @@ class CkptfixError(Exception):
     """Base of every error that ckptfix raises on purpose.
 
     Args:
-        message: what is wrong, in one sentence, without the place.
+        message: the problem in one sentence, without the place.
         path: the file.
         where: the record, tensor or key inside it.
-        offset: byte offset in the file, or in the record when `where` names one.
-        hint: what to do: a command to paste, or a plain instruction.
+        offset: byte offset in the file, or in the record that `where` names.
+        hint: the way to fix it: a command to paste, or a plain instruction.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class CkptfixError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """What to do. It stands as a note, so that a traceback shows it below the message."""
+        """The way to fix the problem. It is stored as a note, so that a traceback shows it below the message."""
         return self._hint
 
     @hint.setter
@@ -100,11 +100,14 @@ class CkptfixError(Exception):
 
     @property
     def shell_hint(self) -> str | None:
-        """`hint` in the words of the command line, where they are others."""
+        """`hint` in the words of the command line, where these differ from Python's."""
         return self._hint
 
     def __str__(self) -> str:
-        """``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``, hint aside."""
+        """Return the message with its place: ``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``.
+
+        The hint is not included.
+        """
         place = "" if self.where is None else self.where
         if self.offset is not None:
             place = f"{place} @ {self.offset:#x}".strip()
@@ -113,7 +116,7 @@ class CkptfixError(Exception):
 
 
 class NoSuchFile(CkptfixError, FileNotFoundError):
-    """No file or folder has that name. A ``FileNotFoundError`` too, with its `errno` and `filename`."""
+    """No file or folder has that name. It is also a ``FileNotFoundError``, with its `errno` and `filename`."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, hint: str | None = None) -> None:
         super().__init__("no such file or folder", path=path, hint=hint)
@@ -121,13 +124,13 @@ class NoSuchFile(CkptfixError, FileNotFoundError):
 
 
 def _as_of_system(error: CkptfixError, number: int | None) -> None:
-    """Give an error that is an ``OSError`` too the fields of one."""
+    """Set the fields of ``OSError`` on an error that is one too."""
     assert isinstance(error, OSError)
     error.errno, error.strerror, error.filename = number, error.message, error.path
 
 
 def not_readable(error: OSError, path: str | os.PathLike[str]) -> CkptfixError:
-    """What to raise where the system cannot open `path`, in its words."""
+    """Return the error to raise where the system cannot open `path`, with the system's message."""
     if isinstance(error, CkptfixError):
         return error
     if isinstance(error, FileNotFoundError):
@@ -138,7 +141,7 @@ def not_readable(error: OSError, path: str | os.PathLike[str]) -> CkptfixError:
 
 
 class UnknownFormat(CkptfixError):
-    """The content is none of the formats that ckptfix reads; `kind` is the id of the finding that says what it is."""
+    """The content is in no format that ckptfix reads; `kind` is the id of the finding that describes it."""
 
     def __init__(self, message: str, *, kind: str = "unknown-format", **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
@@ -150,7 +153,7 @@ class DamagedFile(CkptfixError):
 
 
 class Truncated(DamagedFile):
-    """The file ends before what it promises."""
+    """The file is cut short."""
 
 
 class BadDirectory(DamagedFile):
@@ -170,39 +173,39 @@ class BadIndex(DamagedFile):
 
 
 class ChangedFile(DamagedFile):
-    """A file that was written to, or replaced, while it was read: what was read of it may be of two versions."""
+    """A file that was written to, or replaced, while it was read: the data may come from two versions."""
 
 
 class Unsupported(CkptfixError):
-    """Valid, but not something that ckptfix does."""
+    """Valid, but outside the scope of ckptfix."""
 
 
 class Bomb(Unsupported):
-    """Packed bytes that unfold, or say that they unfold, beyond measure."""
+    """Compressed bytes that expand, or claim to expand, beyond reason."""
 
 
 class NoFile(Unsupported):
-    """A pipe, a socket or a device, where a regular file is needed."""
+    """A pipe, a socket or a device where a regular file is needed."""
 
 
 class IsFolder(Unsupported, IsADirectoryError):
-    """A folder, where a file is needed. An ``IsADirectoryError`` too."""
+    """A folder where a file is needed. It is also an ``IsADirectoryError``."""
 
 
 class NotAFolder(Unsupported, NotADirectoryError):
-    """The output is a file, and is to be a folder. A ``NotADirectoryError`` too."""
+    """The output is a file and must be a folder. It is also a ``NotADirectoryError``."""
 
 
 class DistributedPart(Unsupported):
-    """A file of a distributed checkpoint: one rank's parts of it, which mean nothing without the others."""
+    """A file of a distributed checkpoint: the parts of one rank, which are useless without the other ranks' files."""
 
 
 class Refused(CkptfixError):
-    """Possible, but only done when it is asked for."""
+    """Possible, but only done on request."""
 
 
 class WouldOverwrite(Refused, FileExistsError):
-    """The output exists, or is the input. A ``FileExistsError`` too."""
+    """The output exists, or is the input. It is also a ``FileExistsError``."""
 
     def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None, hint: str | None = None) -> None:
         super().__init__(message, path=path, hint=hint)
@@ -214,7 +217,7 @@ class WouldLoseData(Refused):
 
 
 class PartialPrefix(Refused):
-    """Only some keys of a mapping have the prefix; `others` are those that do not."""
+    """Only some keys of a state dict have the prefix; `others` are the keys without it."""
 
     def __init__(self, message: str, *, others: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
@@ -226,9 +229,9 @@ class Undecided(Refused):
 
     Attributes:
         choices: their addresses.
-        choice: the arguments that choose the first of them, such as ``{"at": "generator"}``; the hint says them in
-            the words of Python, and `shell_hint` as options.
-        averages: whether ``ema`` takes averages that stand beside them.
+        choice: the arguments that choose the first of them, such as ``{"at": "generator"}``; the hint names them as
+            arguments of Python, and `shell_hint` as options.
+        averages: whether ``ema`` chooses the averages that are stored beside them.
     """
 
     def __init__(
@@ -246,15 +249,15 @@ class Undecided(Refused):
         self.choose_with(choice)
 
     def choose_with(self, choice: Mapping[str, object]) -> None:
-        """Say that these arguments choose the first."""
+        """Set the arguments that choose the first state dict, and the hint that names them."""
         self.choice = dict(choice)
         said = ", ".join(f"{name}={value!r}" for name, value in choice.items())
-        self.hint = f"choose one with {said}" + ("; ema=True takes the averaged one" if self.averages else "")
+        self.hint = f"choose one with {said}" + ("; ema=True chooses the averaged one" if self.averages else "")
 
     @property
     def shell_hint(self) -> str:
         said = " ".join(_option(name, value) for name, value in self.choice.items())
-        return f"choose one with {said}" + ("; --ema takes the averaged one" if self.averages else "")
+        return f"choose one with {said}" + ("; --ema chooses the averaged one" if self.averages else "")
 
 
 def _option(name: str, value: object) -> str:
@@ -264,12 +267,12 @@ def _option(name: str, value: object) -> str:
     values = value if isinstance(value, tuple) else (value,)
     from ckptfix.commands import word
 
-    # The top level has an empty address, which not every shell can quote.
+    # Not every shell can quote the empty address of the top level.
     return " ".join(f"{option} {word(str(one) or '/')}" for one in values)
 
 
 class NoMatch(Refused):
-    """The names of two models do not go together; `lines` show where, or what is left over, for a person."""
+    """The keys of two models do not fit together; `lines` show a reader where, or which keys are left over."""
 
     def __init__(self, message: str, *, lines: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
@@ -277,12 +280,12 @@ class NoMatch(Refused):
 
 
 class WrongType(Refused, TypeError):
-    """An argument of another type than is asked for. A ``TypeError`` too."""
+    """An argument of the wrong type. It is also a ``TypeError``."""
 
 
 @contextmanager
 def about(path: str, *, always: bool = False) -> Iterator[None]:
-    """Errors inside that name no file are about `path`; with `always` those too that name another."""
+    """Set `path` on errors raised inside that name no file; with `always`, also on those that name a different one."""
     try:
         yield
     except CkptfixError as error:
@@ -292,13 +295,13 @@ def about(path: str, *, always: bool = False) -> Iterator[None]:
 
 
 def file_name(value: object, what: str = "the path") -> str:
-    """`value` as the name of a file.
+    """Return `value` as the name of a file.
 
     Args:
-        what: the argument, as a message calls it.
+        what: the words for the argument in a message.
 
     Raises:
-        WrongType: it is none.
+        WrongType: `value` is not a path.
     """
     if isinstance(value, str | os.PathLike):
         name = os.fspath(value)
@@ -310,7 +313,7 @@ def file_name(value: object, what: str = "the path") -> str:
 
 
 class KeyConflict(CkptfixError):
-    """Two keys would become one; `pairs` are (new name, old names)."""
+    """Two keys would become one; `pairs` are (new key, old keys)."""
 
     def __init__(
         self, message: str, *, pairs: tuple[tuple[str, tuple[str, ...]], ...] = (), **place: object
@@ -320,7 +323,7 @@ class KeyConflict(CkptfixError):
 
 
 class LoadMismatch(CkptfixError):
-    """Model and file disagree; `report` (a loaders.LoadReport) says in what, and that nothing was changed."""
+    """Model and file disagree; `report` (a loaders.LoadReport) lists the differences, and that nothing was changed."""
 
     def __init__(self, message: str, *, report: object = None, **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
@@ -328,7 +331,7 @@ class LoadMismatch(CkptfixError):
 
 
 class NoSuchTensor(CkptfixError):
-    """A name or an address that the file does not have; `near` are close ones that it has."""
+    """A key or an address that is not in the file; `near` are similar ones that are."""
 
     def __init__(self, message: str, *, near: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
@@ -336,7 +339,7 @@ class NoSuchTensor(CkptfixError):
 
 
 class MissingExtra(CkptfixError, ImportError):
-    """A package that only an extra of ckptfix installs is missing; `name` is that package. An ``ImportError`` too."""
+    """A package is missing that only an extra of ckptfix installs; `name` is the package. Also an ``ImportError``."""
 
     def __init__(self, message: str, *, name: str, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -344,10 +347,10 @@ class MissingExtra(CkptfixError, ImportError):
 
 
 class WriteFailed(CkptfixError, OSError):
-    """The machine could not write or read: disk full, I/O error. An ``OSError`` too.
+    """The machine could not write or read: disk full, I/O error. It is also an ``OSError``.
 
     Args:
-        number: the `errno` of the system, where it said one.
+        number: the `errno` of the system, where it gave one.
     """
 
     def __init__(self, message: str, *, number: int | None = None, **place: object) -> None:
@@ -356,8 +359,8 @@ class WriteFailed(CkptfixError, OSError):
 
 
 class NotPermitted(WriteFailed, PermissionError):
-    """A file or folder that we may not read or write. A ``PermissionError`` too."""
+    """No permission to read or write a file or folder. It is also a ``PermissionError``."""
 
 
 class NoSuchFolder(WriteFailed, FileNotFoundError):
-    """The folder that the output is to be in does not exist. A ``FileNotFoundError`` too."""
+    """The folder of the output does not exist. It is also a ``FileNotFoundError``."""

@@ -1,4 +1,4 @@
-"""What an extra of the package brings, and the one place that says which to install where it is missing."""
+"""The extras of the package: the one place that names the extra to install when its package is missing."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ckptfix.errors import MissingExtra
 
 
 def need_torch(what: str) -> None:
-    """Import torch, or say how to get it. Functions that are called after this one import torch as they like.
+    """Import torch, or raise an error that tells how to install it. Later code can then import torch freely.
 
     Args:
-        what: what needs it, as the message calls it.
+        what: the words in the message for the function that needs it.
 
     Raises:
-        MissingExtra: torch is not installed. A torch that is there and fails to import raises its own error.
+        MissingExtra: torch is not installed. An installed torch that fails to import raises its own error.
     """
     _need("torch", "torch", what)
 
 
 def need_textual(what: str) -> None:
-    """Import textual, or say how to get it. Raises as `need_torch`."""
+    """Import textual, or raise an error that tells how to install it. Raises like `need_torch`."""
     _need("textual", "browse", what)
 
 

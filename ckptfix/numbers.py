@@ -1,4 +1,4 @@
-"""Numbers that others say: servers, plans of fleets, records of edits. They are bounded before they are used."""
+"""Numbers from outside: servers, plans of fleets, records of edits. They are bounded before they are used."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 
 
 def whole_number(value: object, *, least: int = 0, most: int = MOST) -> int | None:
-    """Give the integer that `value` is, or that it spells in ASCII digits; None where it is another thing or too far.
+    """Return `value`, or the integer that it spells in ASCII digits; None for anything else, or if it is out of range.
 
-    Python's own `int` takes more than any header or file means: other digits than 0 to 9, spaces, underscores, floats,
-    booleans, and thousands of digits.
+    Python's own `int` accepts more than any header or file means: digits other than 0 to 9, spaces, underscores,
+    floats, booleans, and thousands of digits.
     """
     if type(value) is int:
         number = value
@@ -27,5 +27,5 @@ def whole_number(value: object, *, least: int = 0, most: int = MOST) -> int | No
 
 
 def seconds(text: object) -> float | None:
-    """Give the seconds that a header spells; None where it spells a date or no number."""
+    """Return the seconds that a header spells; None for a date or other text."""
     return float(text) if isinstance(text, str) and _SECONDS.fullmatch(text) else None

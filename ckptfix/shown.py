@@ -1,6 +1,6 @@
-"""What a result is as text, and in a notebook: its sentences, and tables of what it found, as HTML.
+"""A result as text and as HTML for a notebook: its sentences, and tables of its rows.
 
-Names come from untrusted files: in HTML all text is escaped, and control characters are made visible.
+Keys come from untrusted files: in HTML all text is escaped, and control characters are made visible.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from itertools import islice
 from ckptfix.errors import printable
 
 MOST = 200
-"""Rows of a table; a file could be made to have millions."""
+"""The most rows that a table shows; a malicious file could have millions."""
 
 LONGEST = 300
-"""Characters of a cell."""
+"""The most characters that a cell shows."""
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 """A title, the headers, and the rows."""
 
 
 def text(command: str, result: object) -> str:
-    """What ``ckptfix COMMAND`` prints of `result` into a pipe: all rows, and whole names.
+    """Return the text that ``ckptfix COMMAND`` prints for `result` into a pipe: all rows, with untruncated keys.
 
-    The command line has the words, and is imported when they are asked for.
+    The command line formats it, and is imported on demand.
     """
     shown: str = import_module(f"ckptfix.cli.{command}").text(result)
     return shown
 
 
 def page(verb: str, result: object, **how: object) -> str:
-    """The page that ``ckptfix VERB --html`` writes of `result`; what makes pages is imported when one is asked for."""
+    """Return the page that ``ckptfix VERB --html`` writes for `result`; the code for pages is imported on demand."""
     made: str = import_module(f"ckptfix.html.{verb}").page(result, **how)
     return made
 
 
 def html(lines: Iterable[str], tables: Iterable[Table] = ()) -> str:
-    """The lines, then each table that has rows."""
+    """Return the lines as HTML, followed by each table that has rows."""
     parts = [f"<p>{'<br>'.join(_text(line, len(line)) for line in lines)}</p>"]
     for title, headers, rows in tables:
         if rows:

@@ -1,8 +1,8 @@
-"""Names of files that are not on this machine: ``s3://BUCKET/KEY``, ``https://HOST/PATH``, ``hf://ORG/REPO/FILE``.
+"""Names of files on other machines: ``s3://BUCKET/KEY``, ``https://HOST/PATH``, ``hf://ORG/REPO/FILE``.
 
-What is secret in a URL (a password, a signed query) leaves it as soon as it comes in (`known`): from then on the URL
-goes by a name without it, in messages, JSON, records and logs, and only the client that opens it asks for the whole
-(`secret_of`). This is the one place that knows both.
+A URL may contain secrets (a password, a signed query). `known` strips them as soon as the URL comes in: messages, JSON,
+records and logs use the public name, and only the client that opens it asks for the whole URL (`secret_of`). This is
+the only module that knows both.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SCHEMES = frozenset(
         *("memory", "ftp", "hdfs", "webhdfs", "github", "dbfs"),
     )
 )
-"""What may stand before ``://``. Another word there is the beginning of a path."""
+"""Schemes that are recognized before ``://``. Any other word there is the beginning of a path."""
 
 READ_ONLY = frozenset(("http", "https", "hf"))
-"""What nothing is written to."""
+"""Schemes that cannot be written to."""
 
 Kind = Literal["file", "folder", ""]
 
@@ -32,10 +32,10 @@ _QUERY = re.compile(r"\?(?=[\w.~%-]+=)[^#]*")
 _PARAMETERS = re.compile(r";(?=[\w.~%-]+=)[^/?#]*")
 _FRAGMENT = re.compile(r"#(?=[\w.~%-]+=).*", re.DOTALL)
 _OF_THE_WEB = frozenset(("http", "https", "ftp", "webhdfs"))
-"""Schemes in whose URLs ``;`` and ``#`` are no part of a file's name."""
+"""Schemes whose URLs end a file's name at ``;`` and ``#``."""
 
 _PASSWORD = re.compile(r"^[^\[\]:]*:(?![0-9]*$)")
-"""A host with something else than a port behind its colon."""
+"""A host with something other than a port behind its colon."""
 
 _SECRET = re.compile(
     r"^(x-(amz|goog|ms|oss|obs)-.*|.*(sig|token|key|secret|passw|pwd|credential|auth|hmac|hash|jwt|session|policy).*"
@@ -43,38 +43,38 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _VISIBLE = 32
-"""Characters of a value in a query that may be shown; a longer one may be a secret whatever it is called."""
+"""The longest value of a query that may be shown, in characters; a longer one may be a secret under any name."""
 
 _SHOWN = frozenset({"versionid", "generation", "rev", "revision", "download", "snapshot"})
 
 _ANYWHERE = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]+://[^\s'\"<>]*")
 
 _whole: dict[str, str] = {}
-"""Name -> the URL with what is secret in it."""
+"""Public name -> the URL with its secrets."""
 
 
 def scheme_of(name: str) -> str:
-    """The scheme of a URL; empty for a path."""
+    """Return the scheme of a URL; empty for a path."""
     found = _URL.match(name) if ":/" in name else None
     scheme = found[1].lower() if found else ""
     return scheme if scheme in SCHEMES else ""
 
 
 def is_url(name: str) -> bool:
-    """Whether `name` is a URL, and no path."""
+    """Return whether `name` is a URL rather than a path."""
     return bool(scheme_of(name))
 
 
 def known(name: str) -> str:
-    """The name by which `name` goes: a path as it is, a URL without what is secret in it; ``file:///PATH`` is a path.
+    """Return the public name for `name`: a path unchanged, a URL without its secrets, a path for ``file:///PATH``.
 
-    ``s3:/BUCKET/KEY``, which `pathlib` makes of a URL, is that URL, unless there is a file of that name.
+    ``s3:/BUCKET/KEY``, which `pathlib` makes of a URL, counts as that URL, unless a file with that name exists.
     """
     scheme = scheme_of(name)
     if not scheme:
         if name.startswith("file:///"):
             return name.removeprefix("file://")
-        # htps:// is no scheme, and what follows may be secret all the same.
+        # A misspelled scheme, such as htps://, is not recognized, but a secret may still follow it.
         public = _public(name) if "://" in name and _URL.match(name) is not None else name
         return public if public != name and not os.path.lexists(name) else name
     found = _URL.match(name)
@@ -89,7 +89,7 @@ def known(name: str) -> str:
 
 
 def known_word(word: str) -> str:
-    """A word of a command line, as `known`: a URL, or an option with one (``--like=URL``, ``-oURL``)."""
+    """Return `known` for a word of a command line: a URL, or an option with one (``--like=URL``, ``-oURL``)."""
     if not word.startswith("-"):
         return known(word)
     if word.startswith("--"):
@@ -100,11 +100,11 @@ def known_word(word: str) -> str:
 
 
 def secret_of(name: str) -> str:
-    """The URL that goes by `name`, with all that is secret in it: for the client that opens it alone."""
+    """Return the URL behind the public `name`, with all its secrets: only for the client that opens it."""
     whole = _whole.get(name)
     if whole is not None:
         return whole
-    # What lies below it, or beside it, is opened with the same password.
+    # Files below it, or beside it, are opened with the same password.
     for public, full in _whole.items():
         around = public.rpartition("/")[0]
         if around.count("/") >= 2 and name.startswith(f"{around}/") and (userinfo := _userinfo(full)):
@@ -114,12 +114,12 @@ def secret_of(name: str) -> str:
 
 
 def secrets() -> dict[str, str]:
-    """What `known` took away in this process, for one that works for it."""
+    """Return the secrets that `known` has stripped in this process, to pass them to a process that works for it."""
     return dict(_whole)
 
 
 def share(secrets: dict[str, str]) -> None:
-    """Know what another process does."""
+    """Add the secrets of another process to this one's."""
     _whole.update(secrets)
 
 
@@ -132,9 +132,9 @@ def _public(url: str) -> str:
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     if "@" not in host and _PASSWORD.search(host) and "@" in path:
-        # What follows the colon is no port: it is a password, in which a slash should have been %2F.
+        # The text after the colon is not a port but a password, whose slash should have been written as %2F.
         host, slash, path = rest.rpartition("@")[2].partition("/")
-    # abfs://CONTAINER@ACCOUNT, hf://ORG/REPO@REV: no password.
+    # abfs://CONTAINER@ACCOUNT and hf://ORG/REPO@REV contain no password.
     elif "@" in host and (scheme not in ("abfs", "abfss") or ":" in host):
         host = host.rpartition("@")[2]
     query = _QUERY.search(path)
@@ -154,14 +154,14 @@ def _is_secret(query: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """`text`, which a client or a server said, without what is secret in its URLs."""
+    """Return `text` from a client or a server without the secrets in its URLs."""
     for public, whole in _whole.items():
         text = text.replace(whole, public)
     return _ANYWHERE.sub(lambda url: _public(url[0]).partition("?")[0], text)
 
 
 class Entry(NamedTuple):
-    """What lies in a folder, in the way of `os.DirEntry`."""
+    """An entry of a folder, with the methods of `os.DirEntry`."""
 
     name: str
     path: str
@@ -178,7 +178,7 @@ class Entry(NamedTuple):
 
 
 class Stores(Protocol):
-    """What is asked about a URL."""
+    """The questions about a URL that a store answers."""
 
     def kind(self, name: str) -> Kind: ...
 
@@ -190,13 +190,13 @@ class Stores(Protocol):
 
 
 class Far:
-    """The stores that are there: `io` brings them."""
+    """The holder of the stores, which `io` sets."""
 
     stores: Stores
 
 
 class URLPath(PosixPath):
-    """A URL with the manners of a path: what is asked of the disk is asked of its store."""
+    """A URL that behaves like a path: where a path would ask the disk, it asks its store."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -240,29 +240,29 @@ class URLPath(PosixPath):
 
 
 def as_path(*parts: str | os.PathLike[str]) -> Path:
-    """The path made of `parts`; of a URL, one that asks its store."""
+    """Return the path made of `parts`; for a URL, a path that asks its store."""
     first = os.fspath(parts[0]) if parts else ""
     return (URLPath if is_url(first) else Path)(*parts)
 
 
 def normal(name: str) -> str:
-    """`os.path.normpath`, of a URL too."""
+    """Return `os.path.normpath(name)`, or the normal form of a URL."""
     return str(as_path(name)) if is_url(name) else os.path.normpath(name)
 
 
 def folder_beside(name: str) -> Path:
-    """The folder that an output beside `name` is put in: where nothing can be written, the current one."""
+    """Return the folder for an output beside `name`: the current folder if `name` is in a read-only place."""
     return Path() if scheme_of(name) in READ_ONLY else as_path(name).parent
 
 
 def real_path(name: str | os.PathLike[str]) -> str:
-    """`os.path.realpath`, of a URL too: it has no links."""
+    """Return `os.path.realpath(name)`, or the URL itself, which has no links."""
     text = os.fspath(name)
     return str(as_path(text)) if is_url(text) else os.path.realpath(text)
 
 
 class _Scan:
-    """An open folder, as `os.scandir` gives it."""
+    """An open folder that behaves like the result of `os.scandir`."""
 
     def __init__(self, folder: str) -> None:
         self._rows: Iterator[Entry] = iter(Far.stores.entries(folder))
@@ -278,19 +278,19 @@ class _Scan:
 
 
 def scan_folder(folder: str | os.PathLike[str]) -> os.ScandirIterator[str] | _Scan:  # type: ignore[name-defined]
-    """`os.scandir`, of a URL too."""
+    """Return `os.scandir(folder)`; also for a URL."""
     text = os.fspath(folder)
     return _Scan(text) if is_url(text) else os.scandir(text)
 
 
 def headers_of(folder: str, names: Iterable[str]) -> None:
-    """The beginnings of these files of a folder are wanted next: a store is asked for many at a time."""
+    """Prepare to read the beginnings of these files of a folder: a store fetches many of them at a time."""
     if is_url(folder):
         Far.stores.ahead(folder, names)
 
 
 def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` from the top down, of a URL too."""
+    """Walk a folder from the top down like `os.walk`; also for a URL."""
     text = os.fspath(folder)
     if not is_url(text):
         yield from os.walk(text)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ckptfix.errors import printable
 
 TOP = "the top level"
-"""What the address of everything, ``""``, is called."""
+"""The words for the address of the whole checkpoint, ``""``."""
 
 IRREGULAR = {
     "address": "addresses",
@@ -20,12 +20,16 @@ IRREGULAR = {
 
 
 def plural(count: int, noun: str, several: str | None = None) -> str:
-    """``1 tensor``, ``2,000 tensors``; `several` is the plural where it is not `noun` with an s."""
+    """Return a count with its noun: ``1 tensor``, ``2,000 tensors``.
+
+    Args:
+        several: the plural, where it is not `noun` with an s.
+    """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {several or IRREGULAR.get(noun, f'{noun}s')}"
 
 
 def several(count: int, what: str) -> str:
-    """``2 numpy arrays of float32``; a class or a function (``argparse.Namespace``) keeps its name."""
+    """Return a count with its noun: ``2 numpy arrays of float32``; a class (``argparse.Namespace``) keeps its name."""
     for link in (" of ", " in "):
         head, found, rest = what.partition(link)
         if found:
@@ -36,14 +40,14 @@ def several(count: int, what: str) -> str:
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """The first `most` names, and how many there are beyond them; 0 for all."""
+    """Return the first `most` names and the number of the remaining ones; 0 means all names."""
     most = most or len(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def where_else(addresses: Sequence[str], most: int = 8) -> str:
-    """Where what was looked for is instead: ``there is one at model``, ``there are 2, at model, ema``."""
+    """Tell where the object is instead: ``there is one at model``, ``there are 2, at model, ema``."""
     named = [address or f"{TOP} ('')" for address in addresses]
     if len(named) == 1:
         return f"there is one at {named[0]}"
@@ -51,7 +55,7 @@ def where_else(addresses: Sequence[str], most: int = 8) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Bytes in decimal units, three digits: ``44.7 MB``."""
+    """Format a byte count in decimal units with three digits: ``44.7 MB``."""
     if nbytes < 1000:
         return f"{int(nbytes)} B"
     value = float(nbytes)
@@ -63,7 +67,7 @@ def size(nbytes: float) -> str:
 
 
 def short(count: int) -> str:
-    """A large number in three digits: ``56.1k``, ``11.7M``, ``7.24B``."""
+    """Format a large number with three digits: ``56.1k``, ``11.7M``, ``7.24B``."""
     if count < 10_000:
         return f"{count:,}"
     value = float(count)
@@ -75,18 +79,24 @@ def short(count: int) -> str:
 
 
 MOST_SIZES = 64
-"""Dimensions that a tensor of torch has at most; a header may state millions."""
+"""The most dimensions that a tensor of torch can have; a header may state millions."""
 
 
 def shape(sizes: Sequence[int]) -> str:
-    """``[64, 3, 7, 7]``, as torch writes it; of more dimensions than torch can have, the first ones and how many."""
+    """Format a shape as torch does: ``[64, 3, 7, 7]``.
+
+    With more dimensions than torch can have, only the first sizes and the number of dimensions are shown.
+    """
     if len(sizes) > MOST_SIZES:
         return f"[{', '.join(map(str, sizes[:8]))}, ... {len(sizes):,} dimensions]"
     return f"[{', '.join(map(str, sizes))}]"
 
 
 def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """Lines of ``name  value``, a value of several lines set under its first; rows without a value are left out."""
+    """Format rows as lines of ``name  value``.
+
+    A value of several lines is aligned under its first line; rows without a value are skipped.
+    """
     kept = [(name, values) for name, values in rows if values]
     width = max((len(name) for name, _ in kept), default=0)
     lines = []
@@ -97,7 +107,7 @@ def facts(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key in which ``layers.2`` comes before ``layers.10``."""
+    """Return a sort key that places ``layers.2`` before ``layers.10``."""
     return [
         (len(part.lstrip("0")) + 1, part.lstrip("0")) if part.isdecimal() else (0, part)
         for part in re.split(r"(\d+)", name)

@@ -20,37 +20,42 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", ".github/CONTRIBUTING.md", ".github/SECURITY.md", "ckptfix/docs")
 CODE = ("ckptfix",)
 
-VERBS = frozenset(
-    """
-    Abort Accept Acquire Adapt Add Adjust Advance Align Allocate Allow Annotate Answer Append Apply Arrange Ask Assemble
-    Assert Assign Attach Average Avoid Await Begin Bind Block Bound Bring Browse Build Cache Calculate Call Cancel Carry
-    Cast Catch Change Check Choose Clean Clear Clip Clone Close Collapse Collect Color Combine Commit Compare Compile
-    Complete Compose Compress Compute Concatenate Configure Confirm Connect Consume Contain Continue Convert Copy
-    Correct Count Cover Create Cut Decide Decode Decompress Decrement Default Defer Define Delegate Delete Dequantize
-    Derive Describe Detach Detect Determine Diagnose Disable Discard Dispatch Display Divide Do Download Draw Drop Dump
-    Echo Edit Emit Enable Encode End Ensure Enter Enumerate Erase Escape Estimate Evaluate Examine Exchange Exclude
-    Execute Exit Expand Expect Explain Export Expose Extend Extract Fail Fall Fetch Fill Filter Find Finish Fit Fix
-    Flag Flatten Flush Focus Fold Follow Force Forget Fork Format Forward Free Fuse Gather Generate Get Go Group Guard
-    Guess Handle Hash Have Hide Highlight Hold Identify Ignore Implement Import Include Increment Index Indicate Infer
-    Inflate Initialize Insert Inspect Install Intercept Interpret Intersect Invert Invoke Iterate Join Judge Jump Keep
-    Kill Label Launch Leave Let Limit Link List Listen Load Locate Lock Log Look Lower Make Map Mark Mask Match Measure
-    Merge Mirror Modify Move Multiply Name Negate Normalize Note Notify Number Omit Open Order Overwrite Pack Pad Pair
-    Parse Partition Pass Patch Pause Peek Perform Permute Pick Place Plan Point Pop Prefer Prefix Prepare Preserve
-    Prevent Print Process Produce Propose Protect Prove Provide Publish Pull Push Put Quantize Query Quote Raise Rank
-    Read Rebuild Receive Recognize Record Recover Redirect Reduce Refer Reformat Refresh Refuse Register Reject Relate
-    Release Reload Remember Remove Rename Render Reopen Reorder Repair Repeat Replace Replay Report Represent Request
-    Require Reserve Reset Reshape Resize Resolve Respond Restore Restrict Resume Retry Return Reuse Reverse Rewrite
-    Round Route Run Sample Save Scale Scan Schedule Score Scroll Search Seek Select Send Separate Serialize Serve Set
-    Share Shorten Show Shrink Shut Sign Signal Simplify Skip Slice Solve Sort Spawn Specify Splice Split Stack Start
-    State Stop Store Stream Strip Submit Substitute Subtract Suggest Sum Summarize Supply Suppress Suspend Swap Switch
-    Sync Synchronize Tag Tell Terminate Test Throw Tokenize Trace Track Train Transform Translate Transpose Traverse
-    Treat Trim Truncate Try Turn Unbind Undo Unescape Unlink Unlock Unpack Unwrap Update Upload Use Validate Verify View
+_VERBS = """
+    Abort Accept Acquire Adapt Add Adjust Advance Align Allocate Allow Annotate Answer Append Apply Arrange Ask
+    Assemble Assert Assign Attach Average Avoid Await Begin Bind Block Bound Bring Browse Build Cache Calculate
+    Call Cancel Carry Cast Catch Change Check Choose Clean Clear Clip Clone Close Collapse Collect Color Combine
+    Commit Compare Compile Complete Compose Compress Compute Concatenate Configure Confirm Connect Consume
+    Contain Continue Convert Copy Correct Count Cover Create Cut Decide Decode Decompress Decrement Default
+    Defer Define Delegate Delete Dequantize Derive Describe Detach Detect Determine Diagnose Disable Discard
+    Dispatch Display Divide Do Download Draw Drop Dump Echo Edit Emit Enable Encode End Ensure Enter Enumerate
+    Erase Escape Estimate Evaluate Examine Exchange Exclude Execute Exit Expand Expect Explain Export Expose
+    Extend Extract Fail Fall Fetch Fill Filter Find Finish Fit Fix Flag Flatten Flush Focus Fold Follow Force
+    Forget Fork Format Forward Free Fuse Gather Generate Get Go Group Guard Guess Handle Hash Have Hide
+    Highlight Hold Identify Ignore Implement Import Include Increment Index Indicate Infer Inflate Initialize
+    Insert Inspect Install Intercept Intern Interpret Intersect Invert Invoke Iterate Join Judge Jump Keep Kill
+    Label Launch Leave Let Limit Link List Listen Load Locate Lock Log Look Lower Make Map Mark Mask Match
+    Measure Memoize Merge Mirror Modify Move Multiply Name Negate Normalize Note Notify Number Omit Open Order
+    Overwrite Pack Pad Pair Parse Partition Pass Patch Pause Peek Perform Permute Pick Place Plan Point Pop
+    Prefer Prefix Prepare Preserve Prevent Print Process Produce Propose Protect Prove Provide Publish Pull Push
+    Put Quantize Query Quote Raise Rank Read Rebuild Receive Recognize Record Recover Redirect Reduce Refer
+    Reformat Refresh Refuse Register Reject Relate Release Reload Remember Remove Rename Render Reopen Reorder
+    Repair Repeat Replace Replay Report Represent Request Require Reserve Reset Reshape Resize Resolve Respond
+    Restore Restrict Resume Retry Return Reuse Reverse Rewrite Round Route Run Sample Save Scale Scan Schedule
+    Score Scroll Search Seek Select Send Separate Serialize Serve Set Share Shorten Show Shrink Shut Sign Signal
+    Simplify Skip Slice Solve Sort Spawn Specify Splice Split Stack Start State Stop Store Stream Strip Submit
+    Substitute Subtract Suggest Sum Summarize Supply Suppress Survey Suspend Swap Switch Sync Synchronize Tag
+    Tell Terminate Test Throw Tokenize Trace Track Train Transform Translate Transpose Traverse Treat Trim
+    Truncate Try Turn Unbind Undo Unescape Unlink Unlock Unpack Unwrap Update Upload Use Validate Verify View
     Visit Wait Walk Warn Watch Weigh Widen Wrap Write Yield Zero
-    """.split()
-)
+"""
+
+VERBS = frozenset(_VERBS.split())
 """Verbs with which a function's docstring may begin (PEP 257). Add one where none of these says it."""
 
-NOT_NOUNS = frozenset("What Whether How Where Which Why When Who Of In That Those These As If By".split())
+NOT_NOUNS = frozenset((
+    "What", "Whether", "How", "Where", "Which", "Why", "When", "Who", "Of", "In", "That", "Those", "These", "As",
+    "If", "By",
+))
 """Words with which no docstring of a class or a module begins: it is a noun phrase."""
 
 
@@ -66,7 +71,7 @@ def _pattern(regex: str, instead: str) -> Pattern:
 
 
 PATTERNS = (
-    _pattern(r"\b(is|are|was|were|has|have) none\b", "say what is missing: 'it has no header', 'is not a number'"),
+    _pattern(r"(?<!here )\b(is|are|was|were) none\b", "say what is missing: 'it has no header', 'is not a number'"),
     _pattern(r"(?<!here )\b(is|are|was|were) no (?!longer|more|less|worse|different)\b", "'is not a ...'"),
     _pattern(r"\balike\b", "'the same', 'equal'"),
     _pattern(r"\bof which\b", "'whose', or two sentences"),

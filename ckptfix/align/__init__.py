@@ -1,1 +1,1 @@
-"""Which tensor of one model is which of another: slots in, a matching out, no file."""
+"""Alignment of the tensors of two models: slots in, a matching out, without files."""

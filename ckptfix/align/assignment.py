@@ -1,4 +1,4 @@
-"""The best assignment of rows to columns, and how much better it is than the next."""
+"""Best assignment of rows to columns, and its margin over the next best."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def best(scores: Sequence[Sequence[float]]) -> list[int]:
-    """For each row, the column that it gets, so that the sum of scores is the largest possible.
+    """Return the column of each row so that the sum of scores is as large as possible.
 
     Args:
-        scores: as many columns as rows, or more.
+        scores: one list per row; there are at least as many columns as rows.
 
-    The Hungarian method with potentials (Kuhn 1955, Munkres 1957): O(rows^2 * columns).
+    This is the Hungarian method with potentials (Kuhn 1955, Munkres 1957): O(rows^2 * columns).
     """
     rows, columns = len(scores), len(scores[0]) if scores else 0
     row_potential = [0.0] * (rows + 1)
     column_potential = [0.0] * (columns + 1)
-    owner = [0] * (columns + 1)  # row of each column, counted from 1; 0 is none
+    owner = [0] * (columns + 1)  # row of each column, counted from 1; 0 means no row
     for row in range(1, rows + 1):
         owner[0] = row
         column = 0
@@ -55,14 +55,14 @@ def best(scores: Sequence[Sequence[float]]) -> list[int]:
 def margins(
     scores: Sequence[Sequence[float]], assigned: Sequence[int], enough: float = -math.inf
 ) -> list[tuple[float, int]]:
-    """For each row, (by how much the best sum falls when the row takes another column, that column).
+    """Return for each row (the drop of the best sum if the row takes a different column, that column).
 
-    `assigned` is what `best` says. A row that could take no other column has an infinite margin. In the graph whose
-    edges are what a row loses when it takes another's column, what is lost in all is the shortest cycle through the
-    row (Floyd 1962, Warshall 1962). The columns that are free are one more node: who takes one leaves another.
+    `assigned` is the result of `best`. A row that can take no other column has an infinite margin. Consider the
+    graph whose edges are a row's losses when it takes another row's column. The total loss is the shortest cycle over
+    the row (Floyd 1962, Warshall 1962). The free columns form one more node: taking one leaves an assigned column.
 
     Args:
-        enough: once swapping two rows shows that every row would lose less than this, the search ends.
+        enough: the search ends as soon as swaps of two rows show that every row would lose less than this.
     """
     if not assigned:
         return []

@@ -1,4 +1,4 @@
-"""Which modules may be each other's counterpart by shapes: keys of classes, the strictest first."""
+"""Classes of modules that may be counterparts by shape: functions that return a class key, strictest first."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ckptfix.align.units import Unit
 
 
 def whole(unit: Unit) -> Hashable:
-    """All that a module has; a matrix on its own is of the same class as a module that has nothing else."""
+    """Return a key for all tensors of a module; a matrix by itself has the key of a module with just that matrix."""
     if len(unit.slots) == 1 and unit.slots.keys() <= {"", "weight"}:
         return main(unit) or unit.signature
     return unit.signature
 
 
 def main(unit: Unit) -> Hashable:
-    """For what is left: a module with or without a bias, a parameter that one side holds in its own module."""
+    """Return a key for what is left then: modules with or without a bias, and parameters outside a module."""
     slot = unit.slots.get("weight") or unit.slots.get("")
     if slot is None or (not unit.slots.get("weight") and len(slot.shape) == 2 and slot.shape[0] == slot.shape[1]):
-        return ()  # a square matrix on its own may be the transpose of a Linear's weight
+        return ()  # a square matrix by itself may be the transpose of a Linear's weight
     return ("weight", slot.shape)
 
 
 def vector(unit: Unit) -> Hashable:
-    """For what is then left: a vector on its own, whatever it is called (a norm's ``scale``, a lone bias)."""
+    """Return a key for what is left then: single vectors under any name (a norm's ``scale``, a lone bias)."""
     if len(unit.slots) != 1:
         return ()
     (slot,) = unit.slots.values()
@@ -39,12 +39,12 @@ def flat(unit: Unit) -> Hashable:
 
 
 def reshaped(one: Sequence[Unit], other: Sequence[Unit]) -> frozenset[Hashable]:
-    """The keys by `flat` of which the two sides have other shapes: there, equal shapes decide nothing alone."""
+    """Return the keys by `flat` for which the two sides have different shapes, so equal shapes alone decide nothing."""
     sides = (Counter(unit.signature for unit in one), Counter(unit.signature for unit in other))
     unlike = {signature for signature in sides[0] | sides[1] if sides[0][signature] != sides[1][signature]}
     return frozenset(flat(unit) for unit in (*one, *other) if unit.signature in unlike)
 
 
 def without(key: Callable[[Unit], Hashable], held: frozenset[Hashable]) -> Callable[[Unit], Hashable]:
-    """`key`, and nothing for the modules that `held` has by `flat`."""
+    """Return `key`, changed to return an empty key for the modules whose key by `flat` is in `held`."""
     return (lambda unit: () if flat(unit) in held else key(unit)) if held else key

@@ -1,8 +1,8 @@
-"""Models of one kind and of different depth: which blocks one has more.
+"""Models of the same kind but different depth: which extra blocks one side has.
 
-A block is what stands under a number: ``layers.11``. Where one side has more modules of some shapes, the surplus may
-be just the last blocks of one stack. If there is one such stack and no other, they are set aside, and the rest is of
-one depth.
+A block is everything under a number: ``layers.11``. If one side has more modules of some shapes, the surplus may be
+exactly the last blocks of one stack. If there is only one such stack, these blocks are set aside, and the rest of both
+sides has the same depth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NUMBER = re.compile(r"\d{1,18}")
 Key = Callable[[Unit], Hashable]
 
 MOST = 32
-"""Tails that are tried; where more would do, it is not beyond doubt which one is meant."""
+"""Tails that are tried. If more would fit, it is not certain which one is meant."""
 
 
 def same_depth(a: Sequence[Unit], b: Sequence[Unit], key: Key) -> tuple[list[Unit], list[Unit]]:
-    """`a` and `b` without the last blocks that only one of them has, where it is beyond doubt which these are."""
+    """Return `a` and `b` without the last blocks that only one of them has, if it is certain which blocks these are."""
     ours, theirs = _cut(list(a), list(b), key)
     theirs, ours = _cut(theirs, ours, key)
     return ours, theirs
@@ -51,9 +51,9 @@ def _cut(mine: list[Unit], others: list[Unit], key: Key) -> tuple[list[Unit], li
 
 
 def _counted_alike(mine: Sequence[Unit], others: Sequence[Unit], shared: Container[Hashable], key: Key) -> bool:
-    """Whether no block of the others may be missing in the middle: they leave out numbers only as `mine` do.
+    """Return whether the others lack no block in the middle: they skip numbers only as `mine` do.
 
-    Of ``0, 1, 2`` and ``0, 2`` the first may be the one that has a block more, in the middle.
+    For ``0, 1, 2`` and ``0, 2``, the extra block of the first may be the middle one.
     """
     ours, theirs = (_steps(unit for unit in units if key(unit) in shared) for units in (mine, others))
     even = {steps[0] for _, steps in ours if len(set(steps)) == 1} | {1}
@@ -64,7 +64,7 @@ def _counted_alike(mine: Sequence[Unit], others: Sequence[Unit], shared: Contain
 
 
 def _steps(units: Iterable[Unit]) -> set[tuple[int, tuple[int, ...]]]:
-    """For each stack, how far its first number is from the least in stacks like it, and each from the one before."""
+    """Return for each stack the offset of its first number from the least in similar stacks, and its steps."""
     stacks: dict[str, set[int]] = {}
     for unit in units:
         for match in _NUMBER.finditer(unit.path):
@@ -85,7 +85,7 @@ def _steps(units: Iterable[Unit]) -> set[tuple[int, tuple[int, ...]]]:
 def _tails(
     units: Iterable[Unit], key: Key, shared: dict[Hashable, int], surplus: dict[Hashable, int]
 ) -> Iterator[list[Unit]]:
-    """The last blocks of a stack, never all, that have all of `shared` and no more than `surplus`."""
+    """Yield the last blocks of a stack, but never all, that contain all of `shared` and no more than `surplus`."""
     stacks: dict[str, dict[int, list[Unit]]] = {}
     for unit in units:
         for match in _NUMBER.finditer(unit.path):
@@ -107,7 +107,7 @@ def _tails(
 
 
 def _level(mine: Sequence[Unit], others: Sequence[Unit], names: Iterable[Hashable], key: Key) -> bool:
-    """Whether the modules of these classes repeat alike on both sides."""
+    """Return whether the modules of these classes repeat in the same way on both sides."""
     effort = Effort()
     sides: tuple[dict[Hashable, list[Unit]], dict[Hashable, list[Unit]]] = ({}, {})
     for side, units in zip(sides, (mine, others), strict=True):

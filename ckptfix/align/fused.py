@@ -1,9 +1,9 @@
-"""Tensors that one model has in one piece and another in several: found by words and shapes, matched by their parts.
+"""Tensors that one model fuses and another splits: found by words and shapes, matched by their parts.
 
-A fused tensor stands for its parts: in its place come slots with the names that parts have on the other side, and
-then tensors are matched as ever. What is found so is an operation of a rules file (`names.operations`), and is only
-proposed where words and sizes leave one way: which rows are the query's is told by the fused module's word, where
-models agree on it, and by `Heads` where they do not.
+A fused tensor is replaced with slots that have the names of the parts on the other side, and then tensors are matched
+as usual. A fusion found in this way becomes an operation of a rules file (`names.operations`). It is proposed only if
+words and sizes leave one possibility. The fused module's name tells which rows are the query's, if models agree on it;
+otherwise `Heads` tells.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How many heads of queries attention has, and of keys and values; None where nobody said."""
+    """Numbers of query heads and of key and value heads in attention; None if unknown."""
 
     query: int | None = None
     kv: int | None = None
 
     @property
     def options(self) -> dict[str, int]:
-        """As options of an operation."""
+        """The heads as options of an operation."""
         assert self.query is not None
         return {"heads": self.query, **({} if self.kv in (None, self.query) else {"kv": self.kv or 0})}
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A tensor of one side, and what stands for it.
+    """A tensor of one side, and the parts that replace it.
 
     Attributes:
-        whole: its name.
-        parts: slots with names that the side does not have.
-        operations: from the tensor to the parts; of a target, they are run backwards.
-        experts: how many experts the parts are of, one behind the other; 0 for none.
+        whole: name of the tensor.
+        parts: slots whose names do not exist on this side.
+        operations: lead from the tensor to the parts; for the target they are run in reverse.
+        experts: number of experts that the parts belong to, one after the other; 0 if they are not experts.
     """
 
     whole: str
@@ -65,12 +65,12 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side with parts in the place of fused tensors.
+    """One side with fused tensors replaced with their parts.
 
     Attributes:
-        slots: what is to be matched.
-        fused: the name of a part -> the tensor that it is of.
-        questions: why a tensor that may be fused was not taken apart, a sentence each.
+        slots: the slots to match.
+        fused: name of a part -> the tensor that it belongs to.
+        questions: reasons why a tensor that may be fused was not split, one sentence each.
     """
 
     slots: tuple[Slot, ...]
@@ -83,10 +83,10 @@ class Taken:
     """Tensors of the source that together become tensors of the target.
 
     Attributes:
-        old, new: names, one of which is one name; those of experts by expert.
+        old, new: names; one of the two has a single name. Names of experts are ordered by expert.
         operations: from old to new.
-        experts: how many experts the several are of; 0 for none.
-        joins: whether it is the target that is one.
+        experts: number of experts on the side with several names; 0 if they are not experts.
+        joins: whether the target is the single tensor.
     """
 
     old: tuple[str, ...]
@@ -97,7 +97,7 @@ class Taken:
 
 
 def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[Side, Side]:
-    """Both sides with parts in the place of what the other has in parts, or has transposed."""
+    """Return both sides with tensors split or transposed where the other side has them so."""
     ours, theirs = _turned(source, target), _turned(target, source)
     return (
         _apart(source, _shown(target, theirs), heads, ours),
@@ -106,12 +106,12 @@ def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple
 
 
 def are_turned(source: Sequence[Slot], target: Sequence[Slot]) -> bool:
-    """Whether one side has matrices that the other has transposed, square ones perhaps, which nobody sees by shapes."""
+    """Return whether one side has matrices that the other has transposed; for square ones, shapes do not show it."""
     return bool(_turned(source, target) or _turned(target, source))
 
 
 def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
-    """The matrices of one side that the other has transposed, by name, as the weights of a `Linear`."""
+    """Return the matrices that one side has transposed, by name, with the shape that the weight of a `Linear` has."""
     slots = {slot.name: slot for slot in mine}
     made: dict[str, Slot] = {}
     for kind, ending in ((_conv1d, ""), (_from_the_right, ".weight")):
@@ -122,16 +122,16 @@ def _turned(mine: Sequence[Slot], other: Sequence[Slot]) -> dict[str, Slot]:
 
 
 def _conv1d(slots: Sequence[Slot]) -> list[str]:
-    """The weights of `transformers.Conv1D` modules, (in, out): what is fused is three times as wide as it is high."""
+    """Return the weights of `transformers.Conv1D` modules, (in, out). A fused one is three times as wide as high."""
     weights = [slot for slot in slots if len(slot.shape) == 2 and module_of(slot.name)[1:] in CONV1D]
     fused = [slot.shape for slot in weights if module_of(slot.name)[1] == "c_attn"]
     wide = [out / inner for inner, out in fused if inner]
-    # Cross attention has a query of its own, and the other two in one.
+    # Cross attention has a separate query, and the other two fused.
     return [slot.name for slot in weights] if 3 in wide and all(one in (2, 3) for one in wide) else []
 
 
 def _from_the_right(slots: Sequence[Slot]) -> list[str]:
-    """Parameters of their own that a `Linear` would have transposed."""
+    """Return parameters outside a module that a `Linear` would store transposed."""
     return [
         slot.name for slot in slots if len(slot.shape) == 2 and slot.name.rpartition(".")[2] in FROM_THE_RIGHT
     ]
@@ -169,16 +169,16 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
 
 
 class _Splits:
-    """What one side has in parts, to be looked up for tensors of the other."""
+    """The split tensors of one side, for looking up tensors of the other side."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         by_name = {slot.name: slot for slot in slots}
         self._groups: dict[tuple[str, str], dict[tuple[Shape, ...], tuple[str, ...]]] = {}
-        """(family, parameter) -> shapes of parts -> what the parts are called."""
+        """(family, parameter) -> shapes of the parts -> names of the parts."""
         self._experts: dict[str, dict[tuple[int, Shape], str]] = {}
-        """Role of an expert's tensor -> (experts, its shape) -> what is behind the number."""
+        """Role of an expert's tensor -> (number of experts, its shape) -> the rest of the name after the number."""
         self._fused: set[tuple[str, str, Shape]] = set()
-        """Family, parameter and shape of what is fused on this side too."""
+        """Family, parameter and shape of the tensors that are fused on this side too."""
         self._whole = {(slot.name.rpartition("experts.")[2], slot.shape) for slot in slots if "experts." in slot.name}
         experts: dict[tuple[str, str], dict[int, Slot]] = {}
         for name, slot in by_name.items():
@@ -207,11 +207,11 @@ class _Splits:
     def of(
         self, slot: Slot, heads: Heads, names: Collection[str], shapes: Mapping[str, Shape]
     ) -> Fused | str | None:
-        """What stands for a tensor; a question where it cannot be told, None where it is not fused.
+        """Return the parts of a fused tensor; a question if they are uncertain; None if it is not fused.
 
         Args:
-            names: those of its own side, and of parts that were found there.
-            shapes: those of its own side.
+            names: names on its own side, and of the parts already found there.
+            shapes: shapes on its own side.
         """
         if (slot.name.rpartition("experts.")[2], slot.shape) in self._whole:
             return None
@@ -230,14 +230,14 @@ class _Splits:
                     family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names))
                 ):
                     return (
-                        f"{slot.name} {list(slot.shape)} holds its rows in an order of its own: a rules file says it "
+                        f"{slot.name} {list(slot.shape)} has its rows in a special order: state it in a rules file "
                         "(`ckptfix help rules`)"
                     )
                 if last in HEAD_BY_HEAD:
                     if heads.query is None:
                         return (
-                            f"{slot.name} {list(slot.shape)} holds query, key and value head by head, or one behind "
-                            "the other: --heads N (and --kv-heads N) says that it is head by head"
+                            f"{slot.name} {list(slot.shape)} holds query, key and value head by head, or one after "
+                            "the other: pass --heads N (and --kv-heads N) if it is head by head"
                         )
                     if not _fits(heads, shapes):
                         return f"{slot.name} {list(slot.shape)} does not have the rows of {_said(heads)}"
@@ -256,7 +256,7 @@ class _Splits:
             return None
         role = part_of_expert(behind)
         if role == "gate-up" and f"{slot.name}_bias" in names:
-            return f"{slot.name} {list(slot.shape)} may hold the rows of gate and up in turns, as GPT-OSS has them"
+            return f"{slot.name} {list(slot.shape)} may alternate the rows of gate and up, as in GPT-OSS"
         roles = ("gate", "up") if role == "gate-up" else (role,)
         count, *rest = slot.shape
         tables = [self._experts.get(role or "", {}) for role in roles]
@@ -272,8 +272,8 @@ class _Splits:
             if len(ways) != 1:
                 if ways:
                     return (
-                        f"{slot.name} {list(slot.shape)} may hold its experts transposed, or as they are: a rules file "
-                        "says it (`ckptfix help rules`)"
+                        f"{slot.name} {list(slot.shape)} may or may not hold its experts transposed: state it in "
+                        "a rules file (`ckptfix help rules`)"
                     )
                 continue
             steps = [Operation("unstack")]
@@ -288,10 +288,13 @@ class _Splits:
 
 
 def _as_gate_and_up(beside: Shape | None, shape: Shape) -> list[bool]:
-    """Whether square experts may be as they are, or transposed, as are those of gate and up in one tensor beside them.
+    """Return whether square experts may be transposed, judging by the fused gate and up tensor beside them.
 
     Args:
         shape: of one expert.
+
+    Returns:
+        The possible answers: False, True, or both.
     """
     plain = (2 * shape[0], shape[1])
     return [turned for turned in (False, True) if beside is None or beside[1:] == (plain[::-1] if turned else plain)]
@@ -300,7 +303,7 @@ def _as_gate_and_up(beside: Shape | None, shape: Shape) -> list[bool]:
 def _cut(
     whole: Shape, parts: Sequence[Shape], verb: str, options: Mapping[str, int]
 ) -> tuple[Operation, ...] | None:
-    """The operations that make tensors of these shapes of one; None where none do."""
+    """Return the operations that split a tensor into parts of these shapes; None if there is no way."""
     rows = [shape[0] for shape in parts]
     if any(shape[1:] != parts[0][1:] or len(shape) != len(whole) for shape in parts):
         return None
@@ -319,13 +322,13 @@ def _fits(heads: Heads, shapes: Sequence[Shape]) -> bool:
 
 
 def _said(heads: Heads) -> str:
-    return f"{heads.query} heads" + (f" and {heads.kv} of keys and values" if heads.kv else "")
+    return f"{heads.query} heads" + (f" and {heads.kv} key and value heads" if heads.kv else "")
 
 
 def taken(matching: Matching, source: Side, target: Side) -> tuple[list[Taken], list[str]]:
-    """What the pairs of parts say of whole tensors, and the names of tensors of which they say nothing sound.
+    """Return the whole tensors that follow from the pairs of parts, and the names of tensors for which nothing follows.
 
-    Parts go to the parts of one module, in order, or nothing is said.
+    All parts must go, in order, to the parts of one module.
     """
     to = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
     back = {new: old for old, new in to.items()}
@@ -347,13 +350,13 @@ def taken(matching: Matching, source: Side, target: Side) -> tuple[list[Taken], 
 
 
 def _in_order(whole: Fused, others: Sequence[str]) -> bool:
-    """Whether parts have gone to parts of one module, each to the one of its own word."""
+    """Return whether the parts have gone to the parts of one module, each to the one with the same word."""
     own = [_ending(part.name, [slot.name for slot in whole.parts]) for part in whole.parts]
     return own == [_ending(other, others) for other in others]
 
 
 def _ending(name: str, among: Sequence[str]) -> str:
-    """What distinguishes a name among others: what is behind the beginning that they share."""
+    """Return what distinguishes a name among others: the text after the front that they share."""
     parts = [one.split(".") for one in among]
     shared = 0
     while len({tuple(part[: shared + 1]) for part in parts}) == 1 and shared + 1 < len(parts[0]):

@@ -1,7 +1,7 @@
-"""Modules of one signature, in groups that repeat: which group of one side may be which of the other.
+"""Groups of modules with one signature that repeat, and which groups of the two sides may correspond.
 
-A group is what one path with open numbers stands for: ``layers.{}.attn.q`` with an instance in every layer. Where one
-side writes as one group what the other writes as two (``layers.{}.norm{}``, and ``attn_norm`` with ``ffn_norm``), the
+A group is all modules under one path with open numbers: ``layers.{}.attn.q`` with an instance in every layer. One side
+may have one group where the other has two (``layers.{}.norm{}`` against ``attn_norm`` with ``ffn_norm``). Then the
 first is split at a number.
 """
 
@@ -18,11 +18,11 @@ from ckptfix.align.units import Unit, fronts
 
 @dataclass(eq=False)
 class Group:
-    """Units whose paths differ in numbers alone, in the order of these numbers.
+    """Units whose paths differ only in numbers, in the order of these numbers.
 
     Attributes:
-        text: the path; ``{}`` stands where the number is open.
-        open: which of the units' numbers are.
+        text: the path, with ``{}`` where a number is open.
+        open: indices of the open numbers among the units' numbers.
     """
 
     text: str
@@ -34,7 +34,7 @@ class Group:
 
     @cached_property
     def varying(self) -> list[int]:
-        """Which of `open` distinguish the units: not the ones that are the same in all, or vary along with another."""
+        """Indices in `open` that distinguish the units, without those that are constant or vary along with another."""
         found: list[int] = []
         columns = list(zip(*([unit.numbers[index] for index in self.open] for unit in self.units), strict=True))
         for index, column in enumerate(columns):
@@ -53,7 +53,7 @@ class Group:
 
     @cached_property
     def innermost(self) -> list[int]:
-        """For each of `varying`, the last of `open` that varies along with it: what it counts stands behind that."""
+        """For each of `varying`, the last of `open` that varies along with it. The thing it counts comes after that."""
         columns = [[unit.numbers[index] for unit in self.units] for index in self.open]
         found = []
         for first in self.varying:
@@ -66,7 +66,7 @@ class Group:
 
     @cached_property
     def label(self) -> str:
-        """The path with the numbers that are the same in all units."""
+        """The path with the numbers that are the same in all units filled in."""
         text = self.text
         for at, place in reversed(list(enumerate(self.open))):
             if len({unit.numbers[place] for unit in self.units}) == 1:
@@ -75,13 +75,13 @@ class Group:
 
     @cached_property
     def nesting(self) -> tuple[int, tuple[object, ...]]:
-        """How many numbers vary, and how many instances stand under each value of the first, of the second ..."""
+        """The count of varying numbers, and the counts of instances under each value of the first, of the second ..."""
         numbers = self.numbers
         return len(numbers[0]), branches(numbers)
 
     @cached_property
     def inside(self) -> frozenset[int]:
-        """The numbers of a list that stands in each of several blocks, if they are the same in all; else none."""
+        """The numbers of a list that each of several blocks has, if they are the same in all; otherwise empty."""
         blocks: dict[tuple[int, ...], set[int]] = {}
         for *front, last in self.numbers if len(self.varying) > 1 else ():
             blocks.setdefault(tuple(front), set()).add(last)
@@ -90,28 +90,28 @@ class Group:
 
     @cached_property
     def blocks(self) -> frozenset[str]:
-        """The paths of the innermost blocks of the units; of the next ones too, where a word has the last number."""
+        """The paths of the units' innermost blocks, and of the next ones if the last number belongs to a word."""
         return frozenset(block for unit in self.units for block in _blocks(unit.path))
 
     @cached_property
     def listed(self) -> frozenset[str]:
-        """The paths of the blocks that have several of the units, by the last of their numbers."""
+        """The paths of the blocks that have several of the units, distinguished by their last numbers."""
         counts = Counter(found[-1] for unit in self.units if (found := _numbered(unit.path)[:-1]))
         return frozenset(block for block, count in counts.items() if count > 1)
 
     @property
     def in_order(self) -> bool:
-        """Whether the units were defined in the order of their numbers."""
+        """True if the units were defined in the order of their numbers."""
         return all(one.first < other.first for one, other in zip(self.units, self.units[1:], strict=False))
 
     @property
     def backwards(self) -> bool:
-        """Whether three units or more were defined from the last number down to the first."""
+        """True if there are three or more units, defined from the last number down to the first."""
         return len(self) > 2 and all(one.first > other.first for one, other in pairwise(self.units))
 
     @cached_property
     def splits(self) -> list[list[Group]]:
-        """The ways to fix one of the open numbers, the last number first."""
+        """The ways to fix one of the open numbers, starting with the last."""
         ways = []
         for index in reversed(self.open):
             parts: dict[int, list[Unit]] = {}
@@ -125,7 +125,7 @@ class Group:
 
 
 def _numbered(path: str) -> list[str]:
-    """The beginnings of `path` that end with a component that has a number."""
+    """Return the fronts of `path` that end with a component that has a number."""
     components = path.split(".")
     return [".".join(components[: at + 1]) for at, one in enumerate(components) if fronts(one)]
 
@@ -136,7 +136,7 @@ def _blocks(path: str) -> list[str]:
 
 
 def branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
-    """How many instances stand under each value of the first number, of the second ..., in order."""
+    """Return the counts of instances under each value of the first number, of the second ..., in order."""
     if not numbers or not numbers[0]:
         return ()
     below: dict[int, list[tuple[int, ...]]] = {}
@@ -146,13 +146,13 @@ def branches(numbers: Sequence[tuple[int, ...]]) -> tuple[object, ...]:
 
 
 def _filled(text: str, which: int, value: int) -> str:
-    """`text` with `value` in its `which`-th open place."""
+    """Return `text` with `value` in its open place number `which`."""
     parts = text.split("{}")
     return "{}".join(parts[: which + 1]) + str(value) + "{}".join(parts[which + 1 :])
 
 
 def groups(units: Iterable[Unit]) -> list[Group]:
-    """`units` by their templates, in the order of the first units."""
+    """Return `units` grouped by their templates, in the order of the first units."""
     found: dict[str, list[Unit]] = {}
     for unit in units:
         found.setdefault(unit.template, []).append(unit)
@@ -164,31 +164,31 @@ def groups(units: Iterable[Unit]) -> list[Group]:
 
 
 MOST = 64
-"""Groups of one signature that are looked at; a model that repeats nothing has more, and its numbers say nothing."""
+"""Groups of one signature that are examined. A model without repetition has more, and its numbers mean nothing."""
 
 BEAM = 12
-"""Ways to split that are followed at once."""
+"""Ways to split that are followed at the same time."""
 
 WAYS = 48
-"""Ways that are compared in the end; of more, none is certain."""
+"""Ways that are compared in the end. If there are more, no way is certain."""
 
 SPLITS = 6
-"""Splits one after another that are tried."""
+"""Splits that are tried one after another."""
 
 Sides = tuple[list[Group], list[Group]]
 
 
 @dataclass(slots=True)
 class Effort:
-    """How many groups may still be looked at while ways to split are sought; then no way is certain any more."""
+    """The number of groups that may still be examined in the search for splits. At 0, no way is certain any more."""
 
     left: int = 4_000_000
 
 
 def levelled(one: Sequence[Group], other: Sequence[Group], effort: Effort) -> list[Sides]:
-    """Both sides split until each group has one of equal size and nesting: all ways with the fewest splits.
+    """Split both sides until each group has a partner of equal size and nesting; return all ways with fewest splits.
 
-    Where no splitting leads there, or too many do, the only way is not to split.
+    If no split leads there, or too many do, the result is the unsplit sides.
     """
     unsplit = list(one), list(other)
     beam: list[Sides] = [unsplit]
@@ -219,14 +219,14 @@ def _texts(sides: Sides) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _unlike(sides: Sides) -> int:
-    """Units in groups of sizes that only one side has; if there are none, those without a like."""
+    """Count the units in groups whose size only one side has; if sizes are equal, those in groups without a partner."""
     sizes = [Counter(map(len, groups)) for groups in sides]
     surplus = (sizes[0] - sizes[1]) + (sizes[1] - sizes[0])
     return sum(size * count for size, count in surplus.items()) or lonely_units(*sides)
 
 
 def _ways(left: list[Group], right: list[Group]) -> Iterator[Sides]:
-    """Both sides with one group split."""
+    """Yield both sides with one group split."""
     for group in left:
         for parts in group.splits:
             if len(left) + len(parts) <= MOST:
@@ -247,7 +247,7 @@ def lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
 
 
 def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
-    """The ones of `mine` without an equal in `others`, each of which serves once."""
+    """Return the groups of `mine` without an equal in `others`; each of `others` can serve only once."""
     free: dict[int, list[Group]] = {}
     for group in reversed(others):
         free.setdefault(len(group), []).append(group)
@@ -263,10 +263,10 @@ def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
 
 
 def alike(one: Group, other: Group) -> bool:
-    """Whether the instances of two groups can go together, one by one in the order of their numbers.
+    """Return whether the instances of two groups can be paired one by one, in the order of their numbers.
 
-    Numbers of equally many levels must branch alike; where the levels differ, as in ``features.7`` and ``conv2_1``,
-    only the count can be compared.
+    If the numbers have equally many levels, they must branch in the same way. Otherwise, as in ``features.7`` and
+    ``conv2_1``, only the counts can be compared.
     """
     if len(one) != len(other):
         return False
@@ -276,7 +276,7 @@ def alike(one: Group, other: Group) -> bool:
 
 
 def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
-    """Groups of one size on both sides, size by size, if every group has a like; else all of them at once."""
+    """Yield the groups of each size on both sides if every group has a partner; otherwise all groups at once."""
     if lonely_units(left, right):
         yield list(left), list(right)
         return
@@ -285,10 +285,10 @@ def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
 
 
 def listed_otherwise(pair: tuple[Group, Group], sides: Sides, mute: Sequence[Sequence[Group]]) -> bool:
-    """Whether two lists inside of blocks may count otherwise, as on both sides a module of their blocks is in no list.
+    """Return whether two lists inside blocks may count differently, because each side has a similar module in no list.
 
-    ``bn0`` and ``bn1`` may be the first two of three norms, and ``norms.1`` with ``norms.2`` the last two. So they may
-    where both count alike, but not from 0, and no word says which of the three norms is the other one.
+    ``bn0`` and ``bn1`` may be the first two of three norms, and ``norms.1`` with ``norms.2`` the last two. This may
+    also happen if both count in the same way, but not from 0, and no word says which norm is which.
     """
     inside = [group.inside for group in pair]
     if inside[0] and inside[1] and inside[0] != inside[1] and all(

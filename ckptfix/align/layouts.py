@@ -1,6 +1,6 @@
-"""In which order fused tensors hold their rows, and rotary pairs lie: what names tell, and what is asked.
+"""The order of rows in fused tensors and of rotary pairs: what names reveal, and what the user must be asked.
 
-Tensors of equal shapes may hold equal numbers in different places. Nothing but a name tells.
+Tensors of equal shapes may hold equal numbers in different places. Only names reveal this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckptfix.names.spellings import FUSED_QKV, HEAD_BY_HEAD, NEIGHBOURS, NEIGHBO
 
 
 def module_of(name: str) -> tuple[str, str, str]:
-    """What is before a module, the module's own name, and the parameter: of ``in_proj_weight`` too."""
+    """Return the path before a module, the module's own name, and the parameter; also for ``in_proj_weight``."""
     module, _, leaf = name.rpartition(".")
     if leaf.startswith("in_proj_"):
         return (f"{module}." if module else ""), "in_proj", leaf.removeprefix("in_proj_")
@@ -23,7 +23,7 @@ def module_of(name: str) -> tuple[str, str, str]:
 
 
 def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -> str | None:
-    """What is to be asked of a fused tensor that goes to a fused one: the rows of the two may be ordered otherwise."""
+    """Return a question about two paired fused tensors whose rows may have different orders, or None."""
     names = [slot.name for slot in source], [slot.name for slot in target]
     own = tuple(any(OWN_ORDER.search(name) for name in side) for side in names)
     for pair in matching.pairs:
@@ -31,14 +31,14 @@ def orders(source: Sequence[Slot], target: Sequence[Slot], matching: Matching) -
             kinds = [_order(name, odd) for name, odd in zip((pair.source, pair.target), own, strict=True)]
             if None not in kinds and kinds[0] != kinds[1]:
                 return (
-                    f"{pair.source} and {pair.target} hold query, key and value in orders of their own: "
-                    "a rules file can say it (`ckptfix help rules`, of rows in another order)"
+                    f"{pair.source} and {pair.target} hold query, key and value in different orders: "
+                    "state it in a rules file (`ckptfix help rules`, rows in another order)"
                 )
     return None
 
 
 def _order(name: str, own: bool) -> str | None:
-    """In which order a fused tensor holds its rows; None for one that is not fused."""
+    """Return the order in which a fused tensor holds its rows; None if it is not fused."""
     last = module_of(name)[1]
     if last in HEAD_BY_HEAD:
         return "head by head"
@@ -48,9 +48,9 @@ def _order(name: str, own: bool) -> str | None:
 
 
 def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
-    """How the rotary pairs of queries and keys have to be laid out anew: ``half`` or ``interleaved``; None for not.
+    """Return the new layout for the rotary pairs of queries and keys, ``half`` or ``interleaved``; None to keep it.
 
-    Meta's LLaMA, Mistral's own files and torchtune turn neighbours; most others turn the two halves of a head, and
+    Meta's LLaMA, Mistral's own files and torchtune rotate neighbors. Most others rotate the two halves of a head, and
     conversion scripts permute the rows. Names tell which side is which.
     """
     near = [bool(neighbours(side)) for side in (source, target)]
@@ -60,7 +60,7 @@ def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
 
 
 def neighbours(slots: Sequence[Slot]) -> frozenset[str]:
-    """The queries and keys of a model that turns neighbours."""
+    """Return the queries and keys of a model that rotates neighbors."""
     torchtune = any("tok_embeddings" in slot.name for slot in slots)
     return frozenset(
         slot.name
@@ -70,25 +70,25 @@ def neighbours(slots: Sequence[Slot]) -> frozenset[str]:
 
 
 def is_glm(slots: Sequence[Slot]) -> bool:
-    """Whether a model is GLM's, by its names of transformers: gate and up are fused, and query and key are not."""
+    """Return whether a model is GLM's, by its transformers names: gate and up are fused, query and key are not."""
     names = [slot.name for slot in slots]
     return any(".mlp.gate_up_proj." in name for name in names) and any(".self_attn.q_proj." in name for name in names)
 
 
 def turned_experts(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
-    """What is to be asked of stacked experts that the other side has transposed, square ones beside them too."""
+    """Return a question about stacked experts that the other side has transposed; square ones may be so too."""
     theirs = {behind: slot for slot in reversed(target) if (behind := _of_experts(slot)) is not None}
     for slot in source:
         twin = theirs.get(_of_experts(slot) or "")
         if twin is not None and slot.shape != twin.shape == (slot.shape[0], slot.shape[2], slot.shape[1]):
             return (
                 f"{slot.name} {list(slot.shape)} and {twin.name} {list(twin.shape)} hold their experts transposed: "
-                "`| transpose dims=1,2` of a rules file turns them (`ckptfix help rules`)"
+                "use `| transpose dims=1,2` in a rules file (`ckptfix help rules`)"
             )
     return None
 
 
 def _of_experts(slot: Slot) -> str | None:
-    """What a tensor of all experts is called behind the word for them; None for any other."""
+    """Return the rest of the name after the word for experts, for a tensor of all experts; None for any other."""
     _, mark, behind = slot.name.rpartition("experts.")
     return behind if mark and len(slot.shape) == 3 else None

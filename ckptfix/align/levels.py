@@ -1,7 +1,7 @@
-"""Numbers at several levels of a path: which number of one side counts what a number of the other counts.
+"""Numbers at several levels of a path: which number of one side counts the same as a number of the other side.
 
-``layers.{}.experts.{}`` and ``experts.{}.layers.{}`` have equally many modules under each number, if there are as many
-layers as experts. Then the words before the numbers decide, or what else stands under them; or nothing does.
+``layers.{}.experts.{}`` and ``experts.{}.layers.{}`` have equally many modules under each number if there are as many
+layers as experts. Then the words before the numbers decide, or the other modules under them, or nothing does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ckptfix.align.groups import Group, branches
 from ckptfix.align.units import Side, Unit, fronts, words
 
 NESTS = frozenset(["layer", "block", "stage", "module", "group"])
-"""Words for what is in a list of its kind at any level; they do not distinguish levels."""
+"""Words for lists that occur at any level. They do not distinguish levels."""
 
 COUNTED = frozenset(["expert", "head", "branch", "codebook"])
-"""Words that say what a number counts: where only one side has one, the numbers may be others."""
+"""Words that say what a number counts. If only one side has one, the numbers may count different things."""
 
 LEVELS = 4
-"""Numbers that vary in one path; of more, only their given order is looked at."""
+"""Numbers that may vary in one path. If there are more, only their given order is tried."""
 
 
 def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], dict[Unit, Unit]]:
-    """The units of `other` in the order of their partners in `one`, and another candidate for each unit in doubt.
+    """Return the units of `other` in the order of their partners in `one`, and a rival for each uncertain unit.
 
-    The given order of the numbers holds where as many modules stand under each on both sides, and another one only
-    where words say so.
+    The given order of the numbers is used if equally many modules are under each of them on both sides. A different
+    order is used only if words say so.
     """
     if one.nesting[0] != other.nesting[0] and not (
         all(_in_blocks(group, side) for group, side in zip((one, other), sides, strict=True))
@@ -59,16 +59,16 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
 
 
 def _in_blocks(group: Group, side: Side) -> bool:
-    """Whether more than modules of the group stand under its first number, where it has several."""
+    """Return whether modules other than the group's are under its first number, if the group has several numbers."""
     if group.nesting[0] < 2:
         return True
     return surroundings(group, side)[0] > len(group) / len({numbers[0] for numbers in group.numbers})
 
 
 def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
-    """Whether, on most places, the same kind of module is defined after those that would go together.
+    """Return whether mostly the same kind of module is defined after each of the paired units on both sides.
 
-    Another module of these shapes after both decides nothing.
+    Places where both are followed by another module of these shapes decide nothing.
     """
     if not all(side.numbers_rise for side in sides):
         return False
@@ -83,14 +83,14 @@ def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
 
 
 def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:
-    """At how many levels words agree; less than 0 if they do not at one."""
+    """Return the number of levels at which words agree; -1 if they conflict at a level."""
     if any(one != other and not one & other for one, other in levels):
         return -1
     return sum(bool(one & other) for one, other in levels)
 
 
 def _ways(one: Group, other: Group) -> list[tuple[int, ...]]:
-    """Orders of `other`'s numbers by which it branches as `one` does; the given order first."""
+    """Return the orders of `other`'s numbers under which it branches as `one` does; the given order comes first."""
     levels, branched = one.nesting
     if levels != other.nesting[0] or not 2 <= levels <= LEVELS:
         return [tuple(range(levels))]
@@ -107,7 +107,7 @@ def _sorted(group: Group, way: Sequence[int]) -> list[Unit]:
 
 
 def _level_words(group: Group) -> list[frozenset[str]]:
-    """For each number that varies, the words of the nearest component before it that has any, singular."""
+    """Return for each varying number the words, in the singular, of the nearest component before it that has any."""
     found = []
     for index in group.varying:
         before = "{}".join(group.text.split("{}")[: index + 1])
@@ -117,9 +117,9 @@ def _level_words(group: Group) -> list[frozenset[str]]:
 
 
 def surroundings(group: Group, side: Side) -> tuple[float, ...]:
-    """For each number that varies in the group, how many units stand under one value of it on average.
+    """Return for each varying number of the group the average number of units under one of its values.
 
-    A group of one unit has the size of the block that it stands in.
+    For a group of one unit, return the size of the block that contains it.
     """
     rows = [fronts(unit.path) for unit in group.units]
     if len(rows) == 1:

@@ -1,7 +1,7 @@
-"""Keys of one model matched to the keys of another that names them differently.
+"""Matching the keys of one model to the keys of another that names them differently.
 
-`match` is the one entry: by position, or by structure. Both work on slots (name, shape, dtype), and
-both say what they could not match; neither guesses. What is known from values is given, never read here.
+`match` is the one entry point: by position, or by structure. Both work on slots (name, shape, dtype), and both report
+what they could not match; neither guesses. Pairs known from values are passed in; no values are read here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def match(
     """Match `source` to `target`, both in definition order.
 
     Args:
-        by: ``"structure"`` (names, shapes, dtypes and neighbours), or ``"position"`` (order, with shapes checked).
-        reshape: also pair tensors of other shapes with equally many elements.
-        proven: pairs that are known, as their bytes are equal; by structure, they come first.
+        by: ``"structure"`` (names, shapes, dtypes and neighbors), or ``"position"`` (order, with shapes checked).
+        reshape: also pair tensors of different shapes with equally many elements.
+        proven: pairs that are known because their bytes are equal; matching by structure uses them first.
 
     Raises:
-        Refused: by position, the two orders do not go together; the message shows where they part.
+        Refused: by position, the two orders do not match; the message shows where they diverge.
     """
     from ckptfix.align import position as match_position
     from ckptfix.align import structure as match_structure

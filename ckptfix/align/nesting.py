@@ -1,7 +1,8 @@
-"""Linked modules must nest: a numbered block of one side is never in two of the other side, each with more than it.
+"""The rule that linked modules nest: a numbered block must not partly overlap a block of the other side.
 
-Classes of shapes are assigned one after another, each by itself. Where one rule sends block 3 to block 2 and another
-rule sends block 3 to block 3, at least one of them is wrong, and nothing here says which.
+Either one block contains the other, or they share nothing. Classes of shapes are assigned one after another, each by
+itself. If one rule sends block 3 to block 2 and another sends block 3 to block 3, at least one of them is wrong, and
+nothing here says which.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ Cell = tuple[int, int]
 UPWARD = frozenset(
     ["up", "ups", "upsample", "upsamples", "upconv", "upconvs", "upblock", "upblocks", "dec", "decoder", "decoders"]
 )
-"""Words for the levels of a U-Net's way up: some count them as they run, some as those on the way down."""
+"""Words for the levels of a U-Net's way up. Some models number them as they run, some as those on the way down."""
 
 MOST = 6
-"""How many numbers in one path count as block numbers."""
+"""Numbers in one path that count as block numbers."""
 
 
 Side = Iterable[Unit]
 
 Contents = Mapping[str, tuple[int, int]]
-"""Block -> what is in it (`units.Side.contents`)."""
+"""Block -> its content as count and sum of signatures (`units.Side.contents`)."""
 
 
 def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None = None) -> set[int]:
-    """Indices of the pairs that belong to stacks, or to single blocks, that do not nest.
+    """Return the indices of the pairs in stacks, or in single blocks, that do not nest.
 
-    A pair is left where shapes allow its blocks no other counterpart: `sides` have all units, to show where they do.
+    A pair is left out if shapes allow its blocks no other counterpart. This needs `sides`, which has all units.
     """
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
     for index, (one, other) in enumerate(pairs):
@@ -77,11 +78,11 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
 def _overlapping(
     pairs: Sequence[tuple[Unit, Unit]], blocks: Iterable[tuple[Block, Block]], sides: tuple[Side, Side]
 ) -> set[int]:
-    """Indices of the pairs of two blocks that share one, where each has another one that is not in the other block.
+    """Return the indices of the pairs of two blocks that share one although each has a module outside the other.
 
-    A module that is in no pair is not in the other block where all of that are in pairs, and has its counterpart
-    elsewhere where `sides` have equally many like it. Lists of one kind of module are no blocks: ``convs.0.1`` and
-    ``norms.0.1`` may be one block's. Nor is ``conv1`` where there is no second number.
+    If all modules of the other block are paired, an unpaired module is not in it. Its counterpart is elsewhere if
+    `sides` have equally many modules like it. Lists of one kind of module are not blocks: ``convs.0.1`` and
+    ``norms.0.1`` may belong to the same block. Nor is ``conv1`` if there is no second number.
     """
     members: tuple[dict[Block, set[int]], dict[Block, set[int]]] = ({}, {})
     for index, pair in enumerate(pairs):
@@ -111,7 +112,7 @@ def _overlapping(
 
 
 def _unpaired(units: Side, paired: Collection[Unit]) -> dict[Block, list[Unit]]:
-    """The modules of each block that are in no pair."""
+    """Return the modules of each block that are in no pair."""
     found: dict[Block, list[Unit]] = {}
     for unit in units:
         if unit.slots and unit not in paired:
@@ -121,14 +122,14 @@ def _unpaired(units: Side, paired: Collection[Unit]) -> dict[Block, list[Unit]]:
 
 
 def _kinds(units: Iterable[Unit]) -> int:
-    """How many kinds of modules these are, by their names but numbers, their leaves and the ranks of these."""
+    """Count the kinds of these modules, by their names without numbers, their leaves and the ranks of the leaves."""
     return len({
         (unit.template, *sorted((leaf, len(slot.shape)) for leaf, slot in unit.slots.items())) for unit in units
     })  # fmt: skip
 
 
 class _Homes:
-    """In which blocks the modules of one signature stand."""
+    """The blocks that contain the modules of each signature."""
 
     def __init__(self, side: Side) -> None:
         self._under: Counter[tuple[Signature, str]] = Counter()
@@ -138,12 +139,12 @@ class _Homes:
             self._under.update((unit.signature, f"{stack}{number}") for stack, number in _blocks(unit.path))
 
     def only(self, signature: Signature, block: str) -> bool:
-        """Whether no module of this signature stands outside the block."""
+        """Return whether all modules of this signature are in the block."""
         return self._under[signature, block] == self._all[signature]
 
 
 def _blocks(path: str) -> Iterator[Block]:
-    """The stacks that a module stands in, and the number of its block there."""
+    """Yield the stacks that contain a module, and the number of its block in each."""
     for count, match in enumerate(_NUMBER.finditer(path)):
         if count == MOST:
             return
@@ -151,16 +152,16 @@ def _blocks(path: str) -> Iterator[Block]:
 
 
 def _nest(cells: Collection[Cell]) -> bool:
-    """Whether each block of one side is within one of the other."""
+    """Return whether each block of one side is within one block of the other."""
     return len(cells) in _sizes(cells)
 
 
 def _is_grid(rows: Sequence[tuple[int, int, Unit, Unit]]) -> bool:
-    """Whether both sides count things that cross.
+    """Return whether the two sides count things that cross each other.
 
-    ``layers.{}`` and ``experts.{}`` do: each has as much of each, and so has each path with open numbers, which
-    stands beside the numbers of the two blocks. A path that stands in one block only is part of a grid where shapes
-    show it, as in ``layers.{}.expand`` and ``fc1.{}``: no module of its shapes stands in another block.
+    ``layers.{}`` and ``experts.{}`` do: each layer has equally many modules of each expert. The same is true for each
+    path with open numbers beside those of the two blocks. A path that occurs in one block only is part of a grid if
+    shapes show it, as in ``layers.{}.expand`` and ``fc1.{}``: no module of its shapes is in another block.
     """
     counts = Counter((number, twin) for number, twin, _, _ in rows)
     kinds: dict[Hashable, set[Cell]] = {}
@@ -178,27 +179,27 @@ def _is_grid(rows: Sequence[tuple[int, int, Unit, Unit]]) -> bool:
 
 
 def _sizes(cells: Collection[Cell]) -> tuple[int, int]:
-    """How many rows and columns these are in."""
+    """Return the number of rows and of columns that have cells."""
     return len({one for one, _ in cells}), len({other for _, other in cells})
 
 
 def _whole(cells: Collection[Cell]) -> bool:
-    """Whether these are all cells of several rows and several columns."""
+    """Return whether these are all cells of several rows and several columns."""
     rows, columns = _sizes(cells)
     return rows > 1 and columns > 1 and len(cells) == rows * columns
 
 
 def _apart(cells: Collection[Cell], alike: Collection[Cell]) -> bool:
-    """Whether these are several of one row, or of one column, and those with modules of their shapes are in it too."""
+    """Return whether these are several cells of one row or column, which also has all modules of their shapes."""
     lines = zip(_sizes(cells), _sizes(alike), strict=True)
     return len(cells) > 1 and any(own == every == 1 for own, every in lines)
 
 
 class Twins:
-    """Blocks of the two sides that are one and the same, as far as links that are certain show.
+    """Pairs of blocks, one of each side, that must be the same, as far as certain links show.
 
-    Blocks nest. So two of equally many modules, of the same shapes, that have one module in common have all in common,
-    and a module of one of them goes into the other.
+    Blocks nest. So if two blocks have equally many modules of the same shapes, and one module in common, then they have
+    all modules in common. A module of one of them belongs in the other.
     """
 
     def __init__(self, links: Iterable[tuple[Unit, Unit]], contents: tuple[Contents, Contents]) -> None:
@@ -214,7 +215,7 @@ class Twins:
         )
 
     def say(self, one: Unit, other: Unit) -> int:
-        """1 if the two stand in the same block, -1 if the block of one of them is not that of the other, else 0."""
+        """Return 1 if both are in the same block, -1 if one's block is known to differ from the other's, else 0."""
         ours, theirs = fronts(one.path), fronts(other.path)
         known = [(self._twins[0][front], theirs) for front in ours if front in self._twins[0]]
         known += [(self._twins[1][front], ours) for front in theirs if front in self._twins[1]]
@@ -223,21 +224,21 @@ class Twins:
         return int(bool(known))
 
     def lists(self, one: Unit, other: Unit) -> bool:
-        """Whether the two stand at the same places of two lists: the innermost blocks of both are the same."""
+        """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
         ours, theirs = fronts(one.path), fronts(other.path)
         return bool(ours and theirs) and self._twins[0].get(ours[-1]) == theirs[-1]
 
 
 def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
-    """What is in it -> a block that a module stands in, with others; of one in one with no other module, the inner."""
+    """Return content -> block with other modules that contains this one. Keep the inner of two equal nested blocks."""
     return {contents[front]: front for front in fronts(path) if contents[front][0] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:
-    """Indices of the pairs in the way up of a U-Net whose levels may be counted from either end.
+    """Return the indices of the pairs in a U-Net's way up whose levels may be counted from either end.
 
-    `sides` have all units. Shapes that one level alone has show where it is, and so where the others are, if this is
-    the same end on both sides; equal levels decide nothing.
+    `sides` have all units. Shapes that only one level has show where this level is. They show where the others are,
+    too, if it is at the same end on both sides. Equal levels decide nothing.
     """
     convolving = {_front(unit.path) for unit in sides[0] if any(len(slot.shape) > 2 for slot in unit.slots.values())}
     levels = _levels(sides[0]), _levels(sides[1])
@@ -253,7 +254,7 @@ def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> se
     for (ours, stack), rows in shared.items():
         own = levels[0][ours], levels[1][stack]
         if len({number for number, _, _ in rows}) < 2 or len({twin for _, twin, _ in rows}) < 2:
-            continue  # what is counted on one side only is not a level
+            continue  # a number that counts on one side only is not a level
         anchored = False
         free = []
         for number, twin, index in rows:
@@ -269,7 +270,7 @@ def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> se
 
 
 def _levels(side: Side) -> dict[Stack, dict[Signature, set[int]]]:
-    """For each stack, in which of its blocks there are modules of the same shapes."""
+    """Return for each stack the blocks that have modules of each signature."""
     found: dict[Stack, dict[Signature, set[int]]] = {}
     for unit in side:
         for stack, number in _blocks(unit.path):
@@ -278,13 +279,13 @@ def _levels(side: Side) -> dict[Stack, dict[Signature, set[int]]]:
 
 
 def _end(number: int, levels: Mapping[Signature, set[int]]) -> float:
-    """Below 0 in the first half of the levels, above 0 in the second, 0 in the middle."""
+    """Return below 0 in the first half of the levels, above 0 in the second, 0 in the middle."""
     order = sorted(set().union(*levels.values()))
     return order.index(number) - (len(order) - 1) / 2
 
 
 def _counts_up(ours: Stack, stack: Stack) -> bool:
-    """Whether the stacks count the levels of a way up: by the words before the number, or both by those before that."""
+    """Return whether the stacks count the levels of a way up, by the words just before the number or further before."""
     own = [_NUMBER.split(text)[-1] for text in (ours, stack)]
     bare = [not words(text) for text in own]
     if any(bare):
@@ -293,7 +294,7 @@ def _counts_up(ours: Stack, stack: Stack) -> bool:
 
 
 def _front(path: str) -> str:
-    """What a module is of, without numbers: the way up, with all before the word for it, or else the first words."""
+    """Return the front of a path, without numbers, up to the word for the way up; otherwise its first component."""
     components = wrappers.unwrapped(path).split(".")
     for at, component in enumerate(components):
         for word in words(component):

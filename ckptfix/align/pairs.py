@@ -1,4 +1,4 @@
-"""From modules that go together to tensors that do: leaves, optional buffers, and names of tied tensors."""
+"""From pairs of modules to pairs of tensors: leaves, optional buffers, and names of tied tensors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 
 PROOF = "same values"
-"""Why two modules go together whose tensors have equal bytes: nothing else is asked then."""
+"""Reason to pair two modules whose tensors have equal bytes; it overrides all others."""
 
 
 @dataclass(slots=True)
 class Link:
-    """Two units that go together; `instead` are the other's rivals.
+    """A pair of units, with rivals of the second in `instead`.
 
     Attributes:
-        firm: words say so that are true of no other unit of the block.
+        firm: whether words that apply to no other unit of the block support it.
     """
 
     one: Unit
@@ -33,7 +33,7 @@ class Link:
 def matching(
     links: Sequence[Link], sides: tuple[Side, Side], source: Sequence[Slot], target: Sequence[Slot]
 ) -> Matching:
-    """The matching that `links` are, of the tensors of `sides`."""
+    """Return the matching of the tensors of `sides` that follows from `links`."""
     pairs: dict[str, Pair] = {}
     skipped: tuple[dict[str, Skipped], dict[str, Skipped]] = ({}, {})
     for link in links:
@@ -73,7 +73,7 @@ def matching(
 
 
 def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
-    """The slot of `other` for `leaf` of `one`; a lone parameter is paired with a lone weight."""
+    """Return the slot of `other` for `leaf` of `one`; a lone parameter is paired with a lone weight."""
     found = other.slots.get(leaf)
     if found is None and leaf in ("", "weight"):
         found = other.slots.get("weight" if leaf == "" else "")
@@ -83,7 +83,7 @@ def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
 
 
 def _pair_aliases(sides: tuple[Side, Side], pairs: dict[str, Pair], taken: set[str]) -> None:
-    """Names of tied tensors: to the target's names for the same tie, or to a tensor that it does not tie."""
+    """Pair names of tied tensors with the target's names for the same tie, or with a tensor that it does not tie."""
     waiting: dict[str | None, list[Slot]] = {}
     for slot in sides[1].aliases:
         waiting.setdefault(slot.tied, []).append(slot)
@@ -103,5 +103,5 @@ def _pair_aliases(sides: tuple[Side, Side], pairs: dict[str, Pair], taken: set[s
 
 
 def _why(link: Link, slot: Slot, twin: Slot) -> str:
-    """Why two tensors are a pair; one with a unique shape, or with equal bytes, may still have its name."""
+    """Return the reason for a pair. A pair due to a unique shape or equal bytes may still have the same name."""
     return "same name" if slot.name == twin.name and link.why in ("only shape", PROOF) else link.why

@@ -1,4 +1,4 @@
-"""Whether names bear out where a module is defined: the order of definition alone makes nothing certain."""
+"""Evidence from names for the place of a module, as definition order alone makes nothing certain."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from ckptfix.align.units import Side, Unit, counted, words
 
 
 def placed_by_name(side: Side, groups: Sequence[Group], parts: Sequence[Part]) -> list[bool]:
-    """For each of `groups`, among which a choice is to be made, whether its name shows where it belongs.
+    """Return for each of the rival `groups` whether its name shows where it belongs.
 
-    Numbers do that which count up as modules are defined; so does a word or a block of its own that it shares with the
-    module defined before or after it: ``expand_bn`` is the norm of ``expand_conv``. Where only one group is without,
-    it belongs where no other does. Of two norms whose names say nothing, the first defined need not run first.
+    Numbers show it if they count up as modules are defined. So does a word, or a block of its own, that it shares with
+    the module defined before or after it: ``expand_bn`` is the norm of ``expand_conv``. If only one group shows
+    nothing, it belongs in the remaining place. If the names of two norms show nothing, the first defined need not run
+    first.
     """
     order = sorted(groups, key=lambda group: group.units[0].first)
     if all(counted(one.label, other.label) for one, other in pairwise(order)):
@@ -30,13 +31,13 @@ def placed_by_name(side: Side, groups: Sequence[Group], parts: Sequence[Part]) -
 
 
 def _homes(unit: Unit) -> set[str]:
-    """The paths of the modules that it stands in; a list of them is none."""
+    """Return the paths of the modules that contain it, except lists of modules."""
     components = unit.path.split(".")
     return {".".join(components[:count]) for count in range(1, len(components)) if not components[count].isdecimal()}
 
 
 def untold(sides: Sides, parts: Sequence[Sequence[Part]]) -> Sides:
-    """The groups of each side for which no word says which one of the other side they are."""
+    """Return the groups of each side that no word connects with a group of the other side."""
     told = [[singular(one, other) for other in parts[1]] for one in parts[0]]
     return (
         [group for group, row in zip(sides[0], told, strict=True) if not any(row)],

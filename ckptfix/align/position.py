@@ -1,7 +1,8 @@
-"""Matching by position: the n-th tensor of one model is the n-th of the other.
+"""Matching by position: tensor n of one model is tensor n of the other.
 
-Both sequences are in definition order. Pairs are checked for shape and dtype. What one side lacks is allowed by a rule
-of `names.spellings`, or as a tied name, or is an error; nothing is cut off to make the lengths equal.
+Both sequences are in definition order. Pairs are checked for shape and dtype. A tensor that one side lacks must be
+allowed by a rule of `names.spellings`, or be a tied name; otherwise it is an error. Nothing is cut off to make the
+lengths equal.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ckptfix.names.slots import Slot, dtype_kind, misfit
 from ckptfix.names.spellings import optional
 
 AROUND = 3
-"""Rows shown before and after the place where two sequences part."""
+"""Rows shown before and after the place where the two sequences diverge."""
 
 _BESIDE, _PARTS = "  ", "x "
-"""What begins a row of the excerpt; the second one marks the place itself."""
+"""Beginnings of the rows of the excerpt; the second one marks the place itself."""
 
 
 @dataclass(slots=True)
 class _Walk:
-    """One way through both sequences: indices of pairs, what was skipped, and where it stopped, if it did."""
+    """One way through both sequences: pairs of indices, the skipped names, and where it stopped, if it did."""
 
     pairs: list[tuple[int, int]] = field(default_factory=list)
     skipped_source: list[Skipped] = field(default_factory=list)
@@ -36,12 +37,12 @@ class _Walk:
 def match(source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False) -> Matching:
     """Pair `source` and `target` in order.
 
-    A buffer that a family's rule lets pass is skipped where the other side does not have it at that place. Tied names
-    are taken as separate tensors first, and skipped only where the sequences do not agree otherwise. So is a
-    buffer of which the other side has its own under a name that no rule knows (``count`` for ``num_batches_tracked``).
+    A buffer that a family's rule allows to be absent is skipped if the other side does not have it at that place. Tied
+    names are first treated as separate tensors, and skipped only if the sequences do not match otherwise. The same goes
+    for a buffer that has a name unknown to the rules on the other side (``count`` for ``num_batches_tracked``).
 
     Raises:
-        NoMatch: the sequences part; its lines show the place in both.
+        NoMatch: the sequences diverge; its lines show the place in both.
     """
     best: _Walk | None = None
     for by_shape, source_ties, target_ties in product((False, True), (True, False), (True, False)):
@@ -59,7 +60,7 @@ def _walk(
 ) -> _Walk:
     """Walk both sequences; `source_ties` and `target_ties` say whether tied names count.
 
-    With `by_shape`, a buffer of whole numbers, which no weight is, is paired with an unknown one if it fits there.
+    With `by_shape`, an integer buffer, which is never a weight, is paired with an unknown one if it fits there.
     """
     walk = _Walk()
     i = j = 0
@@ -124,17 +125,17 @@ def _parted(source: Sequence[Slot], target: Sequence[Slot], walk: _Walk) -> NoMa
     assert walk.stopped is not None
     i, j, why = walk.stopped
     return NoMatch(
-        f"by position the two part after {len(walk.pairs)} pairs, at tensor {i + 1} of IN ({len(source)} in all) "
+        f"matching by position stops after {len(walk.pairs)} pairs, at tensor {i + 1} of IN ({len(source)} in all) "
         f"and {j + 1} of TARGET ({len(target)} in all): {why}",
         lines=_excerpt(source, target, walk.pairs, i, j),
-        hint="--by structure looks at names and neighbours too",
+        hint="--by structure also uses the names and neighbors of tensors",
     )
 
 
 def _excerpt(
     source: Sequence[Slot], target: Sequence[Slot], pairs: Sequence[tuple[int, int]], i: int, j: int
 ) -> tuple[str, ...]:
-    """Two columns around the place: the last pairs, then what follows on both sides, unpaired."""
+    """Return two columns around the place: the last pairs, then what follows on both sides, unpaired."""
     rows: list[tuple[str, Slot | None, Slot | None]] = [(_BESIDE, source[a], target[b]) for a, b in pairs[-AROUND:]]
     for step in range(AROUND + 1):
         ours = source[i + step] if i + step < len(source) else None

@@ -1,4 +1,4 @@
-"""Which name goes with which, and why."""
+"""Result of a matching: the pairs of names, and the reasons."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ckptfix.names.rules import NameRule
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """`source` is paired with `target`.
+    """A pair of `source` and `target`.
 
     Attributes:
-        confidence: 0 to 1; 1 where names are equal, or only one tensor could be meant.
-        why: what it rests on, in a few words.
+        confidence: 0 to 1; 1 if the names are equal, or only one tensor is possible.
+        why: the reason, in a few words.
         instead: targets that would do as well; empty unless the pair is ambiguous.
-        reshape: shape that the tensor must be given; None if it fits as it is.
-        operation: what makes the target of the source, as a rules file says it; empty where it is the same tensor.
+        reshape: shape that the tensor must get; None if it fits unchanged.
+        operation: operation that makes the target from the source, as in a rules file; empty for an unchanged tensor.
     """
 
     source: str
@@ -30,7 +30,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A name without counterpart that a rule lets pass, such as ``num_batches_tracked``; or one that is `tied`."""
+    """A name without a counterpart that a rule allows to be absent (``num_batches_tracked``), or a `tied` name."""
 
     name: str
     rule: str
@@ -39,15 +39,15 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Matching:
-    """Which source tensor is paired with which target.
+    """The pairs of source and target tensors.
 
     Attributes:
         by: ``"position"`` or ``"structure"``.
         pairs: in the order of the source.
         rules: renames that give exactly these pairs, in few lines.
         left, missing: names of the source without a target, and names of the target without a source.
-        skipped_source, skipped_target: those that a family's rule allows to be absent.
-        notes: what else the user should know, a sentence each.
+        skipped_source, skipped_target: names that a family's rule allows to be absent.
+        notes: further remarks for the user, one sentence each.
     """
 
     by: str
@@ -61,7 +61,7 @@ class Matching:
 
     @property
     def names(self) -> dict[str, str]:
-        """source -> target, for every pair of the same tensor."""
+        """source -> target, for every pair whose tensor is unchanged."""
         return {pair.source: pair.target for pair in self.pairs if not pair.operation}
 
     @property
@@ -70,5 +70,5 @@ class Matching:
 
     @property
     def complete(self) -> bool:
-        """Every name of both sides is paired or skipped by rule, and nothing is ambiguous."""
+        """True if every name of both sides is paired or skipped by a rule, and no pair is ambiguous."""
         return not (self.left or self.missing or self.ambiguous)

@@ -1,7 +1,7 @@
-"""What the words in a module's path say about its part: one table of synonyms, and a score for two paths.
+"""Roles of modules according to the words in their paths: one table of synonyms, and a score for two paths.
 
-Where shapes leave a choice (query, key and value are equally large), only words decide. A word stands for a part of a
-kind; two modules that play different parts of one kind are not each other's counterpart.
+Where shapes leave a choice (query, key and value are equally large), only words decide. A word stands for a part of
+some kind. Two modules that play different parts of one kind are not counterparts.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ ROLES: dict[str, dict[str, str]] = {
     "adversary": {"generator": "generator gen", "discriminator": "discriminator disc"},
     "reverse": {"reverse": "reverse backward backwards bw bwd b/f", "forward": "forward forwards fw fwd f/b"},
 }
-"""Kind -> part -> the terms for it: words, two words in a row, or ``w1/3``: w1 where w3 is one of the choices too
-(LLaMA, llama/model.py FeedForward), as ``f/b``: f where b is one, and ``proj/f`` (RegNet, torchvision/models/regnet.py
-ResBottleneckBlock, whose f is the block without it). A term may play parts of several kinds."""
+"""Kind -> part -> its terms. A term is a word, or two words in a row, or ``w1/3``: w1 if w3 is also among the choices
+(LLaMA, llama/model.py FeedForward). In the same way, ``f/b`` is f if b is among them. ``proj/f`` is from RegNet
+(torchvision/models/regnet.py ResBottleneckBlock, where f is the block without it). A term may play several parts."""
 
 LISTS = frozenset(["layer", "layers", "block", "blocks", "stage", "stages", "module", "modules", "net", "model"])
-"""Words for any list of modules: that two sides both have one means nothing."""
+"""Words for any list of modules. If both sides have one, this means nothing."""
 
 BEFORE = {"attention": 1, "feed-forward": 9}
-"""Order of the parts of the kind ``block``: norms are numbered so."""
+"""Order of the parts of the kind ``block``, in which norms are numbered."""
 
 _PARTS: dict[str, list[tuple[str, str]]] = {}
 for _kind, _parts in ROLES.items():
@@ -64,10 +64,10 @@ for _kind, _parts in ROLES.items():
             _PARTS.setdefault(_term, []).append((_kind, _part))
 
 ATTENTION = frozenset(["attention", "attn", "sa", "ca", "crossattention", "self", "mha", "multihead"])
-"""Words of paths of an attention's modules."""
+"""Words in the paths of an attention's modules."""
 
 NORMS = frozenset(["bn", "ln", "gn", "layernorm", "batchnorm", "groupnorm", "rmsnorm"])
-"""Words for a norm: which one a module has says nothing of where it stands."""
+"""Words for a norm. The kind of norm says nothing about its place."""
 
 KINDS = frozenset(
     ["weight", "gamma", "linear", "lin", "fc", "dense", "conv", "convs", "convolution", "proj", "projection", "norm",
@@ -78,35 +78,35 @@ KINDS = frozenset(
 _OUT = frozenset(["out"])
 
 W123 = frozenset(("w1", "w2", "w3"))
-"""Terms of which any two mean different parts."""
+"""Terms that all mean different parts."""
 
 FEEDS = frozenset(["ffn", "mlp", "feed", "ff", "intermediate"])
-"""Words that are of the feed-forward part whatever stands beside them."""
+"""Words of the feed-forward part, whatever words are beside them."""
 
 INSIDE = frozenset(["attention", "gated", "feed-forward", "path", "block", "cross", "inverted", "squeeze"])
-"""Kinds of parts that blocks have; beside blocks, ``final_norm`` and ``pre_classifier`` are none."""
+"""Kinds of parts inside blocks. Outside of blocks, ``final_norm`` and ``pre_classifier`` do not play such parts."""
 
 WHOLES = frozenset(["block", "cross", "half", "modality", "agent", "pair", "adversary", "reverse"])
-"""Kinds of which a part has several modules."""
+"""Kinds whose parts have several modules."""
 
 _BLOCK = re.compile(r".*(?:\d|\{\})(?=\.)")
-"""The block that a module stands in, of its path: up to the last number of a list of modules."""
+"""Pattern of the block that contains a module: its path up to the last number of a list of modules."""
 
 _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What distinguishes one of several modules of the same signature.
+    """The features that distinguish one of several modules of the same signature.
 
     Attributes:
         terms: words that not all of them have.
         roles: kind -> parts that the words play.
-        ordinal: (how many are numbered alike, which of them it is), where it is numbered; see `_ordinals`.
-        numbers: that stand in its path, single letters too.
-        numbered: the terms of what the last of them counts.
-        block: the path of the block that it stands in.
-        behind: those of `terms` that are behind the block that it stands in.
+        ordinal: (number of modules numbered in the same way, rank of this one), if it is numbered; see `_ordinals`.
+        numbers: numbers in its path, including single letters.
+        numbered: the terms of the thing that the last number counts.
+        block: the path of the block that contains it.
+        behind: the words of `terms` that come after the path of the block.
         inner: the roles that these play.
     """
 
@@ -121,7 +121,7 @@ class Part:
 
 
 def parts(texts: Sequence[str]) -> list[Part]:
-    """The part of each of `texts`, the paths among which a choice is to be made."""
+    """Return the part of each of `texts`, the paths to choose between."""
     terms = [Counter(_terms(text)) for text in texts]
     own = [{term for term in counts if any(counts[term] != other[term] for other in terms)} for counts in terms]
     if len(texts) == 1:
@@ -155,13 +155,13 @@ def parts(texts: Sequence[str]) -> list[Part]:
 
 
 def _either(own: Sequence[set[str]], one: str, other: str) -> bool:
-    """Whether some have the first of two terms where others have the second."""
+    """Return whether some have the first of two terms where others have the second."""
     there = [terms & {one, other} for terms in own]
     return {one} in there and {other} in there
 
 
 def _numbered(text: str) -> frozenset[str]:
-    """The terms of the component with the last number or letter, or of the list that it is a place of."""
+    """Return the terms of the component with the last number or letter, or of the list that the number indexes."""
     components = _lettered(text).split(".")
     last = max((at for at, one in enumerate(components) if re.search(r"\d", one)), default=None)
     if last is None:
@@ -172,12 +172,12 @@ def _numbered(text: str) -> frozenset[str]:
 
 
 def _attends(text: str, played: Mapping[str, frozenset[str]]) -> bool:
-    """Whether a path is of an attention: ``dense`` and ``proj`` alone are of any layer."""
+    """Return whether a path belongs to an attention: ``dense`` and ``proj`` alone may belong to any layer."""
     return bool(played.get("attention", _OUT) - _OUT) or not ATTENTION.isdisjoint(words(text))
 
 
 def _terms(text: str) -> list[str]:
-    """Words, two that are neighbours in one component, and w1, w2, w3."""
+    """Return the words, pairs of neighboring words in one component, and w1, w2, w3."""
     found = re.findall(r"\bw[1-3]\b", text)
     for component in text.split("."):
         single = ["norm" if word in NORMS else word for word in words(component)]
@@ -186,7 +186,7 @@ def _terms(text: str) -> list[str]:
 
 
 def _roles(terms: set[str], beside: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """The parts that `terms` play, as `beside` says it for some; two words in a row outweigh each of them."""
+    """Return the parts that `terms` play, replacing some as `beside` says; two words in a row outweigh each of them."""
     pairs = [term for term in terms if "_" in term and term in _PARTS]
     hidden = {word for pair in pairs for word in pair.split("_")}
     found: dict[str, set[str]] = {}
@@ -200,15 +200,15 @@ def _roles(terms: set[str], beside: Mapping[str, str]) -> dict[str, frozenset[st
     if "cross" in found and "block" in found:
         found["block"].add("attention")
     if len(found.get("block", ())) > 1 and not terms & FEEDS:
-        found["block"].discard("feed-forward")  # attention.output is of the attention
+        found["block"].discard("feed-forward")  # attention.output belongs to the attention
     if len(found.get("attention", ())) > 1 or "feed-forward" in found or found.get("block") == {"feed-forward"}:
-        found.get("attention", set()).discard("out")  # v_proj is a projection, and no output
+        found.get("attention", set()).discard("out")  # v_proj is a projection, not an output
         found = {kind: played for kind, played in found.items() if played}
     return {kind: frozenset(played) for kind, played in found.items()}
 
 
 def _to_itself(roles: dict[str, frozenset[str]]) -> dict[str, frozenset[str]]:
-    """`roles` beside parts of cross attention: attention that does not say which is to the input itself."""
+    """Return `roles` beside cross attention: an attention of unstated kind counts as self-attention."""
     attends = "attention" in roles or roles.get("block") == frozenset(["attention"])
     return {**roles, "cross": frozenset(["self"])} if attends and "cross" not in roles else roles
 
@@ -224,10 +224,11 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _ordinals(
     texts: Sequence[str], roles: Sequence[dict[str, frozenset[str]]], gated: bool
 ) -> list[tuple[int, int] | None]:
-    """Rank among those that differ by numbers (or single letters) alone, or by a part that has an order.
+    """Return the rank among texts that differ only by numbers (or single letters), or by a part that has an order.
 
-    Blocks that hold some each are ranked as one where they hold equally many. Else each is by itself, and how many it
-    holds is below 0: that is no count of blocks. ``0.bn1`` is not the first of ``1.bn1``, ``1.bn2`` and ``1.bn3``.
+    Blocks that hold equally many of them are ranked together. Otherwise each block is ranked by itself, and the count
+    is negative, to mark that it does not count blocks: ``0.bn1`` is not the first of ``1.bn1``, ``1.bn2`` and
+    ``1.bn3``.
     """
     alike: dict[str, list[tuple[tuple[int, ...], int]]] = {}
     for index, text in enumerate(texts):
@@ -256,9 +257,9 @@ def _ordinals(
 
 
 def scores(ours: Sequence[Part], theirs: Sequence[Part]) -> list[list[float]]:
-    """`score` for all pairs of parts among which a choice is to be made.
+    """Return `score` for all pairs of the parts to choose between.
 
-    A word that one side alone has may stand for any of the other's, and so counts for and against none.
+    A word that only one side has may stand for any word of the other side, so it counts neither for nor against a pair.
     """
     known = [frozenset[str]().union(*(part.terms for part in side)) for side in (ours, theirs)]
     both = known[0] & known[1]
@@ -267,7 +268,7 @@ def scores(ours: Sequence[Part], theirs: Sequence[Part]) -> list[list[float]]:
 
 
 def score(one: Part, other: Part) -> float:
-    """How well two parts go together: 4 for each kind in which they agree, or -4 for each in which they differ."""
+    """Return how well two parts match: 4 for each kind in which they agree, or -4 for each in which they differ."""
     kinds = one.roles.keys() & other.roles.keys()
     differ = sum(not one.roles[kind] & other.roles[kind] for kind in kinds)
     differ += bool(one.terms & W123 and other.terms & W123 and not one.terms & other.terms & W123)
@@ -285,9 +286,9 @@ def score(one: Part, other: Part) -> float:
 
 
 def loose(ours: Sequence[Part], theirs: Sequence[Part], chosen: Sequence[int]) -> set[int]:
-    """The rows of which words say only what may also be true of a part for which each side has no word.
+    """Return the rows whose words may also apply to a part for which each side has no word.
 
-    Of two layers of a feed-forward part one side may name the first, and the other the second.
+    Of the two layers of a feed-forward part, one side may name the first, and the other the second.
     """
     mute = silent(ours, theirs)
     pairs = [(ours[row], theirs[column]) for row, column in enumerate(chosen)]
@@ -296,7 +297,7 @@ def loose(ours: Sequence[Part], theirs: Sequence[Part], chosen: Sequence[int]) -
 
 
 def _rivalled(sides: tuple[Sequence[Part], ...], mute: tuple[Sequence[int], ...], pair: tuple[Part, Part]) -> bool:
-    """Whether each side has a part for which it has no word that may be that of the other's, in the same block."""
+    """Return whether each side has an unlabeled part in this block that could take the place of the pair's part."""
     rivals = [
         [side[at] for at in found if not _apart(side[at], other)]
         for side, found, other in zip(sides, mute, reversed(pair), strict=True)
@@ -307,7 +308,7 @@ def _rivalled(sides: tuple[Sequence[Part], ...], mute: tuple[Sequence[int], ...]
 
 
 def silent(ours: Sequence[Part], theirs: Sequence[Part]) -> tuple[list[int], list[int]]:
-    """For each side, the parts of whose place in a block neither a word nor a number says anything."""
+    """Return for each side the parts whose place in a block is shown by neither a word nor a number."""
     words = [frozenset[str]().union(*(part.behind for part in side)) for side in (ours, theirs)]
     both = words[0] & words[1]
     found = [[at for at, part in enumerate(side) if not (part.inner or part.ordinal or part.behind & both)]
@@ -316,12 +317,12 @@ def silent(ours: Sequence[Part], theirs: Sequence[Part]) -> tuple[list[int], lis
 
 
 def alike(one: Part, other: Part) -> bool:
-    """Whether two parts agree in a word or number of their place in a block."""
+    """Return whether two parts agree in a word or number for their place in a block."""
     return bool(_shared(one, other) or (one.ordinal and one.ordinal == other.ordinal))
 
 
 def singular(one: Part, other: Part) -> bool:
-    """Whether two parts agree in what a block has but once."""
+    """Return whether two parts agree in something that a block has only once."""
     if ("cross" in one.inner) != ("cross" in other.inner):
         return False
     shared = _shared(one, other)
@@ -332,11 +333,11 @@ def singular(one: Part, other: Part) -> bool:
 
 
 def _shared(one: Part, other: Part) -> set[str]:
-    """The words behind the block, and the kinds of parts, in which two agree."""
+    """Return the words after the block, and the kinds of parts, in which two parts agree."""
     kinds = {kind for kind in one.inner.keys() & other.inner.keys() if one.inner[kind] & other.inner[kind]}
     return kinds | (one.behind & other.behind)
 
 
 def _apart(one: Part, other: Part) -> bool:
-    """Whether two parts differ in a kind, as the text half of a model and the vision half."""
+    """Return whether two parts differ in a kind, such as the text half and the vision half of a model."""
     return any(not one.roles[kind] & other.roles[kind] for kind in one.roles.keys() & other.roles.keys())

@@ -1,4 +1,4 @@
-"""What is believed first: equal values, or else equal names, where they are too many for an accident."""
+"""Links that are trusted first: equal values, or else equal names, if they are too many for an accident."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ckptfix.align.units import Side, Unit, template
 from ckptfix.names import wrappers
 
 SAME_NAMES = 0.5
-"""Share of equal paths from which on equal names are believed first."""
+"""Share of equal paths from which on equal names are trusted first."""
 
 
 def same_values(a: Side, b: Side, proven: Mapping[str, str]) -> list[Link]:
-    """Modules of which a tensor has the bytes of a tensor of the other; `proven` are the tensors' names."""
+    """Link modules if a tensor of one has the bytes of a tensor of the other; `proven` has the tensors' names."""
     homes = {slot.name: unit for unit in b.units for slot in unit.slots.values()}
     found: dict[Unit, set[Unit]] = {}
     for unit in a.units:
@@ -30,9 +30,9 @@ def same_values(a: Side, b: Side, proven: Mapping[str, str]) -> list[Link]:
 
 
 def same_names(a: Side, b: Side) -> list[Link]:
-    """Units of equal paths, wrappers and a common prefix aside, if there are too many for an accident.
+    """Link units of equal paths, apart from wrappers and a common prefix, if they are too many for an accident.
 
-    Where numbers seem to be moved (one side counts from 0 and the other from 1), equal ones mean nothing.
+    If numbers seem to be shifted (one side counts from 0 and the other from 1), equal ones mean nothing.
     """
     bare_a, bare_b = _bare(a.units), _bare(b.units)
     moved = _moved(bare_a, bare_b)
@@ -48,7 +48,7 @@ def same_names(a: Side, b: Side) -> list[Link]:
 
 
 def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
-    """Stacks where the numbers of like modules overlap, and neither side has all that the other has."""
+    """Return the stacks in which the numbers of similar modules overlap, but each side has numbers of its own."""
     numbers: dict[tuple[str, Hashable], tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = {}
     for which, side_units in enumerate((a, b)):
         for path, unit in side_units.items():
@@ -58,7 +58,7 @@ def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
 
 
 def _stack(text: str) -> str:
-    """A template up to its last number; all of it where it has none."""
+    """Return a template up to its last number; all of it if it has no number."""
     front, number, _ = text.rpartition("{}")
     return front + number if number else text
 

@@ -1,4 +1,4 @@
-"""What speaks for two groups going together, beside the words in their paths: order, place and surroundings."""
+"""Evidence besides words for pairing two groups: order, place and surroundings."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from ckptfix.align import assignment
 from ckptfix.align.groups import Group
 
 DECIDED = 1.0
-"""By how much it must be better by words and numbers alone: order and place, however good, make nothing certain."""
+"""Margin that words and numbers alone must give: order and place, however good, make nothing certain."""
 
 FAR = 0.45
-"""The most that a place among landmarks counts: less than a word, and with the order of definition just `ENOUGH`."""
+"""The most that a place among landmarks counts: less than a word, and with definition order just below `ENOUGH`."""
 
 
 def ordered_alike(
     ranks: tuple[list[int], list[int]], at: tuple[int, int], places: tuple[list[int], list[int]]
 ) -> float:
-    """What the order of definition says for two groups: whether they have the same rank and place."""
+    """Return the score of definition order for two groups: whether they have the same rank and place."""
     same = len(ranks[0]) == len(ranks[1]) and ranks[0][at[0]] == ranks[1][at[1]]
     return float(same) - apart(*places)
 
 
 def undecided(likeness: Sequence[Sequence[float]], chosen: Sequence[int]) -> set[int]:
-    """The rows whose column words and numbers alone would not choose, or not clearly."""
+    """Return the rows whose column words and numbers alone would not choose, or not clearly."""
     alone = assignment.best(likeness)
     margins = assignment.margins(likeness, alone, DECIDED)
     return {row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < DECIDED}
 
 
 def ranks(groups: Sequence[Group]) -> list[int]:
-    """Position of each group in the order of their first units."""
+    """Return the position of each group in the order of their first units."""
     order = sorted(range(len(groups)), key=lambda index: groups[index].units[0].first)
     return [order.index(index) for index in range(len(groups))]
 
 
 def apart(one: Sequence[int], other: Sequence[int]) -> float:
-    """How far two groups are from each other among the landmarks; at most `FAR`."""
+    """Return the distance of two groups among the landmarks, at most `FAR`."""
     if len(one) != len(other):
         return 0.0
     return min(FAR, sum(min(abs(i - j), 3) for i, j in zip(one, other, strict=True)) / len(one))
 
 
 def unlike(one: Sequence[float], other: Sequence[float]) -> float:
-    """How differently large blocks are, in doublings; at most 2."""
+    """Return the difference in size of two groups' blocks, in doublings, at most 2."""
     if len(one) != len(other):
         one, other = one[:1], other[:1]
     steps = [abs(math.log2((i + 1) / (j + 1))) for i, j in zip(one, other, strict=False)]
@@ -53,12 +53,12 @@ def unlike(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def same_block(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two groups repeat with a block of several modules, which has equally many on both sides."""
+    """Return whether two groups repeat with a block of several modules that has equally many on both sides."""
     return bool(one and other) and one[0] > 1 and abs(math.log2(one[0] / max(other[0], 1))) <= 0.5
 
 
 def rising(values: Sequence[int]) -> list[int]:
-    """Indices of a longest increasing subsequence."""
+    """Return the indices of a longest increasing subsequence."""
     tails: list[int] = []
     ends: list[int] = []
     back: list[int] = []

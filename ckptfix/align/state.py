@@ -1,4 +1,4 @@
-"""What a matching knows so far: the two sides, the links, and what those that are certain say of the rest."""
+"""The state of a matching: the two sides, the links, and what the certain links imply for the rest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ckptfix.align.scores import rising
 from ckptfix.align.units import Side, Signature, Unit
 
 SHOWN = 8
-"""Instances of two groups of which it is looked up in which blocks they stand."""
+"""Instances of two groups whose blocks are compared."""
 
 
 @dataclass
 class State:
-    """The two sides, and what is certain: for each side, the places of the linked units in order."""
+    """The two sides, and what is certain: for each side, the positions of the linked units in order."""
 
     a: Side
     b: Side
@@ -45,9 +45,9 @@ class State:
         self.links += links
 
     def pin(self) -> None:
-        """Take the links that are beyond doubt as landmarks, the longest run of them that is in the same order.
+        """Use the certain links as landmarks: the longest run of them that is in the same order on both sides.
 
-        So are the blocks that they show to be one another's counterpart.
+        The blocks that they show to be counterparts become landmarks too.
         """
         sure = [(link.one, link.other) for link in self.links if not link.instead]
         self.twins = Twins(sure, (self.a.contents, self.b.contents))
@@ -56,7 +56,7 @@ class State:
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
 
     def between(self, one: Group, other: Group, *, swapped: bool) -> bool:
-        """Whether what is defined just before and just after each of two groups' units is linked, and beyond doubt."""
+        """Return whether the units defined just before and after each pair of the groups are certainly linked."""
         ours, theirs = (other, one) if swapped else (one, other)
         if not alike(ours, theirs):
             return False
@@ -73,18 +73,18 @@ class State:
         return found >= max(1, len(ours) - 1)
 
     def place(self, group: Group, which: int) -> list[int]:
-        """For each unit, how many landmarks come before it."""
+        """Return for each unit the number of landmarks before it."""
         return [bisect_left(self.pins[which], unit.first) for unit in group.units]
 
     def in_blocks(self, one: Group, other: Group) -> float:
-        """Between 1, where all instances of two groups stand in the same blocks, and -1, where all stand in others."""
+        """Return 1 if all instances of two groups are in the same blocks, -1 if any is known not to be, or a share."""
         if self.twins is None or not alike(one, other):
             return 0.0
         said = [self.twins.say(unit, twin) for unit, twin in islice(zip(one.units, other.units, strict=True), SHOWN)]
         return -1.0 if -1 in said else sum(said) / len(said)
 
     def listed_otherwise(self, pair: tuple[Group, Group], sides: Sides, mute: Sequence[Sequence[Group]]) -> bool:
-        """`groups.listed_otherwise`, but where other modules of the lists show which places of them are the same."""
+        """Apply `groups.listed_otherwise`, unless other modules of the lists show which of their places match."""
         one, other = pair
         if self.twins is not None and alike(one, other) and all(map(self.twins.lists, one.units, other.units)):
             return False

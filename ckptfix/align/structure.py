@@ -1,9 +1,9 @@
 """Matching by structure: modules of equal shapes, distinguished by numbers, words and places.
 
-What is compared are modules (`units.Unit`). Those whose tensors have the same names, shapes and kinds on both
-sides form a class. Inside a class, repeating paths are groups (`groups`), and the best assignment of groups is
-sought (`assignment.best`) by what their words mean (`roles`), by numbers, by order of definition and by place
-among what is certain already. An assignment that another one comes close to is ambiguous, and says so.
+Modules (`units.Unit`) are compared. Those whose tensors have the same names, shapes and kinds on both sides form a
+class. Inside a class, repeating paths are groups (`groups`). The best assignment of groups is sought
+(`assignment.best`) by the meaning of their words (`roles`), by numbers, by order of definition and by place among what
+is certain already. An assignment that another one comes close to is ambiguous, and is reported as such.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from ckptfix.align.units import Unit, side
 from ckptfix.names.slots import Slot
 
 ENOUGH = 2.5
-"""By how much an assignment must beat the next best to be certain. Definition order alone, which distinguishes
-``query, key, value`` from ``q, k, v`` but also from ``k, v, q``, gives 2."""
+"""Margin by which an assignment must beat the next best to be certain. Definition order alone gives 2: it distinguishes
+``query, key, value`` from ``q, k, v``, but also from ``k, v, q``."""
 
 SUPPORT = 3.0
-"""What names must say for a pair where one side has more modules of these shapes than the other."""
+"""Score that names must give a pair if one side has more modules of these shapes than the other."""
 
 COMPARED = 2_500_000
-"""Groups that are compared with groups, in all classes; a model that has more of them has names that say nothing."""
+"""Comparisons of groups with groups, in all classes. A model that needs more has names that say nothing."""
 
 COUNTED = 17.0
-"""By how much it is better that the only group of n modules goes to the only one of n than to part of another one."""
+"""Margin for pairing the only groups of n modules, rather than with a part of another group."""
 
 BY_NUMBER = "number"
-"""Why two modules go together whose groups are the only ones of their size."""
+"""Reason for pairing modules whose groups are the only ones of their size."""
 
 BY_NAME = "name and place"
-"""Why two modules go together whose groups are not."""
+"""Reason for pairing modules whose groups are not the only ones of their size."""
 
 BLOCKS = 1.0
-"""What it counts that two groups stand in the same blocks."""
+"""Score if two groups are in the same blocks."""
 
 APART = 6.0
-"""What it counts that they do not."""
+"""Penalty if they are not."""
 
 
 def match(
     source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False, proven: Mapping[str, str] | None = None
 ) -> Matching:
-    """See `ckptfix.align.match.match`."""
+    """Match by structure; see `ckptfix.align.match.match`."""
     state = State(side(source), side(target))
     state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
     held = match_classes.reshaped(state.a.units, state.b.units) if reshape else frozenset()
@@ -71,9 +71,9 @@ def match(
 
 
 def _doubt_blocks(state: State) -> None:
-    """Put links in doubt whose blocks do not nest or may be counted from either end, where shapes leave a choice.
+    """Put links in doubt whose blocks do not nest or may be counted from either end, if shapes leave a choice.
 
-    A wrong link makes another one of its class wrong: only words that hold in one place alone keep the rest of it.
+    A wrong link makes another link of its class wrong. Only words that apply to one place keep the rest of the class.
     """
     certain = [link for link in state.links if not link.instead and link.why != PROOF]
     sides = state.a.units, state.b.units
@@ -97,7 +97,7 @@ def _doubt_blocks(state: State) -> None:
 
 
 def _doubt(state: State, link: Link) -> None:
-    """Put a link in doubt for which shapes leave a choice: another unit of the target may be meant."""
+    """Put a link in doubt if shapes leave a choice: another unit of the target may be meant."""
     if link.instead or link.other.signature not in state.by_signature:
         return
     alike = state.by_signature[link.other.signature]
@@ -106,7 +106,7 @@ def _doubt(state: State, link: Link) -> None:
 
 
 def _by_class(state: State, key: Callable[[Unit], Hashable]) -> None:
-    """Link the free units of equal `key`: first where shapes leave one candidate, then where they leave several."""
+    """Link the free units of equal `key`: first if shapes leave one candidate, then if they leave several."""
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
     unsure = {unit.signature for link in state.links if link.instead for unit in (link.one, link.other)}
     free = [[unit for unit in units
@@ -151,12 +151,12 @@ def _by_class(state: State, key: Callable[[Unit], Hashable]) -> None:
 
 @dataclass(slots=True)
 class _ByCount:
-    """Groups of a class of which each side has one of this size.
+    """Groups of a class that are the only ones of their size on each side.
 
     Attributes:
-        links: of their units.
-        bare: those of them for which the size alone speaks.
-        doubtful: names, levels or blocks speak against one of them, and so against all that sizes tell of the class.
+        links: links of their units.
+        bare: those links that only the size supports.
+        doubtful: names, levels or blocks contradict one of them, and so all that sizes say about the class.
     """
 
     links: list[Link] = field(default_factory=list)
@@ -165,7 +165,7 @@ class _ByCount:
 
 
 def _by_count(state: State, left: list[Group], right: list[Group]) -> _ByCount:
-    """The groups of a class of which each side has one of this size, and what else speaks for and against them."""
+    """Link the groups that are the only ones of their size in the class, and note further evidence about them."""
     parts = [match_roles.parts([group.label for group in side_groups]) for side_groups in (left, right)]
     said = match_roles.scores(*parts)
     listed = [[bool(group.units[0].numbers) for group in side_groups] for side_groups in (left, right)]
@@ -190,7 +190,7 @@ def _by_count(state: State, left: list[Group], right: list[Group]) -> _ByCount:
 
 
 def _best_way(state: State, ways: Sequence[Sides]) -> list[Link]:
-    """The links of the way to split that fits best; what a way that is close links otherwise is in doubt."""
+    """Return the links of the best way to split; a link is in doubt if a way that scores nearly as well differs."""
     tried = []
     for way in ways:
         parts = list(buckets(*way)) if len(ways) > 1 else [way]
@@ -225,10 +225,10 @@ def _best_way(state: State, ways: Sequence[Sides]) -> list[Link]:
 def _assigned(
     state: State, left: list[Group], right: list[Group], *, alone: bool = True
 ) -> tuple[float, float, list[Link]]:
-    """The best assignment of groups to groups: its score, what of it is more than likeness, and the links.
+    """Return the best assignment of groups to groups: its score, the part of it that is not likeness, and the links.
 
     Args:
-        alone: whether these groups are all of their class; else how it was split left out the others.
+        alone: whether these groups are all of their class; if not, other groups were split off before.
     """
     state.compared += len(left) * len(right)
     if max(len(left), len(right)) > MOST or state.compared > COMPARED:
@@ -295,13 +295,13 @@ def _assigned(
 
 
 def _standing(state: State, one: Group, other: Group, *, swapped: bool) -> float:
-    """What speaks for two groups as to the blocks that they stand in."""
+    """Return the score of two groups for the blocks that contain them."""
     found = state.in_blocks(other, one) if swapped else state.in_blocks(one, other)
     return found * (BLOCKS if found > 0 else APART)
 
 
 def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: State) -> list[Link]:
-    """The units of two groups, one by one."""
+    """Return links between the units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
     why = BY_NAME if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER
     if alike(one, other):
@@ -323,7 +323,7 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
 
 
 def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
-    """Too many paths that have nothing in common: a proposal, and each pair of it ambiguous."""
+    """Propose pairs in definition order, each ambiguous, for too many paths that have nothing in common."""
     units = [sorted((unit for group in side_groups for unit in group.units), key=lambda unit: unit.first)
              for side_groups in (left, right)]  # fmt: skip
     links = []

@@ -1,8 +1,7 @@
-"""Key names taken apart: modules, the numbers and the words in their paths.
+"""Parsed key names: modules, and the numbers and words in their paths.
 
-The structural matcher compares modules rather than keys: a convolution's weight and bias go together. The path of a
-module is a template (``layer{}.{}.conv{}``) and the numbers that stand in it, so that a thousand layers are one
-template.
+The structural matcher compares modules rather than keys: a convolution's weight and bias belong together. The path of a
+module is a template (``layer{}.{}.conv{}``) and the numbers in it, so that a thousand layers share one template.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ weight bias running_mean running_var num_batches_tracked weight_ih weight_hh bia
 weight_g weight_v weight_orig weight_u scale zero_point
 """
 LEAVES = frozenset(_OWN.split())
-"""What modules of torch.nn call the tensors that are their own; any other parameter stands for itself."""
+"""Names that modules of torch.nn give their own tensors; any other parameter is a unit by itself."""
 
 _RECURRENT = re.compile(r"(weight|bias)_(ih|hh|hr)_l(\d+)(_reverse)?")  # torch/nn/modules/rnn.py RNNBase
 _PARAMETRIZED = re.compile(r"(?:(.*)\.)?(parametrizations\.[^.]+\.[^.]+(?:\._[uv])?)")  # torch/nn/utils/parametrize.py
 _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d{1,18}|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
 # Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere. The numbers of w1, w2, w3 do not:
-# where there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
+# if there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
 
 
 Signature = frozenset[tuple[str, tuple[int, ...], str]]
@@ -37,15 +36,15 @@ Signature = frozenset[tuple[str, tuple[int, ...], str]]
 
 @dataclass(slots=True, eq=False)
 class Unit:
-    """The tensors that are a module's own, or one parameter that stands for itself.
+    """The tensors that a module itself has, or one parameter by itself.
 
     Attributes:
         path: of the module, in canonical spelling (see `ckptfix.names.spellings`).
         slots: leaf -> its slot, as named in the state dict; the leaf of a lone parameter is ``""``.
-        optional: the same for slots that a family lets pass, with its id.
+        optional: the same for slots that a family allows to be absent, with the family's id.
         first, last: positions of its keys in the state dict.
         template, numbers: of the path.
-        signature: what another module must have to take its place: leaves, shapes, and whether they count or measure.
+        signature: requirements for a module that takes its place: leaves, shapes, and integer or float.
     """
 
     path: str
@@ -59,7 +58,7 @@ class Unit:
 
 
 def number_kind(dtype: str) -> str:
-    """``"integer"``, or ``"float"``, which an unknown dtype passes for; precision is not a difference."""
+    """Return ``"integer"``, or ``"float"``, also for an unknown dtype. Precision makes no difference."""
     return "integer" if dtype.startswith(("int", "uint", "bool")) else "float"
 
 
@@ -69,8 +68,8 @@ class Side:
 
     Attributes:
         units: in the order of their first keys.
-        aliases: slots that are another one's tensor.
-        scattered: the keys of many modules are not together.
+        aliases: slots that share the tensor of another slot.
+        scattered: whether the keys of many modules are not together.
     """
 
     units: tuple[Unit, ...]
@@ -79,12 +78,12 @@ class Side:
 
     @cached_property
     def under(self) -> Counter[str]:
-        """How many units that the other side must have too stand under each path that ends in a number."""
+        """Path that ends in a number -> count of the units under it that the other side must have too."""
         return Counter({front: count for front, (count, _) in self.contents.items()})
 
     @cached_property
     def contents(self) -> dict[str, tuple[int, int]]:
-        """Of the units that `under` counts, how many stand under each such path, and a sum of their signatures."""
+        """Path that ends in a number -> count of the units that `under` counts there, and a sum of their signatures."""
         found: dict[str, tuple[int, int]] = {}
         for unit in self.units:
             if unit.slots:
@@ -104,22 +103,22 @@ class Side:
         return {unit: place for place, unit in enumerate(self.units)}
 
     def beside(self, unit: Unit) -> tuple[Unit | None, Unit | None]:
-        """The units just before and just after `unit`."""
+        """Return the units just before and just after `unit`."""
         place = self._places[unit]
         after = self.units[place + 1] if place + 1 < len(self.units) else None
         return (self.units[place - 1] if place else None), after
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether the order of the keys is that in which modules were defined, as far as one can see.
+        """True if the keys seem to be in the order in which modules were defined.
 
-        An alphabetical one may be what safetensors made of it.
+        Alphabetical order does not count, because safetensors may have sorted the keys.
         """
         return self.numbers_rise and not self._alphabetical
 
     @cached_property
     def numbers_rise(self) -> bool:
-        """Whether the keys of a module stand together, and numbers in paths go up, also from 9 to 10."""
+        """True if the keys of each module are together, and numbers in paths go up, also from 9 to 10."""
         if self.scattered:
             return False
         paths = [unit.path for unit in self.units]
@@ -138,12 +137,12 @@ class Side:
 
 
 def natural(path: str) -> list[tuple[int, str]]:
-    """A sort key by which ``10`` comes after ``9``."""
+    """Return a sort key that puts ``10`` after ``9``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", path)]
 
 
 def counted(one: str, other: str) -> bool:
-    """Whether a number is the first difference of two paths, and goes up."""
+    """Return whether the first difference of two paths is a number that goes up."""
     for here, there in zip(natural(one), natural(other), strict=False):
         if here != there:
             return here[0] >= 0 and there[0] > here[0]
@@ -151,7 +150,7 @@ def counted(one: str, other: str) -> bool:
 
 
 def side(slots: Sequence[Slot]) -> Side:
-    """`slots`, in the order of a state dict, as units."""
+    """Return `slots`, in the order of a state dict, as units."""
     canonical = spellings.canonical([slot.name for slot in slots])
     units: dict[str, Unit] = {}
     aliases = []
@@ -182,7 +181,7 @@ def side(slots: Sequence[Slot]) -> Side:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """(path of the unit, leaf) of a canonical name."""
+    """Return (path of the unit, leaf) of a canonical name."""
     match = _PARAMETRIZED.fullmatch(name)
     if match is not None:
         return match[1] or "", match[2]
@@ -195,7 +194,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
-    """``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
+    """Return ``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
     numbers = tuple(number(text) for text in _NUMBER.findall(path))
     return _NUMBER.sub("{}", path.replace("{}", "<>")), numbers
 
@@ -205,10 +204,10 @@ def number(text: str) -> int:
 
 
 def fronts(path: str) -> list[str]:
-    """The beginnings of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
+    """Return the fronts of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
     return [path[: match.end()] for match in _NUMBER.finditer(path)]
 
 
 def words(text: str) -> list[str]:
-    """The words of a path or template, small, in order, without numbers."""
+    """Return the words of a path or template in lower case, in order, without numbers."""
     return [token.lower() for token in _TOKEN.findall(text)]

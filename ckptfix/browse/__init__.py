@@ -1,1 +1,1 @@
-"""A browser for checkpoints in the terminal: `model` is what is shown, `view` is how."""
+"""A browser for checkpoints in the terminal: `model` holds the data, `view` draws it."""

@@ -1,8 +1,9 @@
-"""The nouns: what a checkpoint is made of, what is done to it, and what will be written. Frozen, and without I/O.
+"""The data model: the parts of a checkpoint, the edits to it, and the plan of an output. All frozen, and without I/O.
 
-Tensor data is a place, not a value: a `ByteRange`. An output is a sequence of segments, each literal ``bytes`` (a
-header, a pickle, padding), a `ByteRange` that the kernel copies, or a `Derived` stream for the few bytes that are in no
-file (a strided view made contiguous, a deflated record, a checksum). A `Plan` is what will be written, and is not yet.
+Tensor data is represented by its position, a `ByteRange`, rather than by its value. An output is a sequence of
+segments: literal ``bytes`` (a header, a pickle, padding), a `ByteRange` that the kernel copies, or a `Derived` stream
+for the few bytes that no file holds (a strided view made contiguous, a deflated record, a checksum). A `Plan` describes
+an output before it is written.
 """
 
 from ckptfix.checkpoint.checkpoint import Checkpoint as Checkpoint

@@ -1,4 +1,4 @@
-"""Addresses: where in a checkpoint something is, as ``model_state_dict/fc.weight``; ``""`` is the top level."""
+"""Addresses of places in a checkpoint, such as ``model_state_dict/fc.weight``; ``""`` is the top level."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ckptfix.words import TOP
 
 
 class Address(str):
-    """An address that knows the keys on its way, of which one may be empty or hold slashes itself.
+    """An address that knows its keys; a key may be empty or contain slashes.
 
-    Two of them are equal if they have the same keys: ``a/b`` is another place than ``b`` in ``a``. A plain string, as a
-    user types it, equals every address that is written so; ``""`` is the top level alone.
+    Two addresses are equal if they have the same keys: the key ``a/b`` is a different place than ``b`` in ``a``. A
+    plain string, as a user types it, equals every address with the same text; ``""`` is only the top level.
 
     Attributes:
-        keys: from the top level on; joined by slashes they are the text.
+        keys: the path from the top level down; joined by slashes they are the text.
     """
 
     __slots__ = ("keys",)
@@ -32,7 +32,7 @@ class Address(str):
 
 
 def of_keys(keys: tuple[str, ...]) -> str:
-    """The address of what these keys lead to."""
+    """Return the address that these keys lead to."""
     if not keys:
         return ""
     made = Address("/".join(keys))
@@ -41,27 +41,30 @@ def of_keys(keys: tuple[str, ...]) -> str:
 
 
 def keys_of(address: str) -> tuple[str, ...]:
-    """The keys on the way to `address`; of a plain string, what its slashes part."""
+    """Return the keys on the way to `address`; a plain string is split at its slashes."""
     if type(address) is Address:
         return address.keys
     return tuple(address.split("/")) if address else ()
 
 
 def join(at: str, key: str) -> str:
-    """The address of `key` in the mapping at `at`."""
+    """Return the address of `key` in the mapping at `at`."""
     made = Address(f"{at}/{key}" if at else key)
     made.keys = (*keys_of(at), key)
     return made
 
 
 def numbered(address: str, number: int) -> str:
-    """Another address for what is at `address` too: of 1 and '1', of a key with a slash and a mapping in another."""
+    """Return a second address for a place whose text equals that of a different one.
+
+    Examples: the keys 1 and '1', or a key with a slash and a key in a nested mapping.
+    """
     *above, last = keys_of(address) or ("",)
     return of_keys((*above, f"{last}#{number}"))
 
 
 def holder_of(address: str) -> str:
-    """The address of the mapping that what is at `address` is in."""
+    """Return the address of the mapping that contains the object at `address`."""
     return of_keys(keys_of(address)[:-1])
 
 
@@ -79,24 +82,24 @@ def holders_of(addresses: Iterable[str]) -> set[str]:
 
 
 def top_of(address: str) -> str:
-    """The first key on the way to `address`; ``""`` for the top level."""
+    """Return the first key on the way to `address`; ``""`` for the top level."""
     return keys_of(address)[0] if address else ""
 
 
 def given(text: str) -> str:
-    """The address that a user gave, with or without slashes around it."""
+    """Return the address that a user gave, without slashes around it."""
     return text.strip("/")
 
 
 def is_inside(address: str, at: str) -> bool:
-    """Whether `address` is the mapping or module at `at`, or something in it."""
+    """Return whether `address` is the mapping or module at `at`, or something in it."""
     if type(address) is Address and type(at) is Address:
         return address.keys[: len(at.keys)] == at.keys
     return not at or address == at or address.startswith(f"{at}/")
 
 
 def is_inside_any(name: str, addresses: Collection[str]) -> bool:
-    """Whether `name` is one of `addresses`, or below one."""
+    """Return whether `name` is one of `addresses`, or below one."""
     if not addresses:
         return False
     if "" in addresses or name in addresses:
@@ -107,5 +110,5 @@ def is_inside_any(name: str, addresses: Collection[str]) -> bool:
 
 
 def shown(at: str | None, *, to_type: bool = False) -> str:
-    """An address in a sentence; with `to_type` also how the top level is given to ``--at``."""
+    """Return an address for a sentence; with `to_type`, the top level includes its spelling for ``--at``."""
     return at or (f"{TOP} ('')" if to_type else TOP)

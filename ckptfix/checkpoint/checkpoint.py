@@ -1,4 +1,4 @@
-"""A checkpoint as read, before any tensor byte is."""
+"""A checkpoint as read, before any tensor data is read."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SiteKind = Literal["state_dict", "metadata", "param_names", "optimizer_state"]
 
 @dataclass(frozen=True, slots=True)
 class NameSite:
-    """A place that holds parameter or module names, all of which change together.
+    """A list of parameter or module names, which change together.
 
     Attributes:
         at: its address. The ``_metadata`` of a state dict has the address of that state dict.
-        kind: ``"state_dict"`` (names are keys of tensors), ``"metadata"`` (names are module paths, the root
-            being ``""``), ``"param_names"`` (a list of names), ``"optimizer_state"`` (name -> its state).
-        names: in order. A state dict's non-tensor keys are here too.
+        kind: ``"state_dict"`` (names are keys of tensors), ``"metadata"`` (names are module paths, ``""`` is the root),
+            ``"param_names"`` (a list of names), ``"optimizer_state"`` (name -> its state).
+        names: in order, including a state dict's keys of values that are not tensors.
     """
 
     at: str
@@ -36,16 +36,16 @@ class NameSite:
 
 @dataclass(frozen=True, slots=True)
 class StateDict:
-    """A mapping with string keys and a tensor among its values, and where it is.
+    """A mapping with string keys and at least one tensor among its values, and its address.
 
     Attributes:
         at: its address.
-        tensors, extra: how many of its values are tensors, and how many are not.
+        tensors, extra: the number of its values that are tensors, and of those that are not.
         optimizer: it is a part of an optimizer's state.
-        weights: it looks like what ``Module.state_dict()`` gives, rather than RNG state or statistics that
-            happen to be tensors. Only such mappings get a prefix added or become a safetensors file.
-        payload: it is in what a class gets to make or fill an object of: its arguments, its slots, a state for its
-            ``__setstate__``. Only the class knows what the keys mean, so no edit changes them.
+        weights: it looks like the result of ``Module.state_dict()``, rather than RNG state or statistics that happen to
+            be tensors. Only such mappings get a prefix added or become a safetensors file.
+        payload: it is data from which a class builds an object: its arguments, its slots, a state for its
+            ``__setstate__``. Only the class knows the meaning of the keys, so no edit changes them.
     """
 
     at: str
@@ -57,28 +57,28 @@ class StateDict:
 
 
 class Inside:
-    """What a format keeps of a file for its own edits; each format that keeps something has a class of its own."""
+    """Data of a format for its own edits; each format that needs some defines its own class."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as read: names, shapes and places; no tensor byte has been read.
+    """A checkpoint as read: keys, shapes and positions, without any tensor data.
 
     Attributes:
         path: the file, or the folder of its files.
         format: name of the format that read it.
         size: bytes of all files.
-        traits: what else the format states about the file, for `inspect` (protocol, zip root, byte order ...).
+        traits: further facts about the file, for `inspect` (protocol, zip root, byte order ...).
         byteorder: of the tensor data.
         metadata: string pairs that the format keeps beside the tensors (safetensors ``__metadata__``).
         sites: every place that holds names.
-        devices: location -> how often it stands in the file.
+        devices: location -> number of occurrences in the file.
         fixed_devices: places whose device cannot be edited, as text.
-        inside: what the format keeps for its own edits; other code asks the format's functions.
-        findings: what reading noticed; building `entries` may add to it.
-        files: the files that it was read from, as they were before, to see that they are still the same.
+        inside: the format's data for its own edits; other code uses the format's functions instead.
+        findings: problems noticed while reading; building `entries` may add to them.
+        files: the state of its files before they were read, to detect later changes.
     """
 
     path: str
@@ -98,25 +98,25 @@ class Checkpoint:
     files: tuple[Mark, ...] = ()
 
     def size_of(self, path: str) -> int:
-        """Bytes of one of its files."""
+        """Return the size in bytes of one of its files."""
         if isinstance(path, Spliced):
             return path.size
         return next((mark.stamp.size for mark in self.files if mark.path == path), self.size)
 
     @cached_property
     def entries(self) -> tuple[TensorEntry, ...]:
-        """Every tensor, in file order; built at the first use."""
+        """Every tensor, in file order; built on first use."""
         return self.load_entries()
 
     def entries_at(self, at: str) -> tuple[TensorEntry, ...]:
-        """The tensors of the mapping at an address, in file order."""
+        """Return the tensors of the state dict at an address, in file order."""
         return self._by_mapping.get(at, ())
 
     def shaped(self, at: str, names: Sequence[str]) -> frozenset[str]:
-        """Those of the keys `names` of the mapping at an address that hold a tensor with at least one dimension.
+        """Return those of the keys `names` whose value is a tensor with at least one dimension, at an address.
 
-        Numbers, text, other mappings and tensors without a dimension may be a trainer's own (``epoch``,
-        ``best_loss``). All of the keys where none holds such a tensor, or where the tensors cannot be read.
+        Numbers, text, other mappings and tensors without a dimension may belong to the trainer (``epoch``,
+        ``best_loss``). Returns all of the keys if none holds such a tensor, or if the tensors cannot be read.
         """
         try:
             found = frozenset(entry.key for entry in self.entries_at(at) if entry.shape)
@@ -136,12 +136,15 @@ class Checkpoint:
         return {}
 
     def once(self, make: Callable[[Checkpoint], Made]) -> Made:
-        """What `make` makes of it, kept: a checkpoint never changes, and several callers ask."""
+        """Return the result of `make`, cached: a checkpoint never changes, and several callers need the result."""
         if make not in self._made:
             self._made[make] = make(self)
         made: Made = self._made[make]
         return made
 
     def values(self) -> Iterator[tuple[str, object]]:
-        """Every leaf that is not a tensor, as (address, plain value); foreign objects are inert records."""
+        """Iterate over the leaves that are not tensors as (address, plain value).
+
+        Foreign objects become inert records.
+        """
         return self.load_values()

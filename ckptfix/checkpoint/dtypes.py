@@ -1,8 +1,7 @@
-"""One table of dtypes: what torch, its storage classes, safetensors and numpy call the same elements.
+"""One table of dtypes: the names of the same elements in torch, its storage classes, safetensors and numpy.
 
 Sources: torch/storage.py (``_dtype_to_storage_type_map``, ``_new_dtypes``), c10/core/ScalarType.h for sizes,
-the safetensors format description for its codes. The names of numpy views that numpy itself does not
-have come from the package ml_dtypes.
+the safetensors format description for its codes. The package ml_dtypes provides the numpy dtypes that numpy lacks.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class Dtype:
     Attributes:
         name: torch's name, without ``torch.``.
         itemsize: bytes of one element, as torch counts them.
-        storage_class: class in ``torch`` that a pickle names for it; None if it is saved as UntypedStorage.
-        safetensors: code in a safetensors header; None if it has none.
+        storage_class: class in ``torch`` that a pickle uses for it; None if it is saved as UntypedStorage.
+        safetensors: code in a safetensors header; None if there is no code for it.
         numpy: dtype name to view the bytes with; None when no package can compute with them.
-        family: what arithmetic means for it.
+        family: the kind of arithmetic that applies to it.
         packed: elements that the format counts where torch counts one (float4 pairs).
         per_item: elements that torch counts in one item of `itemsize` bytes.
     """
@@ -41,17 +40,17 @@ class Dtype:
     per_item: int = 1
 
     def nbytes(self, elements: int) -> int:
-        """Bytes that hold this many elements, as torch counts them."""
+        """Return the number of bytes that hold this many elements, as torch counts them."""
         return -(-elements // self.per_item) * self.itemsize
 
     @property
     def is_complex(self) -> bool:
-        """Whether an element is two numbers, also where no package computes with them."""
+        """True if an element consists of two numbers, even if no package computes with them."""
         return self.family == "complex" or self.name == "complex32"
 
     @property
     def unit(self) -> int:
-        """Bytes of the number whose byte order matters: a complex element is two of them."""
+        """Bytes of the number whose byte order matters; a complex element consists of two such numbers."""
         return self.itemsize // 2 if self.is_complex else self.itemsize
 
 
@@ -110,30 +109,30 @@ _BY_SAFETENSORS = {row.safetensors: row for row in TABLE if row.safetensors}
 
 
 def by_name(name: str) -> Dtype:
-    """The row for torch's `name`, with or without ``torch.``. Raises Unsupported for an unknown one."""
+    """Return the row for torch's `name`, with or without ``torch.``. Raises Unsupported for an unknown name."""
     row = _BY_NAME.get(name.removeprefix("torch."))
     if row is None:
-        raise Unsupported(f"unknown dtype {name!r}")
+        raise Unsupported(f"the dtype {name!r} is unknown")
     return row
 
 
 def find(name: str) -> Dtype | None:
-    """As `by_name`, with None for an unknown one."""
+    """Return the row for `name` like `by_name`, but None for an unknown name."""
     return _BY_NAME.get(name)
 
 
 def by_storage_class(name: str) -> Dtype | None:
-    """The row for a storage class of torch, such as ``"HalfStorage"``; an untyped storage counts bytes."""
+    """Return the row for a storage class of torch, such as ``"HalfStorage"``; an untyped storage counts bytes."""
     return _BY_STORAGE.get(name)
 
 
 def by_safetensors(code: str) -> Dtype | None:
-    """The row for a code of a safetensors header, such as ``"BF16"``."""
+    """Return the row for a code of a safetensors header, such as ``"BF16"``."""
     return _BY_SAFETENSORS.get(code)
 
 
 def numpy_dtype(name: str) -> numpy.dtype[numpy.generic] | None:
-    """The numpy dtype to view bytes of torch dtype `name` with, or None; imports numpy."""
+    """Return the numpy dtype that views bytes of the torch dtype `name`, or None; imports numpy."""
     import numpy
 
     view = by_name(name).numpy

@@ -1,4 +1,4 @@
-"""What can be done to a checkpoint: every format carries these out, each in its own way."""
+"""The edits to a checkpoint; every format carries them out in its own way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckptfix.checkpoint.tensors import TensorEntry
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Change names at the site (`at`, `kind`): `names` maps old to new; others do not change."""
+    """Change names at the site (`at`, `kind`): `names` maps old to new names; all others are unchanged."""
 
     at: str
     kind: SiteKind
@@ -20,7 +20,7 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Leave out the keys `names` of the mapping `at`."""
+    """Leave out the keys `names` of the state dict `at`."""
 
     at: str
     names: tuple[str, ...]
@@ -28,7 +28,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class SetLocation:
-    """Change devices: `moves` maps a location to its new one, all at once; others do not change."""
+    """Change devices: `moves` maps locations to new ones, all at once; all others are unchanged."""
 
     moves: Mapping[str, str]
 
@@ -42,13 +42,13 @@ class SetMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Give names of the mapping `at` other tensors: of any dtype, any shape, and bytes from anywhere.
+    """Replace the tensors of some keys of the state dict `at`: with any dtype, any shape, and bytes from any place.
 
-    `tensors` maps a name, as it is in the file, to a dense entry; its own `key` and `at` do not count. Its bytes are in
+    `tensors` maps a key, as it is in the file, to a dense entry, whose own `key` and `at` are ignored. Its bytes have
     the byte order of the checkpoint. Entries on one storage stay tied; every other tensor keeps its bytes and its ties.
 
-    An entry that is the tensor of that name in another shape moves no bytes, and reaches every name that is the very
-    same tensor object, or tied to it in the file's metadata.
+    An entry that is the same tensor in a different shape moves no bytes. It applies to every key of the same tensor
+    object, and to every key tied to it in the file's metadata.
     """
 
     at: str

@@ -1,4 +1,4 @@
-"""Where bytes are: a range of a file, a stream made of ranges, or literal bytes."""
+"""Positions of bytes: a range of a file, a stream computed from ranges, or literal bytes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class ByteRange:
         return self.offset + self.length
 
     def sub(self, offset: int, length: int) -> ByteRange:
-        """The range of `length` bytes that starts `offset` bytes into this one.
+        """Return the range of `length` bytes that begins `offset` bytes into this one.
 
         Raises:
-            ValueError: the part does not lie inside.
+            ValueError: the part is not inside this range.
         """
         if offset < 0 or length < 0 or offset + length > self.length:
-            raise ValueError(f"{length} bytes at {offset} do not lie inside a range of {self.length}")
+            raise ValueError(f"{length} bytes at {offset} are not inside a range of {self.length}")
         return ByteRange(self.path, self.offset + offset, length)
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """`length` bytes that `chunks()` yields in small pieces; `sources` are what they are read from.
+    """`length` bytes that `chunks()` yields in small pieces; `sources` are the ranges that they are computed from.
 
-    `blank` stands for them in a plan that is read back, where they cost a pass over data: a checksum of 0. `lazy` are
-    the marks of a tensor (conj, neg) whose values these bytes are.
+    `blank` replaces them in a plan that is read back, if computing them would need a pass over the data: a checksum of
+    0. `lazy` are the marks of a tensor (conj, neg) whose values these bytes are.
     """
 
     length: int
@@ -52,10 +52,10 @@ Segment = bytes | ByteRange | Derived
 
 
 class Spliced(str):
-    """The name of a file that is not there: its bytes are those of other files, piece behind piece.
+    """The name of a virtual file: a concatenation of pieces of other files.
 
-    A tensor that lies in pieces is a range of such a file: whatever reads ranges reads it too. A plan holds the pieces
-    themselves (`pieces_of`), so that the kernel copies them.
+    A tensor that is stored in pieces is a range of such a file, so all code that reads ranges can read it. A plan holds
+    the pieces themselves (`pieces_of`), so that the kernel copies them.
 
     Attributes:
         size: bytes.
@@ -64,19 +64,19 @@ class Spliced(str):
     size: int
 
     def pieces(self, offset: int, length: int) -> Iterator[Segment]:
-        """What the `length` bytes at `offset` are."""
+        """Return the segments that make up the `length` bytes at `offset`."""
         raise NotImplementedError
 
 
 def pieces_of(segment: Segment) -> Iterable[Segment]:
-    """The same bytes as ranges of files that are there."""
+    """Return the same bytes as ranges of real files."""
     if isinstance(segment, ByteRange) and isinstance(segment.path, Spliced):
         return segment.path.pieces(segment.offset, segment.length)
     return (segment,)
 
 
 def in_one_piece(data: Data) -> Data:
-    """The range of a file that is there, for data that lies in one piece; otherwise `data` itself."""
+    """Return the range of a real file if the data is in one piece; otherwise `data` itself."""
     pieces = tuple(pieces_of(data))
     if len(pieces) == 1 and isinstance(pieces[0], ByteRange):
         return pieces[0]
@@ -84,12 +84,12 @@ def in_one_piece(data: Data) -> Data:
 
 
 def segment_length(segment: Segment) -> int:
-    """Bytes that `segment` will be in the output."""
+    """Return the number of bytes that `segment` has in the output."""
     return len(segment) if isinstance(segment, bytes) else segment.length
 
 
 def joined(segments: Iterable[Segment]) -> Iterator[Segment]:
-    """The same bytes in fewer segments, each of them a range of a file that is there, or no range."""
+    """Yield the same bytes in fewer segments; every range among them is of a real file."""
     last: Segment = b""
     literal: list[bytes] = []
     for segment in chain.from_iterable(map(pieces_of, segments)):

@@ -1,4 +1,4 @@
-"""What will be written, and is not yet."""
+"""The plan of an output: everything that is to be written."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ckptfix.findings.row import Finding
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file to be written: `segments` in order, `nbytes` together.
+    """A file to be written: the sequence of its `segments`, `nbytes` in total.
 
     Attributes:
-        along: a copy of what only lies in the folder of the checkpoint, and is no file of it.
+        along: whether it is a copy of a file that is in the checkpoint's folder without being part of the checkpoint.
     """
 
     path: str
@@ -25,14 +25,14 @@ class OutputFile:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], segments: Iterable[Segment], *, along: bool = False) -> OutputFile:
-        """An OutputFile of these segments; empty ones are left out, adjacent ranges of a file joined."""
+        """Return an OutputFile of these segments, without empty ones, and with adjacent ranges of a file joined."""
         kept = tuple(joined(segments))
         return cls(os.fspath(path), kept, sum(map(segment_length, kept)), along)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Bytes of an input that have to have the checksum that the input states for them."""
+    """Bytes of an input that must match the checksum that the input states for them."""
 
     where: str
     data: Data
@@ -41,9 +41,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything to be written, and nothing yet written. Files are written in order, an index last.
+    """A complete plan of an output: nothing of it is written yet. Files are written in order, an index last.
 
-    `checks` come first: of bytes that go where their checksum cannot follow. `holds` is what its ranges need to exist.
+    `checks` come first: they verify bytes whose checksums the output does not keep. `holds` keeps objects alive that
+    the ranges need.
     """
 
     files: tuple[OutputFile, ...]

@@ -1,10 +1,10 @@
-"""The table of quantization schemes: by which names, dtypes and shapes a weight is recognised as codes.
+"""The table of quantization schemes: the names, dtypes and shapes by which a weight is recognized as codes.
 
-A code is a number that means a weight only together with its companions: a scale, a zero point, a codebook. A scheme
-is recognised where the name, the dtype and the shape of the codes and of every companion that it needs agree. A
-`layer_scale`, a `logit_scale`, the `scale` of a norm, an int8 buffer, or a float `weight` beside a `weight_scale` agree
-in one of them at most, and are no codes. Where only a shape does not fit, the codes are quantized in a layout that is
-not known (`UNKNOWN`). Where a ``config.json`` names the scheme, companions may be in another file.
+A code is a number that means a weight only together with its companions: a scale, a zero point, a codebook. A scheme is
+recognized if the name, the dtype and the shape of the codes and of every companion that it needs agree. A
+`layer_scale`, a `logit_scale`, the `scale` of a norm, an int8 buffer, or a float `weight` beside a `weight_scale` match
+in at most one of the three, and are not codes. If only a shape does not fit, the codes are quantized in an unknown
+layout (`UNKNOWN`). If a ``config.json`` names the scheme, companions may be in a different file.
 
 A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the stem ``l.weight`` with the suffixes
 ``""`` and ``"_scale_inv"``; ``l.qweight`` and ``l.scales`` are the stem ``l.`` with ``"qweight"`` and ``"scales"``.
@@ -25,40 +25,43 @@ Shape = tuple[int, ...]
 Role = Literal[
     "codes", "scale", "zero point", "second scale", "codebook", "group index", "shape", "activation scale", "state",
 ]  # fmt: skip
-"""What a tensor is for a quantized weight; ``state`` is what else the scheme's own code keeps (a packed record)."""
+"""The role of a tensor of a quantized weight; ``state`` is other data of the scheme's own code (a packed record)."""
 
 Fits = Callable[[Shape, Shape], bool]
-"""Whether a companion of the second shape goes with codes of the first."""
+"""A test of whether a companion of the second shape belongs to codes of the first."""
 
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 EXPONENTS = frozenset({"uint8", "float8_e8m0fnu"})
-"""A power of two a group, as MX formats have it."""
+"""Dtypes of a power of two for each group, as in MX formats."""
 
 INTEGERS = frozenset({"int8", "uint8", "int16", "int32", "int64"})
 NIBBLES = frozenset({"uint8", "int8", "float4_e2m1fn_x2"})
-"""Two codes of four bits a byte."""
+"""Dtypes that hold two codes of four bits in a byte."""
 
 ANY = FLOATS | FLOAT8 | INTEGERS | EXPONENTS | {"bool", "uint32"}
 
 
 def anything(codes: Shape, own: Shape) -> bool:
-    """Whatever shape the companion has."""
+    """Accept a companion of any shape."""
     return True
 
 
 def one(codes: Shape, own: Shape) -> bool:
-    """One number for the whole tensor."""
+    """Return whether the companion is one number for the whole tensor."""
     return math.prod(own) == 1
 
 
 def flat(codes: Shape, own: Shape) -> bool:
-    """A vector."""
+    """Return whether the companion is a vector."""
     return len(own) == 1
 
 
 def blocks(codes: Shape, own: Shape) -> bool:
-    """A number for the tensor, for each of its first dimensions (a row, an expert), a column, or each block of it."""
+    """Return whether the companion has one number for the tensor, each column, or each block of the tensor.
+
+    It may also have one for each of the first dimensions (a row, an expert).
+    """
     if math.prod(own) == 1 or (len(codes) > 1 and own == codes[-1:]):
         return True
     if len(own) > len(codes) or not all(own) or not all(codes):
@@ -68,12 +71,16 @@ def blocks(codes: Shape, own: Shape) -> bool:
 
 
 def rows(codes: Shape, own: Shape) -> bool:
-    """A number for each row."""
+    """Return whether the companion has a number for each row."""
     return bool(codes) and own in ((codes[0],), (codes[0], 1))
 
 
 def groups_of(*sizes: int, per_item: int = 1) -> Fits:
-    """A number for each group of one of these sizes along the last dimension, `per_item` codes being one element."""
+    """Return a test for a number for each group of one of these sizes along the last dimension.
+
+    Args:
+        per_item: codes in one element.
+    """
 
     def fits(codes: Shape, own: Shape) -> bool:
         if len(own) != len(codes) or not own or own[:-1] != codes[:-1] or not own[-1]:
@@ -84,7 +91,7 @@ def groups_of(*sizes: int, per_item: int = 1) -> Fits:
 
 
 def packed_groups(codes: Shape, own: Shape) -> bool:
-    """A number for each row, or each group of a row, whose codes are packed in elements of 32 bits."""
+    """Return whether the companion has a number for each row or group of a row; codes are packed in 32-bit elements."""
     return one(codes, own) or (len(own) == len(codes) and bool(own) and own[:-1] == codes[:-1] and 0 < own[-1])
 
 
@@ -92,7 +99,7 @@ _BITS = (2, 3, 4, 5, 6, 8)
 
 
 def mlx_groups(codes: Shape, own: Shape) -> bool:
-    """A number for each group of 16 to 128, the codes being packed in elements of 32 bits."""
+    """Return whether the companion has a number for each group of 16 to 128; codes are packed in 32-bit elements."""
     if len(own) != len(codes) or not own or own[:-1] != codes[:-1] or not own[-1]:
         return False
     sizes = (codes[-1] * 32 / bits / own[-1] for bits in _BITS)
@@ -100,43 +107,50 @@ def mlx_groups(codes: Shape, own: Shape) -> bool:
 
 
 def gptq_columns(codes: Shape, own: Shape) -> bool:
-    """Rows are groups of inputs; a column for each output, as the codes have: these are packed along the inputs."""
+    """Return whether the rows are groups of inputs, with a column for each output.
+
+    The codes have the same number of columns: they are packed along the inputs.
+    """
     return len(own) == len(codes) == 2 and own[1] == codes[1] and 0 < own[0]
 
 
 def gptq_zeros(codes: Shape, own: Shape) -> bool:
-    """Rows are groups of inputs; columns are outputs, packed in 32 bits."""
+    """Return whether the rows are groups of inputs, and the columns are outputs packed in 32 bits."""
     return len(own) == len(codes) == 2 and any(own[1] == -(-codes[1] * bits // 32) for bits in (2, 3, 4, 8))
 
 
 def awq_columns(codes: Shape, own: Shape) -> bool:
-    """Rows are groups of inputs; a column for each output, of which the codes pack several in a column."""
+    """Return whether the rows are groups of inputs, with a column for each output.
+
+    The codes pack several outputs in one column.
+    """
     return len(own) == len(codes) == 2 and 0 < own[0] <= codes[0] and own[1] in (codes[1] * 8, codes[1] * 4)
 
 
 def awq_zeros(codes: Shape, own: Shape) -> bool:
-    """Rows are groups of inputs; columns are packed as those of the codes."""
+    """Return whether the rows are groups of inputs, and the columns are packed like those of the codes."""
     return len(own) == len(codes) == 2 and own[1] == codes[1] and 0 < own[0] <= codes[0]
 
 
 def mx_groups(codes: Shape, own: Shape) -> bool:
-    """The shape of the codes without their last dimension, which is one group."""
+    """Return whether the companion has the shape of the codes without their last dimension, which is one group."""
     return len(codes) >= 2 and own == codes[:-1]
 
 
 def columns(codes: Shape, own: Shape) -> bool:
-    """A number for each column."""
+    """Return whether the companion has a number for each column."""
     return bool(codes) and own in ((codes[-1],), (1, codes[-1]))
 
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """A tensor beside the codes that they mean nothing without, or that goes with them.
+    """A tensor beside the codes that they need or that belongs to them.
 
     Attributes:
-        suffix: what stands in its name behind the stem.
-        needed: the scheme is not recognised without it.
-        of_module: it stands behind the stem without its last component: an attribute of the module that has the weight.
+        suffix: the text of its name behind the stem.
+        needed: the scheme is not recognized without it.
+        of_module: it is an attribute of the module that has the weight: its name is the stem without its last
+            component, and the suffix.
     """
 
     role: Role
@@ -147,7 +161,7 @@ class Companion:
     of_module: bool = False
 
     def name(self, stem: str) -> str:
-        """Its name beside codes of the stem `stem`."""
+        """Return its name beside codes with the stem `stem`."""
         return f"{stem[: stem.rfind('.') + 1] if self.of_module else stem}{self.suffix}"
 
 
@@ -160,16 +174,16 @@ class Scheme:
     """A row of the table.
 
     Attributes:
-        id: its name, which never changes.
-        title: what a message calls it.
+        id: its identifier, which never changes.
+        title: its name in messages.
         suffix: of the codes, behind the stem.
         dtypes: of the codes.
-        dimensions: how many the codes may have; empty for any.
+        dimensions: numbers of dimensions that the codes may have; empty for any.
         companions: in the order of the formula.
         formula: the weight, with the roles as names.
         source: code that defines it.
         methods: ``quant_method`` and ``quant_algo`` in config.json.
-        last: the last components that codes may have where only config.json says that they are; empty for any.
+        last: the last components of names of codes that only config.json declares as codes; empty for any.
     """
 
     id: str
@@ -201,7 +215,7 @@ SCHEMES: tuple[Scheme, ...] = (
             Companion("scale", "_scale_inv", FLOATS | {"float8_e8m0fnu"}, blocks),
             _also("activation scale", "_activation_scale", FLOATS),
         ),
-        "codes * scale, a scale for each block (128 x 128) or tensor; the name says inv, and it is multiplied",
+        "codes * scale, a scale for each block (128 x 128) or tensor; despite its name (inv), the scale is multiplied",
         "DeepSeek-V3 inference/kernel.py weight_dequant; transformers integrations/finegrained_fp8.py",
         _FP8_METHODS, last=frozenset(),
     ),
@@ -289,7 +303,7 @@ SCHEMES: tuple[Scheme, ...] = (
             _also("second scale", "weight.nested_absmax", frozenset({"float32"})),
             _also("codebook", "weight.nested_quant_map", frozenset({"float32"})),
         ),
-        "codebook[codes] * scale, a scale for each block of 64; a scale may be codes itself (double quantization)",
+        "codebook[codes] * scale, a scale for each block of 64; scales may be quantized too (double quantization)",
         _BNB_4BIT, frozenset({"bitsandbytes"}),
     ),
     Scheme(
@@ -424,7 +438,7 @@ SCHEMES: tuple[Scheme, ...] = (
                 _also("activation scale", f"{mark}act_quant_scale", FLOATS),
                 _also("activation scale", f"{mark}act_pre_scale", FLOATS),
             ),
-            "as the tensor's class in the metadata of the file says: (codes - zero point) * scale",
+            "(codes - zero point) * scale, in the form of the tensor's class, which the file's metadata names",
             "torchao/prototype/safetensors/safetensors_support.py", frozenset({"torchao"}),
             last=frozenset({"_weight_qdata", "weight:qdata"}),
         )
@@ -495,7 +509,8 @@ SCHEMES: tuple[Scheme, ...] = (
         "", "quip-sharp lib/linear/quantized_linear.py: a lattice", frozenset({"quip"}), last=frozenset({"Qidxs"}),
     ),
 )  # fmt: skip
-"""In the order in which they are tried: the first that fits is it. Those without a formula are known, not computed."""
+"""The schemes in the order in which they are tried: the first match wins. Schemes without a formula are recognized, but
+their weights cannot be computed."""
 
 LIBRARIES: Mapping[str, str] = {
     "torchao": "torchao",
@@ -503,7 +518,7 @@ LIBRARIES: Mapping[str, str] = {
     "bitsandbytes": "bitsandbytes",
     "hqq": "hqq",
 }
-"""Top module of tensor classes that are quantized weights -> the package that has it."""
+"""Top module of tensor classes that are quantized weights -> the package that contains it."""
 
 SUBCLASS = Scheme(
     "tensor-class", "a tensor class of its library", "", frozenset(), (), "the library's dequantize()",
@@ -513,10 +528,10 @@ SUBCLASS = Scheme(
 
 
 UNKNOWN = Scheme(
-    "unknown-layout", "quantized in a layout that is not known", "", frozenset(), (), "",
-    "names and dtypes of codes and companions agree with a scheme, and a shape does not", last=frozenset(),
+    "unknown-layout", "quantized in an unknown layout", "", frozenset(), (), "",
+    "names and dtypes of codes and companions match a scheme, but a shape does not", last=frozenset(),
 )  # fmt: skip
-"""Codes whose companions have the names and dtypes of a scheme, and another shape than it writes."""
+"""Codes whose companions have the names and dtypes of a scheme, but not the shape that it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,10 +539,10 @@ class Quantized:
     """A quantized weight of a checkpoint.
 
     Attributes:
-        codes: address of the tensor with the codes; None where the file has companions alone, and config.json says of
-            what.
+        codes: address of the tensor with the codes; None if the file has only the companions, which config.json
+            identifies.
         companions: role and address of each tensor that belongs to it.
-        label: what a message calls the scheme.
+        label: the name of the scheme in messages.
     """
 
     scheme: Scheme
@@ -543,11 +558,11 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What of a checkpoint is quantized.
+    """The quantized weights of a checkpoint.
 
     Attributes:
         weights: in file order.
-        roles: address of a tensor -> the weight that it belongs to, and as what.
+        roles: address of a tensor -> its role, and the weight that it belongs to.
     """
 
     weights: tuple[Quantized, ...] = ()
@@ -558,7 +573,7 @@ class Quantization:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What a message calls a scheme -> how many weights have it."""
+        """Name of a scheme in messages -> number of its weights."""
         found: dict[str, int] = {}
         for row in self.weights:
             found[row.label] = found.get(row.label, 0) + 1
@@ -573,10 +588,10 @@ SUFFIXES: Mapping[str, tuple[Scheme, ...]] = {
 
 
 def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Quantization:
-    """The quantized weights among `entries`.
+    """Return the quantized weights among `entries`.
 
     Args:
-        methods: what config.json calls the scheme; its codes and companions are recognised without each other then.
+        methods: names of the scheme in config.json; its codes and companions are then recognized without each other.
     """
     listed = list(entries)
     by_at: dict[str, dict[str, TensorEntry]] = {}
@@ -594,7 +609,7 @@ def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Q
 
     take(lambda entry: _subclass(entry) or _of(entry, by_at[entry.at], ()))
     if said:
-        # Of what names, dtypes and shapes do not settle: a scale may have the dtype of codes.
+        # Names, dtypes and shapes leave some cases open: a scale may have the dtype of codes.
         take(lambda entry: _orphan(entry, said))
         take(lambda entry: _of(entry, by_at[entry.at], said))
     take(lambda entry: _of(entry, by_at[entry.at], (), shapes=False))
@@ -610,7 +625,7 @@ def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Q
 
 
 def _subclass(entry: TensorEntry) -> Quantized | None:
-    """A tensor of a class whose library has nothing but quantized ones."""
+    """Return the weight for a tensor of a class whose library defines only quantized tensors."""
     top = entry.detail.partition(".")[0]
     if entry.kind != "wrapper" or top not in LIBRARIES:
         return None
@@ -620,10 +635,10 @@ def _subclass(entry: TensorEntry) -> Quantized | None:
 def _of(
     entry: TensorEntry, beside: Mapping[str, TensorEntry], said: Sequence[Scheme], *, shapes: bool = True
 ) -> Quantized | None:
-    """The weight whose codes `entry` is, by the first scheme that fits.
+    """Return the weight whose codes `entry` is, by the first scheme that fits.
 
     Args:
-        shapes: the shapes must fit, too; False for codes in a layout that the table does not know.
+        shapes: the shapes must fit, too; False for codes in a layout that is not in the table.
     """
     if entry.kind != "dense" or (not shapes and (entry.dtype in FLOATS or not entry.shape)):
         return None
@@ -647,7 +662,7 @@ def _of(
 
 
 def _has_name(entry: TensorEntry, scheme: Scheme) -> bool:
-    """Whether integers have a name that a scheme gives its codes; fp8 is a dtype of codes under any name."""
+    """Return whether integers have a name that a scheme gives its codes; fp8 values are codes under any name."""
     return entry.dtype in FLOAT8 or not scheme.last or entry.key.rpartition(".")[2] in scheme.last
 
 
@@ -660,7 +675,7 @@ def _companions(
     known: bool,
     shapes: bool,
 ) -> tuple[tuple[Role, str], ...] | None:
-    """The companions of codes; None where one that is needed is not there, or another tensor has its name."""
+    """Return the companions of codes; None if one that is needed is missing, or a different tensor has its name."""
     found: list[tuple[Role, str]] = []
     for companion in scheme.companions:
         other = beside.get(companion.name(stem))
@@ -677,7 +692,7 @@ def _companions(
 
 
 def _orphan(entry: TensorEntry, said: Sequence[Scheme]) -> Quantized | None:
-    """A companion whose codes are in another file, of a scheme that config.json names."""
+    """Return the weight for a companion whose codes are in a different file, of a scheme that config.json names."""
     for scheme in said:
         for companion in scheme.companions:
             if not companion.needed or entry.dtype not in companion.dtypes or entry.kind != "dense":
@@ -688,7 +703,7 @@ def _orphan(entry: TensorEntry, said: Sequence[Scheme]) -> Quantized | None:
 
 
 def _ends(key: str, scheme: Scheme, companion: Companion) -> bool:
-    """Whether a name is that of a companion of such codes as the scheme names."""
+    """Return whether a name is that of a companion of this scheme's codes."""
     suffix = companion.suffix
     if scheme.suffix in ("", *(scheme.last or ("weight",))):
         whole = f"weight{suffix}" if not scheme.suffix else suffix
@@ -700,9 +715,12 @@ def _ends(key: str, scheme: Scheme, companion: Companion) -> bool:
 
 
 def observers(entries: Iterable[TensorEntry]) -> dict[str, str]:
-    """Address of a scale or zero point that torch.ao keeps of a module's output, or of a fake quantizer -> which.
+    """Return the scales and zero points that torch.ao keeps for a module's output or a fake quantizer.
 
-    A `scale` is one where an integer `zero_point` of its shape is beside it.
+    A `scale` counts only if an integer `zero_point` of its shape is beside it.
+
+    Returns:
+        Address -> a description.
     """
     listed = {(entry.at, entry.key): entry for entry in entries}
     found: dict[str, str] = {}
@@ -718,5 +736,5 @@ def observers(entries: Iterable[TensorEntry]) -> dict[str, str]:
 
 
 def patterns(names: Iterable[str]) -> Iterator[str]:
-    """Globs that match the names, those that differ in numbers alone as one."""
+    """Yield globs that match the names; names that differ only in numbers share one glob."""
     yield from dict.fromkeys(re.sub(r"\d+", "*", re.sub(r"([\[\]?*])", r"[\1]", name)) for name in names)

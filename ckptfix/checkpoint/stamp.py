@@ -1,4 +1,4 @@
-"""What a file was when it was first looked at, to see later that it is still the same."""
+"""The state of a file when it was first looked at, to detect changes later."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What changes when a file is written to, or when another takes its name.
+    """The state of a file: values that change when it is written to, or when another file takes its name.
 
     Attributes:
         size: bytes.
-        mtime_ns: of its content, which a program may put back; `ctime_ns`, of any change, it may not.
-        links: names of the file.
-        tag: what its store calls this version of it (an ETag); empty for a file of this machine.
+        mtime_ns: time of the last write to its content, which a program can reset.
+        ctime_ns: time of the last change of any kind, which a program cannot reset.
+        links: number of names of the file.
+        tag: its store's name for this version (an ETag); empty for a local file.
     """
 
     size: int = 0
@@ -25,8 +26,11 @@ class Stamp:
     tag: str = ""
 
     def same(self, other: Stamp) -> bool:
-        """Whether the file was not written to between the two. A link made or removed moves the ctime too, ours among
-        them: it proves nothing where the number of links changed."""
+        """Return whether the file was not written to between the two states.
+
+        Adding or removing a link, including our own, also updates the ctime: it proves nothing if the number of links
+        changed.
+        """
         if self.tag and other.tag:
             return (self.size, self.tag) == (other.size, other.tag)
         mine = (self.size, self.mtime_ns, self.inode, self.device)
@@ -34,11 +38,11 @@ class Stamp:
         return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)
 
     def difference(self, now: Stamp) -> str:
-        """What happened to the file since it was this, in words."""
+        """Describe the change from this state to `now` in words."""
         if self.tag and now.tag:
-            return "its store has another version now"
+            return "its store has a different version now"
         if (self.inode, self.device) != (now.inode, now.device):
-            return "another file has its name now"
+            return "a different file has its name now"
         if now.size != self.size:
             return f"it {'was cut' if now.size < self.size else 'grew'} from {self.size:,} to {now.size:,} bytes"
         return "it was written to"
@@ -46,7 +50,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A file of a checkpoint, and what it was before it was read."""
+    """A file of a checkpoint, and its state before it was read."""
 
     path: str
     stamp: Stamp

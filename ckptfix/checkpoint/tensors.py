@@ -1,4 +1,4 @@
-"""Tensors by their place: storages, and the views of them."""
+"""Tensors described by their position: storages, and the views of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ckptfix.errors import DamagedFile, Unsupported
 Kind = Literal["dense", "quantized", "sparse", "meta", "wrapper", "nested"]
 
 LAZY = ("conj", "neg")
-"""Marks of a tensor whose bytes stand for their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
+"""Marks of a tensor whose bytes represent their conjugate or negative (``torch._utils.get_tensor_metadata``)."""
 
 _MARKS: dict[str, tuple[str, ...]] = {"conj": ("conj",), "neg": ("neg",), "conj, neg": LAZY}
-"""`TensorEntry.detail` -> the marks that it is made of."""
+"""`TensorEntry.detail` -> the marks that it combines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class Storage:
     """A run of bytes that tensors view.
 
     Attributes:
-        key: its name in the file (``"17"`` for the zip record ``archive/data/17``); another file may have it too.
+        key: its name in the file (``"17"`` for the zip record ``archive/data/17``); other files may use it too.
         dtype: torch dtype name of its elements (``"float32"``); ``"uint8"`` for an untyped storage.
         nbytes: size in bytes.
         location: location tag, such as ``"cpu"`` or ``"cuda:3"``.
-        data: where the bytes are; None when the file does not hold them (meta).
-        crc32: checksum that the file states for the bytes; None when it states none.
+        data: the position of the bytes; None when the file does not hold them (meta).
+        crc32: checksum of the bytes according to the file; None if the file states no checksum.
     """
 
     key: str
@@ -43,26 +43,26 @@ class Storage:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The file and the key: what distinguishes it from every other storage of a checkpoint of many files."""
+        """The file and the key, which distinguish it from every other storage of a checkpoint of many files."""
         return file_of(self.data), self.key
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor by its place.
+    """A tensor described by its position.
 
     Attributes:
-        key: its key in the mapping that holds it, such as ``"module.fc.weight"``.
-        at: address of that mapping: ``""`` for the top one, ``"model_state_dict"``, ``"optimizer/state/0"``.
+        key: its key in the state dict that holds it, such as ``"module.fc.weight"``.
+        at: address of that state dict: ``""`` for the top level, ``"model_state_dict"``, ``"optimizer/state/0"``.
         dtype: torch dtype name, such as ``"bfloat16"``.
         shape: sizes in elements.
         stride: steps in elements; contiguous unless the tensor is a view.
         offset: first element in the storage, counted in elements of `dtype`.
         requires_grad: as saved.
         parameter: whether it was saved as an nn.Parameter.
-        kind: ``"dense"`` has its data in `storage`; the others have it in `parts`, or nowhere (``"meta"``).
-        parts: the dense tensors that a sparse, quantized, nested or wrapper tensor is made of.
-        detail: what else distinguishes this tensor from another of its kind (a quantizer, a layout, a class).
+        kind: ``"dense"`` has its data in `storage`; other kinds have it in `parts`, or have no data (``"meta"``).
+        parts: the dense tensors that make up a sparse, quantized, nested or wrapper tensor.
+        detail: a further distinction within its kind (a quantizer, a layout, a class).
     """
 
     key: str
@@ -94,12 +94,12 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, as if contiguous."""
+        """Bytes of the elements, as if the tensor were contiguous."""
         return dtypes.by_name(self.dtype).nbytes(self.numel)
 
     @property
     def lazy(self) -> tuple[str, ...]:
-        """The marks (`LAZY`) of a tensor whose elements are not the bytes themselves; none of almost every tensor."""
+        """The marks (`LAZY`) of a tensor whose elements differ from its bytes; empty for almost every tensor."""
         return _MARKS.get(self.detail, ()) if self.detail else ()
 
     @property
@@ -110,7 +110,7 @@ class TensorEntry:
 
     @property
     def has_data(self) -> bool:
-        """Whether the file holds the elements: those of a tensor on the meta device are nowhere."""
+        """True if the file holds the elements; those of a tensor on the meta device are stored nowhere."""
         if self.kind == "meta":
             return not self.numel
         own = self.storage is None or self.storage.data is not None or not self.numel
@@ -125,19 +125,19 @@ class TensorEntry:
         """The bytes of the tensor in row-major order.
 
         Raises:
-            Unsupported: they do not lie so in the file (a strided view, a deflated record, a sparse tensor, a tensor
-                whose bytes stand for their conjugate or negative).
-            DamagedFile: they would lie outside the storage.
+            Unsupported: the file does not store them in that order (a strided view, a deflated record, a sparse tensor,
+                a tensor whose bytes represent their conjugate or negative).
+            DamagedFile: they would be outside the storage.
         """
         storage = self.storage
         if storage is None or self.kind not in ("dense", "quantized"):
-            raise Unsupported(f"a {self.kind} tensor has no bytes itself", where=self.name)
+            raise Unsupported(f"a {self.kind} tensor has no bytes of its own", where=self.name)
         if not self.is_contiguous:
             raise Unsupported("a strided view is not one run of bytes", where=self.name)
         if not isinstance(storage.data, ByteRange):
             raise Unsupported("its record is not stored as plain bytes", where=self.name)
         if self.lazy:
-            raise Unsupported(f"its bytes stand for other values ({self.detail})", where=self.name)
+            raise Unsupported(f"its bytes represent other values ({self.detail})", where=self.name)
         if self.numel == 0:
             return storage.data.sub(0, 0)
         try:
@@ -146,24 +146,24 @@ class TensorEntry:
             raise DamagedFile(f"it reaches outside its storage: {error}", where=self.name) from None
 
 
-NO_DATA = "the file holds no data of it: it was saved on the meta device"
-NO_DATA_HINT = "save it again once it has values, or take it from a checkpoint that has them"
+NO_DATA = "the file holds no data for it: it was saved on the meta device"
+NO_DATA_HINT = "save it again once it has values, or copy it from a checkpoint that has them"
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements of the storage from the first to the last of a view that has at least one."""
+    """Return the number of storage elements from the first to the last element of a view that is not empty."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def file_of(data: Data | None) -> str:
-    """The file that bytes are read from; ``""`` for none."""
+    """Return the file that the bytes are read from; ``""`` if they come from no file."""
     if isinstance(data, ByteRange):
         return data.path
     return data.sources[0].path if data is not None and data.sources else ""
 
 
 def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape and stride is row-major without gaps, as torch defines it."""
+    """Return whether a tensor of this shape and stride is row-major without gaps, as torch defines it."""
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size != 1:
@@ -174,7 +174,7 @@ def is_contiguous(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The stride that torch gives a new tensor of `shape`."""
+    """Return the stride that torch gives a new tensor of `shape`."""
     stride = []
     step = 1
     for size in reversed(shape):
@@ -184,53 +184,53 @@ def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def end_of(entry: TensorEntry) -> int:
-    """The byte behind the last one that a dense tensor needs of its storage."""
+    """Return the end of the bytes that a dense tensor needs in its storage."""
     row = dtypes.by_name(entry.dtype)
     return row.nbytes(entry.offset + (reach(entry.shape, entry.stride) if entry.numel else 0))
 
 
 def reshaped(entry: TensorEntry, shape: tuple[int, ...]) -> TensorEntry:
-    """The same elements, in the same order, in another shape.
+    """Return the entry with the same elements in the same order, but with the shape `shape`.
 
     Raises:
-        Unsupported: a tensor that is not dense and contiguous, or a shape of more or fewer elements.
+        Unsupported: the tensor is not dense and contiguous, or the shape has more or fewer elements.
     """
     if entry.kind != "dense":
-        raise Unsupported("only a dense tensor can have another shape", where=entry.name)
+        raise Unsupported("only a dense tensor can be reshaped", where=entry.name)
     if not entry.is_contiguous:
-        raise Unsupported("a strided view has no other shape", where=entry.name)
+        raise Unsupported("a strided view cannot be reshaped", where=entry.name)
     if math.prod(shape) != entry.numel:
-        raise Unsupported(f"it cannot become {list(shape)}: it holds {list(entry.shape)}", where=entry.name)
+        raise Unsupported(f"it cannot be reshaped to {list(shape)}: its shape is {list(entry.shape)}", where=entry.name)
     return replace(entry, shape=shape, stride=contiguous_stride(shape))
 
 
 def same_place(entry: TensorEntry) -> object | None:
-    """Equal for entries that are one tensor under several names; None for one that has no bytes."""
+    """Return a value that is equal for entries that are one tensor under several keys; None for one without bytes."""
     if entry.storage is None or not entry.numel:
         return None
     return entry.storage.identity, entry.dtype, entry.offset, entry.shape, entry.stride, entry.lazy
 
 
 def same_bytes(entry: TensorEntry, other: TensorEntry) -> bool:
-    """Whether `other` is the tensor `entry` in its own or another shape, under any name."""
+    """Return whether `other` is the tensor `entry`, possibly in a different shape and under a different key."""
     alike = replace(other, key=entry.key, at=entry.at, shape=entry.shape, stride=entry.stride) == entry
     return alike and entry.numel == other.numel and entry.is_contiguous and other.is_contiguous
 
 
 def refuse_unusable(entry: TensorEntry, where: str) -> None:
-    """Refuse an entry that describes no tensor that a file could be given.
+    """Refuse an entry that describes no tensor that can be written to a file.
 
     Raises:
-        Unsupported: it is not dense, or its bytes are nowhere.
+        Unsupported: it is not dense, or its bytes are stored nowhere.
         DamagedFile: it reaches outside its storage.
     """
     storage = entry.storage
     if entry.kind != "dense" or storage is None or storage.data is None:
-        raise Unsupported("only a dense tensor whose bytes are known can be put in its place", where=where)
+        raise Unsupported("only a dense tensor whose bytes are known can replace it", where=where)
     if dtypes.find(entry.dtype) is None:
-        raise Unsupported(f"a tensor of the unknown dtype {entry.dtype}", where=where)
+        raise Unsupported(f"the dtype {entry.dtype} is unknown", where=where)
     negative = any(number < 0 for number in (entry.offset, *entry.shape, *entry.stride))
     if negative or len(entry.shape) != len(entry.stride):
-        raise DamagedFile(f"the shape {list(entry.shape)} does not go with its stride or offset", where=where)
+        raise DamagedFile(f"the shape {list(entry.shape)} contradicts its stride or offset", where=where)
     if storage.data.length != storage.nbytes or (entry.numel and end_of(entry) > storage.nbytes):
-        raise DamagedFile(f"{end_of(entry)} bytes of a storage needed, which has {storage.data.length}", where=where)
+        raise DamagedFile(f"it needs {end_of(entry)} bytes of a storage of {storage.data.length}", where=where)

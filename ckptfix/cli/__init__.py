@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 COMPLETE = "_CKPTFIX_COMPLETE"
-"""Environment variable in which a shell's completion script says what it wants."""
+"""Environment variable in which the completion script of a shell passes its request."""
 
 
 class Row(NamedTuple):
-    """A command: the section of the overview it stands in, its module here, and one line of help."""
+    """A command: its section in the overview, its module in this package, and its one-line summary."""
 
     section: str
     module: str
@@ -35,33 +35,33 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
-    "ls": Row("Look", "ls", "List checkpoints, a line each: format, size, devices, faults."),
-    "inspect": Row("Look", "inspect", "Say what a file is, and list its tensors."),
-    "doctor": Row("Look", "doctor", "Say why a file does not load, and what fixes it."),
+    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and faults."),
+    "inspect": Row("Look", "inspect", "Show what a file is, and list its tensors."),
+    "doctor": Row("Look", "doctor", "Explain why a file does not load, and what fixes it."),
     "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
-    "diff": Row("Look", "diff", "Compare two checkpoints: names, shapes, devices, values."),
+    "diff": Row("Look", "diff", "Compare two checkpoints: keys, shapes, devices, values."),
     "digest": Row("Look", "values.digest", "Hash each tensor; check a copy against its original."),
-    "stats": Row("Look", "values.stats", "Say the range, mean, spread and NaN of each tensor."),
+    "stats": Row("Look", "values.stats", "Show min, max, mean, std and NaN count per tensor."),
     "git": Row("Look", "git", "Let git show what changed in checkpoints."),
-    "strip-module": Row("Names", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
-    "add-module": Row("Names", "add_module", "Add that prefix, for a model that is wrapped."),
-    "unwrap": Row("Names", "unwrap", "Remove every known wrapper's prefix: DDP, FSDP, compile."),
-    "rename": Row("Names", "rename", "Rename by regular expressions, or by a file of names."),
-    "match": Row("Names", "match", "Give the names that another model has for the same tensors."),
-    "select": Row("Values", "values.select", "Take some tensors, by their names."),
-    "cast": Row("Values", "values.cast", "Give tensors another dtype, rounded as torch does."),
-    "average": Row("Values", "values.average", "Make the mean of the weights of several checkpoints."),
-    "merge": Row("Values", "values.merge", "Make one state dict of several."),
-    "set-metadata": Row("Values", "values.set_metadata", "Change the string pairs of a safetensors file."),
+    "strip-module": Row("Keys", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
+    "add-module": Row("Keys", "add_module", "Add that prefix, for a wrapped model."),
+    "unwrap": Row("Keys", "unwrap", "Remove the prefixes of all known wrappers: DDP, FSDP, compile."),
+    "rename": Row("Keys", "rename", "Rename keys by regular expressions or a file of rules."),
+    "match": Row("Keys", "match", "Rename keys to fit another model."),
+    "select": Row("Values", "values.select", "Keep or drop tensors by name."),
+    "cast": Row("Values", "values.cast", "Convert tensors to fp16, bf16, fp8 ..."),
+    "average": Row("Values", "values.average", "Average several checkpoints."),
+    "merge": Row("Values", "values.merge", "Combine several state dicts into one."),
+    "set-metadata": Row("Values", "values.set_metadata", "Change the metadata of a safetensors file."),
     "to-cpu": Row("Devices", "to_cpu", "Make every tensor load on the CPU."),
     "map-location": Row("Devices", "map_location", "Move tensors to another device."),
-    "undo": Row("Undo", "undo", "Take back an edit in place (--in-place)."),
+    "undo": Row("Undo", "undo", "Undo the last in-place edit (--in-place)."),
     "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
-    "extract": Row("Container", "extract", "Take the weights out of a pickled module or a program."),
-    "sanitize": Row("Container", "sanitize", "Turn what weights_only=True refuses into plain values."),
+    "extract": Row("Container", "extract", "Extract the weights from a pickled module or a program."),
+    "sanitize": Row("Container", "sanitize", "Replace what weights_only=True refuses with plain values."),
     "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file."),
-    "slim": Row("Container", "slim", "Leave out bytes that no tensor uses, and the optimizer."),
-    "fleet": Row("Many", "fleet", "Do one command on thousands of checkpoints, resumable."),
+    "slim": Row("Container", "slim", "Shrink a file (unused bytes; optimizer with --no-optimizer)."),
+    "fleet": Row("Many", "fleet", "Run one command on thousands of checkpoints, resumable."),
     "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
     "completion": Row("Help", "completion", "Print the completion script of a shell."),
 }
@@ -88,7 +88,7 @@ _OTHER_WORDS: dict[str, Sequence[str]] = {
     **dict.fromkeys(("cpu", "device"), ("to-cpu", "map-location")),
     **dict.fromkeys(("revert", "rollback", "back"), ("undo",)),
 }
-"""What others call what a command does."""
+"""Words that users may know from other tools, and the commands that do that here."""
 
 
 class Commands(click.Group):
@@ -155,8 +155,8 @@ class Commands(click.Group):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run a command line. Exits with its code, or returns the code when not `standalone_mode`."""
-        # What is secret in a URL is seen by its client alone.
+        """Run a command line. Exit with its code, or return the code if not `standalone_mode`."""
+        # Only the client of a URL sees the secrets in it.
         arguments = [known_word(word) for word in (sys.argv[1:] if args is None else args)]
         console = Console()
         console.arguments = arguments
@@ -169,7 +169,7 @@ class Commands(click.Group):
                     return self.invoke(ctx)
                 from ckptfix.io.source import opened_once
 
-                with opened_once():  # what looks at an operand before the command reads it asks its store once
+                with opened_once():  # the checks of an operand and the command itself share one request
                     return self.invoke(ctx)
 
         code = run(invoke, console, arguments)
@@ -179,7 +179,7 @@ class Commands(click.Group):
 
 
 def _completed(group: Commands, variable: str, instruction: str) -> int:
-    """Say what a completion script asked for: ``bash_complete``, or ``bash_source`` for the script itself."""
+    """Answer a completion script: ``bash_complete`` asks for completions, ``bash_source`` for the script itself."""
     from ckptfix.cli.shared.shells import SHELLS
 
     shell, _, what = instruction.partition("_")
@@ -191,7 +191,7 @@ def _completed(group: Commands, variable: str, instruction: str) -> int:
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Say the versions of what a report of a fault should name; torch is not imported for that."""
+    """Print the versions that a bug report needs, without importing torch."""
     if not value or ctx.resilient_parsing:
         return
     import platform
@@ -215,18 +215,18 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     help="Show the versions of ckptfix, Python and torch, and exit.",
 )
 def commands() -> None:
-    """Fix PyTorch checkpoints without loading them: names, devices, container.
+    """Fix PyTorch checkpoints without loading them: keys, devices, container.
 
-    The input is never changed, unless --in-place is given. Exit codes: 0 done, same or clean; 1 differences or
-    findings; 2 trouble or wrong usage; 3 done with losses, each named; 128+n a signal.
+    The input never changes, unless you give --in-place. Exit codes: 0 done, same or clean; 1 differences or findings;
+    2 trouble or wrong usage; 3 done with losses, each named; 128+n a signal.
 
-    `ckptfix FILE` says what a file is, and what is wrong with it.
+    `ckptfix FILE` shows what a file is and what is wrong with it.
 
-    As IN, - is standard input, and as OUT standard output. Lists are complete in a pipe.
+    - means standard input for IN, and standard output for OUT. Lists are complete in a pipe.
     """
 
 
 def main() -> NoReturn:
-    """The console script ``ckptfix``."""
+    """Run the console script ``ckptfix``."""
     commands.main()
     raise AssertionError("commands.main exits")

@@ -19,9 +19,9 @@ from ckptfix.ops.writing import How
     example="ckptfix add-module plain.pth ddp.pth",
 )
 def command(source: str, dest: str | None, how: How, *, prefix: str, at: str | None) -> Written:
-    """Write OUT: IN with `module.` put before the names of its model.
+    """Add the prefix `module.` to every key of the model.
 
-    A model wrapped in DataParallel or DistributedDataParallel loads it as it is.
+    A model wrapped in DataParallel or DistributedDataParallel then loads OUT directly.
     """
 
     return rename.add_module(source, dest, prefix=prefix, at=at, **how.keywords())

@@ -23,22 +23,22 @@ from ckptfix.io.source import found_as
     click.Argument(["other"], metavar="[OTHER]", required=False, type=FileName()),
     click.Option(
         ["--at"], metavar="PATH", multiple=True, shell_complete=values.addresses,
-        help="With OTHER, compare the mappings at this address; given twice, it is FILE's and OTHER's.",
+        help="With OTHER: compare the state dicts at this address. Give it twice for two addresses.",
     ),
     example="ckptfix browse model.pth",
     output=False,
 )  # fmt: skip
 def command(console: Console, *, path: str, other: str | None, at: tuple[str, ...]) -> int:
-    """Browse FILE in the terminal: a tree of its tensors and of what else it holds, with sizes.
+    """Browse FILE in the terminal: a tree of its tensors and other values, with sizes.
 
-    / searches as you type, enter opens, v shows values, f lists findings, y copies the command that does what is
-    shown, ? shows all keys, q quits. With OTHER the two are side by side: what changed, what was added and removed.
-    Of a DIR, the checkpoints in it are listed.
+    Press / to search as you type, enter to open, v for values, f for findings, y to copy the command that does what
+    is shown, ? for all keys, q to quit. With OTHER, both files are compared side by side: changed, added, removed.
+    With a DIR, the checkpoints in it are listed.
 
-    Only headers are read; of a tensor, what is shown. It needs pip install 'ckptfix[browse]', and a terminal.
+    Only headers and the values on screen are read. Needs a terminal and pip install 'ckptfix[browse]'.
     """
     if len(at) > 2 or (at and other is None):
-        raise click.UsageError("--at is for two files: give it once for both, or once for each.")
+        raise click.UsageError("--at needs two files: give it once for both, or once for each.")
     if not all(map(is_terminal, (sys.stdin, sys.stdout, sys.stderr))) or os.environ.get("TERM") == "dumb":
         hint = line_of("inspect", path) if other is None else line_of("diff", path, other)
         raise Refused("browse needs a terminal", hint=f"`{hint}` prints what it would show")
@@ -56,7 +56,7 @@ def command(console: Console, *, path: str, other: str | None, at: tuple[str, ..
 
 
 def _inside(folder: str) -> tuple[str, ...]:
-    """The checkpoints in a folder that is not one itself."""
+    """Return the checkpoints in a folder, or nothing if the folder itself is a checkpoint."""
     from ckptfix.formats import is_folder_checkpoint, located
     from ckptfix.ops import listing
 

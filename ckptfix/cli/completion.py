@@ -17,9 +17,9 @@ from ckptfix.cli.shared.shells import SHELLS
     output=False,
 )
 def command(console: Console, *, shell: str) -> int:
-    """Print the script that makes SHELL complete commands, options, files, and the values of options.
+    """Print the script that makes SHELL complete commands, options, files, and option values.
 
-    Addresses are completed from the file that stands before them: ckptfix extract model.pth --at <TAB>.
+    Addresses are completed from the file named before them: ckptfix extract model.pth --at <TAB>.
     """
     from ckptfix.cli import commands
 

@@ -21,28 +21,28 @@ from ckptfix.ops.writing import How
         ["--to"],
         metavar="zip|legacy|safetensors|hf|dcp",
         shell_complete=values.formats,
-        help="The format of OUT; without it, what OUT's suffix says. zip is also called torch; hf and dcp are folders.",
+        help="Format of OUT (default: from OUT's suffix). torch means zip; hf and dcp are folders.",
     ),
     click.Option(
         ["--shard-size"],
         metavar="SIZE",
-        help="With --to hf or dcp, or OUT without a suffix: what a file holds, such as 500MB or 2GiB; 5GB by default.",
+        help="With --to hf or dcp, or OUT without a suffix: maximum file size, such as 500MB or 2GiB. Default: 5GB.",
     ),
     at_option(),
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out what OUT's format cannot hold, list it, and exit with 3.",
+        help="Leave out and list what OUT's format cannot hold; then the exit code is 3.",
     ),
     click.Option(
         ["--weights"],
         type=click.Choice(["fp32", "model"]),
-        help="Of a DeepSpeed folder: the fp32 master weights (the default), or those that the model computed with.",
+        help="For a DeepSpeed folder: the fp32 master weights (default), or the weights that the model computed with.",
     ),
     click.Option(
         ["--optimizer"],
         is_flag=True,
-        help="Of a DeepSpeed folder: the optimizer's state too, by parameter name; not to safetensors.",
+        help="For a DeepSpeed folder: include the optimizer state, by parameter name; not for safetensors.",
     ),
     example="ckptfix convert model.pth model.safetensors",
 )
@@ -59,17 +59,17 @@ def command(
     weights: Literal["fp32", "model"] | None,
     optimizer: bool,
 ) -> Written:
-    """Write OUT: IN in another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
+    """Convert IN to another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
 
-    IN may be a folder of DeepSpeed or of the files of all ranks (FSDP, tensor parallelism), which are joined; with
-    -o OUT it may be several such files.
+    IN may be a folder from DeepSpeed, or one with the files of all ranks (FSDP, tensor parallelism); the shards are
+    joined. With -o OUT, you can name several such files.
 
-    zip and legacy hold the same, so between them nothing is lost. safetensors holds one state dict: the one found,
-    or the one --at names; what else the file had is listed. Tied tensors are tied again on the way back.
+    Between zip and legacy nothing is lost, as both hold the same. safetensors holds one state dict: the one found, or
+    the one that --at names; the rest of the file is listed. Tied tensors are tied again on the way back.
 
-    hf is a folder OUT of safetensors shards and their index, as transformers writes it; IN may be such a folder, also
-    of pytorch_model.bin shards, and every other command takes one too.
-    dcp is a folder that torch.distributed.checkpoint loads; it holds the whole object, without ties and views.
+    hf writes OUT as a folder of safetensors shards and their index, as transformers does. IN may be such a folder, also
+    with pytorch_model.bin shards, and so may the input of every other command.
+    dcp writes a folder that torch.distributed.checkpoint loads; it holds the whole object, without ties and views.
     """
 
     return convert.convert(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.diff.sums import ValueDiff
 
 ROWS = 20
-"""Rows of each list that a terminal gets, unless --limit says otherwise."""
+"""Rows per list shown on a terminal, unless --limit changes that."""
 
 
 def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> str | tuple[str, str] | None:
@@ -40,29 +40,29 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
     "diff",
     file_argument("a", "A"),
     file_argument("b", "B"),
-    click.Option(["--keys-only"], is_flag=True, help="Compare names, shapes and dtypes; read no tensor."),
+    click.Option(["--keys-only"], is_flag=True, help="Compare keys, shapes and dtypes; read no tensor."),
     click.Option(
-        ["--rtol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Allow |a - b| up to X times |b|."
+        ["--rtol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Accept |a - b| up to X times |b|."
     ),
     click.Option(
-        ["--atol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Allow |a - b| up to X, added to that."
+        ["--atol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Accept X more, on top of --rtol."
     ),
-    click.Option(["--filter"], metavar="GLOB", help="Compare only tensors whose names match."),
-    click.Option(["--strip"], metavar="PREFIX", multiple=True, help="Ignore this prefix of names. Repeatable."),
+    click.Option(["--filter"], metavar="GLOB", help="Compare only tensors whose keys match."),
+    click.Option(["--strip"], metavar="PREFIX", multiple=True, help="Ignore this key prefix. Repeatable."),
     click.Option(
         ["--at"],
         metavar="PATH",
         shell_complete=values.addresses,
         multiple=True,
         callback=_one_or_two,
-        help="Compare the mappings at this address; given twice, it is A's and B's.",
+        help="Compare the state dicts at this address. Give it twice for different addresses in A and B.",
     ),
-    click.Option(["--quick"], is_flag=True, help="Take tensors of equal CRC-32 and size for equal, unread."),
+    click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
     click.Option(
         ["--limit"],
         metavar="N",
         type=click.IntRange(min=0),
-        help=f"Rows a list, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
+        help=f"Rows per list, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     *reports.html_options(),
     example="ckptfix diff before.pth after.safetensors --atol 1e-6",
@@ -70,11 +70,11 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 def command(
     console: Console, *, a: str, b: str, limit: int | None, html: str | None, force: bool, **options: Any
 ) -> int:
-    """Compare two checkpoints, of any formats and nestings.
+    """Compare two checkpoints, in any formats and at any nesting.
 
-    Names, shapes, dtypes, devices, requires_grad, values to the bit, and what is not a tensor. Names that differ by a
-    wrapper's prefix belong together, and so do equal tensors under other names. Exit code 0 for the same, 1 for
-    differences.
+    It compares keys, shapes, dtypes, devices, requires_grad, values bit for bit, and everything that is not a tensor.
+    Keys that differ only by a wrapper's prefix are paired, and so are equal tensors under different keys. The exit code
+    is 0 if both are the same, 1 if they differ.
     """
 
     reports.refuse(html, (a, b), force=force)
@@ -102,7 +102,7 @@ def _refuse_nothing(result: DiffResult, filter: str | None) -> None:
 
 
 def text(result: DiffResult) -> str:
-    """What the command prints."""
+    """Return the text that the command prints."""
     lines = Lines()
     for line, _ in report(result, 0):
         lines.say(line)
@@ -111,29 +111,31 @@ def text(result: DiffResult) -> str:
 
 
 Line = tuple[str, "Meaning | None"]
-"""A line of the report, and what its colour says."""
+"""A line of the report, and the meaning that gives it a color."""
 
 
 def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[Line]:
-    """The result for a person: its sentences, then a list for each kind of difference."""
+    """Yield the result for a person: its sentences, then a list for each kind of difference."""
     for line in result.lines:
         yield from ((part, None) for part in wrapped(printable(line), width))
     one_sided = ["name", "dtype", "shape"]
     yield from _table("Only in A", one_sided, map(_one_sided, result.only_a), limit, width, meaning="removed")
     yield from _table("Only in B", one_sided, map(_one_sided, result.only_b), limit, width, meaning="added")
-    yield from _table("Equal names but for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)
+    yield from _table("Same keys except for a wrapper's prefix", ["A", "B"], map(_pair, result.wrapped), limit, width)
     yield from _table("Renamed", ["A", "B"], map(_pair, result.renamed), limit, width)
     groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
-    yield from _table("Equal to each other, so the pairs are not certain", ["A", "B"], groups, limit, width)
-    yield from _table("Properties", ["name", "what", "A", "B"], _properties(result.changed, bool(limit)), limit, width)
+    yield from _table("Equal to each other, so the pairing is ambiguous", ["A", "B"], groups, limit, width)
+    yield from _table(
+        "Properties", ["name", "property", "A", "B"], _properties(result.changed, bool(limit)), limit, width
+    )
     yield from _values("Values", result.changed, limit, width)
-    yield from _values("Other bytes, equal values", result.close, limit, width)
+    yield from _values("Different bytes, equal values", result.close, limit, width)
     shared = [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]
     yield from _table("Storage shared on one side only", ["in", "names"], shared, limit, width)
     others = [
         (row.name_a or row.name_b or "", _value(row.name_a, row.a), _value(row.name_b, row.b)) for row in result.values
     ]
-    yield from _table("Other than tensors", ["name", "A", "B"], others, limit, width)
+    yield from _table("Values that are not tensors", ["name", "A", "B"], others, limit, width)
 
 
 def _table(
@@ -145,7 +147,7 @@ def _table(
     right: Iterable[int] = (),
     meaning: Meaning | None = None,
 ) -> Iterator[Line]:
-    """A titled table of the first `limit` rows, and how many are not shown; nothing without rows."""
+    """Yield a titled table of the first `limit` rows, and the number of hidden rows; nothing without rows."""
     everything = list(rows)
     if not everything:
         return
@@ -172,7 +174,7 @@ def _name(row: TensorChange) -> str:
 
 
 def _properties(changes: Sequence[TensorChange], grouped: bool) -> Iterator[tuple[str, ...]]:
-    """A row for each property that differs; `grouped`, one for all tensors in which it differs alike."""
+    """Yield a row per property that differs; with `grouped`, one row for all tensors with the same difference."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in changes:
         for found in row.differences:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
 SHOWN = 30
-"""Rows of a list of several files that a terminal gets."""
+"""Rows shown on a terminal when several files are listed."""
 
 NAMES = 4
-"""Names that one line lists on a terminal; a pipe gets all of them, and so does -v."""
+"""Names per line on a terminal; a pipe and -v show all of them."""
 
 
 class _Problems:
-    """The inputs that have problems, after a line on all of them; below, what fixes each."""
+    """The inputs with problems: a summary line, a table, and the commands that fix each."""
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console = console
@@ -74,7 +74,7 @@ _INPUTS = Inputs("path", _Problems)
 
 
 def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
-    """Severity, finding, sentence and remedy in the list of several files; None where nothing is wrong."""
+    """Return severity, finding, sentence and remedy for the list of several files; None without a problem."""
     if done.cause is None:
         return None
     advice = f"Try: {done.advice}" if done.advice is not None else ""
@@ -90,20 +90,20 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     ),
     click.Option(
         ["--error"], metavar="TEXT", type=Message(),
-        help="The error message you saw: what explains it is listed first. - reads it from stdin, @PATH from a file.",
+        help="The error message you saw; findings that explain it come first. Use - for stdin, @PATH for a file.",
     ),
-    click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: no checksums, no NaN, no zeros."),
+    click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: skip checksums, NaN and zeros."),
     at_option(),
     like_at_option(),
-    click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
+    click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     click.Option(
         ["--fail-on"], type=click.Choice(["error", "warning", "never"]), default="error", show_default=True,
-        help="The least serious finding that makes the exit code 1.",
+        help="The least severe finding that makes the exit code 1.",
     ),
     click.Option(
         ["--explain"], metavar="ID", shell_complete=values.findings, help="Explain a finding in detail, and stop."
     ),
-    click.Option(["-v", "--verbose"], is_flag=True, help="List every finding by itself, with its place in the file."),
+    click.Option(["-v", "--verbose"], is_flag=True, help="List every finding separately, with its place in the file."),
     *reports.html_options(),
     *search_options(),
     example="ckptfix doctor model.pth --error 'failed finding central directory'",
@@ -125,15 +125,15 @@ def command(
     html: str | None,
     force: bool,
 ) -> int:
-    """Say why FILE does not load, and which commands fix it.
+    """Explain why FILE does not load, and which commands fix it.
 
-    FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error it may be left out.
-    Of several, and of a folder of checkpoints, those that have problems are listed. They are read as text and never
+    FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error you can leave it out.
+    With several files, or a folder of checkpoints, those with problems are listed. Files are read as text and never
     run.
 
-    The first lines say what is wrong and what fixes it: of several commands, each reads what the one before it wrote.
-    The exit code is 1 with an error: damage, what weights_only=True refuses, a misfit with --like, or a file that is
-    not a checkpoint. Devices and names of wrappers are warnings.
+    The first lines name the problem and the commands that fix it; each command reads the output of the one before it.
+    The exit code is 1 if there is an error: damage, content that weights_only=True refuses, a mismatch with --like, or
+    a file that is not a checkpoint. Devices and wrapper prefixes are only warnings.
     """
     from ckptfix.ops import doctor
 
@@ -192,15 +192,15 @@ def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, .
 def _show(console: Console, done: Diagnosis, verbose: bool) -> None:
     for line in done.lines(console.rows(None, NAMES), verbose=verbose):
         if line.kind == "command":
-            # One line, however long: it is there to be pasted.
+            # Commands stay on one line, however long, so that they can be pasted.
             console.say(line.text, "fix")
         else:
             console.prose(line.text, "damage" if line.kind == "error" else None, line.label)
 
 
 def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = "where") -> Iterator[str]:
-    """The findings as a table, or a paragraph each where the terminal is too narrow for the table."""
-    table = tables.table(rows, ("severity", "finding", place, "what")).splitlines()
+    """Yield the findings as a table, or as one paragraph each if the terminal is too narrow."""
+    table = tables.table(rows, ("severity", "finding", place, "message")).splitlines()
     if not width or max(map(len, table)) <= width:
         yield from table
         return

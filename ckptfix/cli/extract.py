@@ -17,30 +17,30 @@ from ckptfix.ops.writing import How
         ["--at"],
         metavar="PATH",
         shell_complete=values.addresses,
-        help="Take the state dict or module at this address, such as model (see inspect); / is the top level.",
+        help="Extract the state dict or module at this address, such as model (see inspect); / is the top level.",
     ),
-    click.Option(["--ema"], is_flag=True, help="Take the averaged weights, under the names of a plain model."),
+    click.Option(["--ema"], is_flag=True, help="Extract the averaged weights, under the keys of the plain model."),
     click.Option(
         ["--to"],
         metavar="zip|legacy|safetensors",
         shell_complete=values.formats,
-        help="The format of OUT; without it, what OUT's suffix says. zip is also called torch.",
+        help="Format of OUT (default: from OUT's suffix). torch means zip.",
     ),
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
-        help="Leave out tensors that OUT's format cannot hold, list them, and exit with 3.",
+        help="Leave out and list tensors that OUT's format cannot hold; then the exit code is 3.",
     ),
     example="ckptfix extract whole_model.pth state_dict.pth",
 )
 def command(
     source: str, dest: str, how: How, *, at: str | None, ema: bool, to: FormatName | None, drop_unsupported: bool
 ) -> Written:
-    """Write OUT: one state dict of IN, as torch.save(model.state_dict(), OUT) would.
+    """Extract one state dict from IN, as torch.save(model.state_dict(), OUT) would write it.
 
     IN is a whole pickled module (torch.save(model)), whose classes need not exist, a training checkpoint, a
-    TorchScript archive or an exported program (.pt2). Nothing in it is imported or run. What else a state dict of the
-    living module may have is listed; if it is tensors, the exit code is 3.
+    TorchScript archive or an exported program (.pt2). Nothing in it is imported or run. Anything that the state dict of
+    the live module might also contain is listed; if that includes tensors, the exit code is 3.
     """
 
     return extract.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how.keywords())

@@ -16,7 +16,7 @@ from ckptfix.ops.writing import How
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
     like_at_option(),
-    click.Option(["--allow-import"], is_flag=True, help="Import module:factory, which runs its code."),
+    click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     at_option(),
     example="ckptfix fix broken.pth fixed.pth",
 )
@@ -30,12 +30,13 @@ def command(
     allow_import: bool,
     at: str | None,
 ) -> Written:
-    """Write OUT: IN as torch.load(weights_only=True) takes it on a CPU, under plain names.
+    """Fix everything that keeps IN from loading.
 
-    It runs everything that `ckptfix doctor` proposes, in order, and looks at the result again until nothing is left;
-    with --like, until it fits that model. The bytes are copied once. Each step is named in the output, as the command
-    that does it alone. Without OUT the output is called IN.fixed.SUFFIX and stands beside IN; a file that is in order
-    gives an identical copy. If something remains that no command fixes, nothing is written, and the message says what.
+    OUT loads with torch.load(weights_only=True) on a CPU, under plain keys. This command runs every step that
+    `ckptfix doctor` proposes, in order, and examines the result again until nothing is left; with --like, until it
+    fits that model. The bytes are copied once. The output names each step as the command that does it alone. Without
+    OUT, the output is IN.fixed.SUFFIX, next to IN; a file without problems gives an identical copy. If a problem
+    remains that no command fixes, nothing is written, and the message names it.
     """
 
     return fix.fix(source, dest, like=like, like_at=like_at, allow_import=allow_import, at=at, **how.keywords())

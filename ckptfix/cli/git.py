@@ -18,14 +18,14 @@ ACTIONS = ("enable", "disable", "status", "textconv", "difftool")
     "git",
     click.Argument(["action"], type=click.Choice(ACTIONS), metavar="enable|disable|status"),
     click.Argument(["files"], nargs=-1, required=False, metavar="[FILE]...", type=click.Path()),
-    click.Option(["--global", "everywhere"], is_flag=True, help="For all your repositories, not only for this one."),
+    click.Option(["--global", "everywhere"], is_flag=True, help="Apply to all your repositories, not only this one."),
     click.Option(
         ["--shared"], is_flag=True,
-        help="Name the paths in .gitattributes, which is committed, and not in .git/info/attributes.",
+        help="List the paths in .gitattributes, which is committed, instead of .git/info/attributes.",
     ),
-    click.Option(["-n", "--dry-run"], is_flag=True, help="Say what would be changed, and change nothing."),
-    click.Option(["--html"], metavar="OUT", type=click.Path(), help="difftool: write a page too.", hidden=True),
-    click.Option(["--form"], type=int, hidden=True, help="Of the text: git keeps texts by the command line."),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
+    click.Option(["--html"], metavar="OUT", type=click.Path(), help="difftool: also write an HTML page.", hidden=True),
+    click.Option(["--form"], type=int, hidden=True, help="Version of the text: git caches texts by command line."),
     example="ckptfix git enable",
 )
 def command(
@@ -41,12 +41,12 @@ def command(
 ) -> int:
     """Let git show what changed in checkpoints.
 
-    After `ckptfix git enable`, git diff, git log -p and git show have a line for each tensor of *.pth, *.pt, *.ckpt and
-    *.safetensors: name, dtype, shape, statistics and digest. git difftool -t ckptfix runs `ckptfix diff`, and -t
-    ckptfix-html writes its page. `disable` takes it back, `status` says what is set.
+    After `ckptfix git enable`, git diff, git log -p and git show print a line for each tensor of *.pth, *.pt, *.ckpt
+    and *.safetensors: key, dtype, shape, statistics and digest. git difftool -t ckptfix runs `ckptfix diff`, and
+    -t ckptfix-html writes its HTML page. `disable` removes the setup; `status` shows it.
 
-    git runs `ckptfix git textconv FILE`, and keeps the text of each version. A file of git-lfs is shown where this
-    clone has it, else its digest and size are.
+    git runs `ckptfix git textconv FILE`, and caches the text of each version. A git-lfs file is shown if this clone has
+    its content; otherwise only its digest and size are.
     """
     if action == "textconv":
         return _textconv(console, _named(files, 1, "textconv FILE")[0])
@@ -72,7 +72,7 @@ def command(
 
 def _named(files: tuple[str, ...], count: int, usage: str) -> tuple[str, ...]:
     if len(files) != count:
-        raise click.UsageError(f"The form is: ckptfix git {usage}")
+        raise click.UsageError(f"Usage: ckptfix git {usage}")
     return files
 
 
@@ -89,7 +89,7 @@ def _textconv(console: Console, path: str) -> int:
 
 
 def _difftool(console: Console, local: str, remote: str, html: str | None) -> int:
-    """Compare what git hands over: a file that is only on one side has /dev/null on the other."""
+    """Compare the two files that git passes; a file that exists on one side only has /dev/null on the other."""
     from ckptfix.git import lfs
 
     places = []

@@ -37,7 +37,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 def command(console: Console, *, topics: tuple[str, ...]) -> int:
     """Show pages of the documentation, or the help of commands.
 
-    Without an argument, list the topics. A page is shown in the pager of a terminal, and as plain text in a pipe.
+    Without an argument, the topics are listed. A terminal shows pages in its pager; a pipe gets plain text.
     """
     for line in () if topics else overview():
         console.prose(line)
@@ -60,13 +60,13 @@ def _show(console: Console, topic: str) -> None:
 
 
 def overview() -> Iterator[str]:
-    """The topics, a line each."""
+    """Yield the topics, one line each."""
     topics = {**TOPICS, SCHEMA: SUMMARY}
     width = max(map(len, topics))
     yield "Topics:"
     yield from (f"  {topic.ljust(width)}  {summary}" for topic, summary in topics.items())
     yield ""
-    yield "`ckptfix help TOPIC` shows one; `ckptfix help COMMAND` shows the help of a command."
+    yield "`ckptfix help TOPIC` shows a topic; `ckptfix help COMMAND` shows the help of a command."
 
 
 def _of_command(name: str) -> str:
@@ -82,7 +82,7 @@ def _of_command(name: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Markdown `text` for a terminal: code is indented instead of fenced, and links are their texts."""
+    """Convert Markdown `text` for a terminal: code is indented instead of fenced, and links show only their text."""
     parts = re.split(r"^```.*\n", text, flags=re.MULTILINE)
     parts[::2] = [_CODE_OR_LINK.sub(lambda found: found["code"] or found["text"], part) for part in parts[::2]]
     parts[1::2] = [indent(part, "    ") for part in parts[1::2]]

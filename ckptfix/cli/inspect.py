@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ckptfix.ops.inspect.describe import Inspection
 
 ROWS = 40
-"""Rows of the tensors that a terminal gets, unless --limit says otherwise."""
+"""Rows of tensors shown on a terminal, unless --limit changes that."""
 
 FINDINGS = 100
-"""Findings shown; --json has all."""
+"""Findings shown; --json has all of them."""
 
 _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     "name": lambda entry: tables.natural(entry.name),
@@ -43,12 +43,12 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
 @reads(
     "inspect",
     files_argument("path", "FILE..."),
-    click.Option(["--tensors"], is_flag=True, help="Only the tensors, without the facts about the file."),
-    click.Option(["--tree"], is_flag=True, help="The tensors as a tree of modules, layers that are alike as one."),
+    click.Option(["--tensors"], is_flag=True, help="Show only the tensors, without the facts about the file."),
+    click.Option(["--tree"], is_flag=True, help="Show the tensors as a tree of modules; similar layers are folded."),
     click.Option(["--depth"], metavar="N", type=click.IntRange(min=1), help="Levels of the tree. Implies --tree."),
     click.Option(
         ["--filter", "globs"], metavar="GLOB | /REGEX/", multiple=True,
-        help="Only tensors whose names match GLOB, or in which REGEX is found. Repeatable.",
+        help="Show only tensors whose keys match GLOB or contain a match of REGEX. Repeatable.",
     ),
     click.Option(
         ["--sort"], type=click.Choice(list(_SORTS)), default="file", show_default=True, help="Order of the tensors."
@@ -60,7 +60,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     *reports.html_options(),
-    click.Option(["--values"], is_flag=True, help="With --html: read the tensors, for histograms and statistics."),
+    click.Option(["--values"], is_flag=True, help="With --html: read the tensors to add histograms and statistics."),
     *search_options(),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
     operands=Inputs("path", Whole),
@@ -80,19 +80,19 @@ def command(
     values: bool,
     judged: bool = False,
 ) -> int:
-    """Say what FILE is, and list its tensors.
+    """Show what FILE is, and list its tensors.
 
-    Only headers are read, so a large file answers as fast as a small one. Nothing in it is run: its pickle is read as
-    text. The tensors of a whole pickled module have the names of its state dict. The exit code is 0 whenever it could
-    be read; `ckptfix doctor` judges it.
+    Only headers are read, so large files take no longer than small ones. Nothing in the file is run: its pickle is
+    read as text. The tensors of a whole pickled module have the keys of its state dict. The exit code is 0 if the file
+    can be read; use `ckptfix doctor` to judge it.
 
-    A tensor is a line: name, dtype, shape, size, device and notes, with two or more spaces between them. In a pipe the
-    list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
+    Each tensor is one line: key, dtype, shape, size, device and notes, with two or more spaces between them. In a pipe
+    the list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
 
     reports.refuse(html, (path,), force=force)
     if values and html is None:
-        raise click.UsageError("--values goes with --html OUT; `ckptfix stats` prints statistics.")
+        raise click.UsageError("--values needs --html OUT; `ckptfix stats` prints statistics.")
     with opened_once():
         inspection = inspect.inspect(path)
         entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
@@ -116,7 +116,7 @@ def command(
 
 
 def text(inspection: Inspection) -> str:
-    """What the command prints."""
+    """Return the text that the command prints."""
     lines = Lines()
     _show(lines, inspection, list(inspection.named_entries), tensors=False, levels=0, limit=0)
     return str(lines)
@@ -136,7 +136,7 @@ def _show(
         listing = _tree(entries, levels, limit, console.width) if levels else _table(entries, limit, console.width)
         for line in listing:
             console.say(line)
-    # The summary has named the globals that are refused.
+    # The summary already names the globals that weights_only=True refuses.
     findings = (finding for finding in inspection.findings if finding.id != "foreign-global")
     console.findings(findings, most=FINDINGS)
 
@@ -144,15 +144,15 @@ def _show(
 def chosen(
     entries: Sequence[TensorEntry], globs: Sequence[str], path: str, others: Sequence[TensorEntry] = ()
 ) -> list[TensorEntry]:
-    """The entries whose name, or key alone, matches one of `globs`; all without any.
+    """Return the entries whose name or key matches one of `globs`; all entries without a glob.
 
     Args:
-        others: the same under other names, which count where none of `entries` matches.
+        others: the same tensors under different names, used if none of `entries` matches.
 
     Raises:
-        NoSuchTensor: there is none.
-        UsageError: a regular expression is none.
-        Refused: one takes too long for a name; see `names.regexes`.
+        NoSuchTensor: no tensor matches.
+        UsageError: a regular expression is not valid.
+        Refused: a regular expression takes too long on a name; see `names.regexes`.
     """
     if not globs:
         return list(entries)
@@ -166,7 +166,7 @@ def chosen(
 
     names = [entry.name for entry in entries[:20000]]
     near = tuple(get_close_matches(globs[0], names, 3, 0.5))
-    hint = f"near it: {', '.join(near)}" if near else None
+    hint = f"similar names: {', '.join(near)}" if near else None
     raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
 
 
@@ -180,7 +180,7 @@ def _pattern(glob: str) -> Callable[[Sequence[str]], Sequence[bool]]:
 def _in_file(
     inspection: Inspection, entries: Sequence[TensorEntry], globs: Sequence[str], sort: str
 ) -> Sequence[TensorEntry]:
-    """`entries`, which are sorted, as the file has them: those of a whole module by their places in it."""
+    """Return the sorted `entries` as the file has them: for a whole module, by their addresses in the file."""
     if not inspection.modules:
         return entries
     from ckptfix.ops.candidates import view
@@ -218,7 +218,7 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
 
 
 def _look(console: Console, *, path: str, **options: Any) -> int:
-    """inspect, where a file was named and no command; tensors are not read for the judgement."""
+    """Run inspect for `ckptfix FILE`, then judge the file without reading its tensors."""
     assert command.callback is not None
     code: int = command.callback(path=path, judged=True, **options)
     if console.json or console.quiet or isinstance(console, Recording):
@@ -231,7 +231,7 @@ def _look(console: Console, *, path: str, **options: Any) -> int:
     if done.cause is None:
         console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
     else:
-        console.prose(f"{printable(done.sentence)}: `{more}` says what fixes it.")
+        console.prose(f"{printable(done.sentence)}: `{more}` shows the fix.")
     return code
 
 

@@ -33,27 +33,27 @@ _SORTS: dict[str, Callable[[Row], Any]] = {
 
 HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "finding")
 SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
-"""Columns that go first where the terminal is too narrow."""
+"""Columns that are dropped first if the terminal is too narrow."""
 
 
 @reads(
     "ls",
     files_argument("paths", "FILE... | DIR"),
-    click.Option(["-r", "--recursive"], is_flag=True, help="Look into the folders in DIR too."),
+    click.Option(["-r", "--recursive"], is_flag=True, help="Search the folders in DIR too."),
     click.Option(
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
-        help="Order of the lines: numbers from the largest on, findings from the worst on.",
+        help="Order of the lines: largest numbers first, worst findings first.",
     ),
     example="ckptfix ls runs/ --recursive --sort size",
 )  # fmt: skip
 def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str) -> int:
     """List checkpoints, one line each.
 
-    Of a DIR, the files in it that are called like checkpoints are listed; a folder that is a checkpoint is one line.
-    Only headers are read. The last column is the worst finding of `ckptfix doctor --fast`, or why the file cannot be
-    read. --json prints one JSON object for each, a line each.
+    For a DIR, lists the files with a checkpoint suffix; a folder that is a checkpoint is one line. Only headers are
+    read. The last column is the worst finding of `ckptfix doctor --fast`, or the reason why the file cannot be read.
+    --json prints one JSON object per checkpoint, each on its own line.
 
-    The exit code is 0, or 2 if none of them could be read.
+    The exit code is 0, or 2 if no checkpoint can be read.
     """
     from ckptfix.cli.shared.inputs import expanded
     from ckptfix.ops import listing
@@ -67,7 +67,7 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
             console.emit(row.as_dict(), 0 if row.error is None else TROUBLE, line=len(rows) > 1)
     elif not rows:
         where = " and ".join(map(printable, paths))
-        console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r looks into the folders in it too"))
+        console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r searches the folders in it too"))
     else:
         _show(console, rows)
     return TROUBLE if rows and all(row.error is not None for row in rows) else 0
@@ -84,7 +84,7 @@ def _show(console: Console, rows: Sequence[Row]) -> None:
     for index, line in enumerate(table):
         row = rows[index - 2] if 2 <= index < len(rows) + 2 else None
         if row is not None and row.error is not None and few:
-            # Of what cannot be read no other column is known: the reason has their room.
+            # A file that cannot be read has no other columns: the reason takes their room.
             reason = cut(printable(row.error), max(console.width - names - 2, LEAST))
             line = f"{cut(line.rstrip(), names).ljust(names)}  {reason}"
         console.say(line, "damage" if row is not None and row.severity == "error" else None)
@@ -106,13 +106,13 @@ def _most(counts: Mapping[str, int], few: bool) -> str:
 
 
 def _listed(names: Iterable[str], few: bool) -> str:
-    """All `names`, or where there is little room the first of them, and how many more there are."""
+    """Join all `names`; with `few`, show only the first name and the number of the rest."""
     rows = list(names)
     return f"{rows[0]} +{len(rows) - 1}" if few and len(rows) > 1 else ", ".join(rows)
 
 
 def _common(paths: Sequence[str]) -> str:
-    """The folder that all of several paths are in, with its slash."""
+    """Return the folder that contains all of several paths, with its trailing slash."""
     folders = [os.path.dirname(path) for path in paths]  # noqa: PTH120 (as the user wrote it)
     with contextlib.suppress(ValueError):  # absolute and relative ones
         if len(paths) > 1 and (folder := os.path.commonpath(folders)):

@@ -17,7 +17,7 @@ from ckptfix.ops.writing import How
 
 
 def _is_target(word: str) -> bool:
-    """Whether `word` is a device or a pair of them, and not the name of a file."""
+    """Return whether `word` is a device or a pair of devices, and not a file name."""
     try:
         return all(map(device, word.split("=")))
     except Refused:
@@ -32,20 +32,20 @@ def _is_target(word: str) -> bool:
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )
 def command(source: str, dest: str | None, how: How, *, targets: tuple[str, ...]) -> Written:
-    """Write OUT: IN with its tensors on another device.
+    """Move the tensors of IN to another device.
 
-    One DEVICE (cpu, cuda:1, mps ...) takes everything there. Pairs move what is on FROM to TO, all at once, so two
-    devices can be swapped; what does not move is listed.
+    One DEVICE (cpu, cuda:1, mps ...) moves everything there. Pairs FROM=TO are applied all at once, so two devices can
+    be swapped; devices that no pair names are listed.
     """
 
     return relocate.map_location(source, dest, parse_targets(targets), **how.keywords())
 
 
 def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
-    """The one device, or FROM -> TO.
+    """Parse the one device, or the pairs FROM -> TO.
 
     Raises:
-        click.BadParameter: both forms mixed, several devices, half a pair, or two targets for one FROM.
+        click.BadParameter: both forms are mixed, several devices, half a pair, or two targets for one FROM.
     """
     if len(targets) == 1 and "=" not in targets[0]:
         return targets[0]

@@ -45,27 +45,27 @@ _OTHERS = Others()
         metavar="TARGET",
         required=True,
         type=FileName(),
-        help="Whose names to take: a checkpoint, a keys.json of names and shapes, or module:factory.",
+        help="The model whose keys to use: a checkpoint, a keys.json of names and shapes, or module:factory.",
     ),
     click.Option(
         ["--by"],
         type=click.Choice(["structure", "position"]),
         default="structure",
         show_default=True,
-        help="Match by names, shapes and neighbours, or the n-th tensor to the n-th.",
+        help="Match by keys, shapes and neighbours, or the n-th tensor to the n-th.",
     ),
     at_option(),
-    click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="The same for TARGET."),
-    click.Option(["--report"], is_flag=True, help="Show every pair and rule, and what is unmatched. OUT is optional."),
+    click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="Like --at, for TARGET."),
+    click.Option(["--report"], is_flag=True, help="Show every pair, rule and unmatched key. OUT is optional."),
     click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(output=True),
-                 help="Write the learned rules there (an old file: --force); `rename --map` takes them."),
-    click.Option(["--accept-ambiguous"], is_flag=True, help="Take the first target where another would do as well."),
-    click.Option(["--partial"], is_flag=True, help="Rename what has a counterpart; the rest of IN is unchanged."),
-    click.Option(["--reshape"], is_flag=True, help="Also give other shapes to tensors of equally many elements."),
+                 help="Write the learned rules to FILE, for `rename --map`; --force replaces an old file."),
+    click.Option(["--accept-ambiguous"], is_flag=True, help="Use the first target if several fit equally well."),
+    click.Option(["--partial"], is_flag=True, help="Rename the keys that have a counterpart; keep the others."),
+    click.Option(["--reshape"], is_flag=True, help="Also reshape tensors that have the same number of elements."),
     click.Option(["--heads"], metavar="N", type=click.IntRange(1),
-                 help="Heads of the attention's queries, where a layout depends on them."),
-    click.Option(["--kv-heads"], metavar="N", type=click.IntRange(1), help="Those of keys and values, where fewer."),
-    click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
+                 help="Number of query heads of the attention, if a layout depends on it."),
+    click.Option(["--kv-heads"], metavar="N", type=click.IntRange(1), help="Number of key and value heads, if fewer."),
+    click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     in_place_option(),
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),
@@ -94,11 +94,11 @@ def command(
     dry_run: bool,
     in_place: bool,
 ) -> int:
-    """Write OUT: IN with the names that another model, TARGET, has for the same tensors.
+    """Rename the keys of IN to fit another model, TARGET.
 
-    Values never change. What one side has in one piece and the other in several (query, key and value; gate and up;
-    experts) is cut and joined where words and sizes leave one way. What is ambiguous or left over is refused, and
-    listed. The rules behind the pairs are shown: features.{n}.conv.weight -> backbone.{n}.0.weight.
+    Values never change. Tensors that one side has as one piece and the other as several (query, key and value; gate and
+    up; experts) are split and joined if names and sizes allow only one way. Ambiguous and leftover tensors are refused
+    and listed. The rules behind the pairs are shown: features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
     from ckptfix.ops import match as matching
     from ckptfix.ops.writing import How
@@ -149,7 +149,7 @@ def command(
 
 
 def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
-    """The report: pairs, then rules, then what only one side has."""
+    """Yield the report: the pairs, the rules, and the keys that only one side has."""
     from ckptfix.names.groups import collapse
 
     pairs = result.matching.pairs
@@ -190,7 +190,7 @@ def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
             yield from (f"  {printable(group)}" for group in collapse(names, [slot.name for slot in side.slots]))
             yield ""
         if skipped:
-            yield f"only in {label}, passed over by rule:"
+            yield f"only in {label}, skipped by rule:"
             yield from (f"  {printable(line)}" for line in _skipped(skipped))
             yield ""
 

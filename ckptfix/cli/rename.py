@@ -18,18 +18,18 @@ from ckptfix.ops.writing import How
         ["--sub", "subs"],
         metavar="REGEX=REPLACEMENT",
         multiple=True,
-        help="Replace every match of REGEX in a name; \\1 is its first group. Repeatable, applied in order. "
+        help="Replace every match of REGEX in a key; \\1 is its first group. Repeatable, applied in order. "
         "Write \\= for an equals sign in REGEX.",
     ),
     click.Option(
         ["--map", "map_file"],
         metavar="FILE",
         type=FileName(),
-        help="Names to change, after --sub: a JSON object, or a line `old new` or `old -> new` each. # begins a "
-        "comment. Placeholders make a line a rule: {n} is a number, {n-1} the one before, {*} the rest of a name. "
-        "Lines may also split, join and turn tensors: see `ckptfix help rules`.",
+        help="Keys to rename, after --sub: a JSON object, or lines `old new` or `old -> new`. # begins a "
+        "comment. Placeholders turn a line into a rule: {n} is a number, {n-1} the one before, {*} the rest of a key. "
+        "Lines may also split, join and transpose tensors: see `ckptfix help rules`.",
     ),
-    click.Option(["--reverse"], is_flag=True, help="Run the file of --map backwards."),
+    click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
     at_option(),
     in_place_option(),
     link_option(),
@@ -45,25 +45,24 @@ def command(
     reverse: bool,
     at: str | None,
 ) -> Written:
-    """Write OUT: IN with its names changed by rule.
+    """Rename the keys of IN by regular expressions or by a file of rules.
 
-    In a state dict no two keys may end up with the same name: then nothing is written. A rule that matched no name is
-    reported.
+    If two keys of a state dict would end up the same, nothing is written. Rules that match no key are reported.
     """
 
     if not subs and not map_file:
-        raise click.UsageError("Nothing to rename by: give --sub or --map.")
+        raise click.UsageError("Nothing to rename: give --sub or --map.")
     if reverse and not map_file:
-        raise click.UsageError("--reverse runs a file backwards: give --map.")
+        raise click.UsageError("--reverse needs --map.")
     pairs = [split_substitution(text) for text in subs]
     return rename.rename(source, dest, subs=pairs, rules=map_file, reverse=reverse, at=at, **how.keywords())
 
 
 def split_substitution(text: str) -> tuple[str, str]:
-    """``REGEX=REPLACEMENT`` at its first ``=`` without a backslash before it.
+    """Split ``REGEX=REPLACEMENT`` at its first ``=`` without a backslash before it.
 
     Raises:
-        click.BadParameter: there is none, or nothing before it.
+        click.BadParameter: there is no such ``=``, or nothing before it.
     """
     match = re.match(r"((?:[^\\=]|\\.)+)=(.*)", text, re.DOTALL)
     if match is None:

@@ -18,7 +18,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.operands import InAndOut, Others
 
 LOSSES = 20
-"""Lost tensors that have a line each; the first line names all of them in few words, --json has them with reasons."""
+"""Lost tensors with a line each; the first line summarizes all of them, and --json has them with reasons."""
 
 _OUT, *_HOW = destination(optional=True)
 _OTHERS = Others()
@@ -29,21 +29,21 @@ _OTHERS = Others()
     file_argument("source", "IN"),
     _OUT,
     _OTHERS,
-    click.Option(["--check-only"], is_flag=True, help="List what would be recovered; write nothing. OUT is optional."),
-    click.Option(["--fill"], type=click.Choice(["zeros", "nan"]), help="Put these in place of lost tensors."),
+    click.Option(["--check-only"], is_flag=True, help="List what can be recovered; write nothing. OUT is optional."),
+    click.Option(["--fill"], type=click.Choice(["zeros", "nan"]), help="Fill lost tensors with these values."),
     click.Option(
         ["--fill-from"],
         metavar="OTHER",
         type=FileName(),
-        help="Take lost tensors from there: an older checkpoint with the same name, shape and dtype.",
+        help="Copy lost tensors from OTHER: an older checkpoint with the same keys, shapes and dtypes.",
     ),
     click.Option(
         ["--like"],
         metavar="TARGET",
         type=FileName(),
-        help="For a file whose pickle is lost: whose tensors they are. A checkpoint, keys.json, or module:factory.",
+        help="For a file whose pickle is lost: the model. A checkpoint, keys.json, or module:factory.",
     ),
-    click.Option(["--allow-import"], is_flag=True, help="Import module:factory and call it. This runs its code."),
+    click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),
     example="ckptfix repair broken.pth fixed.pth",
@@ -62,10 +62,10 @@ def command(
     force: bool,
     dry_run: bool,
 ) -> int:
-    """Write OUT: what is provably intact in IN, a damaged checkpoint or a folder it was unzipped to.
+    """Recover the provably intact tensors of IN, a damaged checkpoint or the folder that it was unzipped to.
 
-    Every storage is compared with its own size and checksum. Damaged tensors are left out, or filled, and
-    each is listed; the exit code is 3 then. Truncated, re-zipped, gzipped and otherwise mangled files are recognised.
+    Every storage is checked against its own size and checksum. Damaged tensors are left out or filled, and listed; the
+    exit code is then 3. Truncated, re-zipped, gzipped and otherwise mangled files are recognized.
     """
     from ckptfix.ops import repair
 

@@ -15,9 +15,9 @@ from ckptfix.ops.writing import How
     "sanitize",
     click.Option(["--keep-only"], type=click.Choice(["weights"]), help="Keep the state dicts and nothing else."),
     click.Option(
-        ["--encoding"], metavar="CODEC", help="What the strings of a Python 2 file are encoded in, such as latin-1."
+        ["--encoding"], metavar="CODEC", help="Encoding of the strings in a Python 2 file, such as latin-1."
     ),
-    click.Option(["--torch"], metavar="VERSION", help="Write what this torch can read: 1.5 or later."),
+    click.Option(["--torch"], metavar="VERSION", help="Write a file that this torch version can read (1.5 or later)."),
     click.Option(
         ["--parts"], is_flag=True,
         help="Write tensors of torchao, tensordict and torch.nested as dicts of their parts.",
@@ -34,13 +34,13 @@ def command(
     torch: str | None,
     parts: bool,
 ) -> Written:
-    """Write OUT: IN with plain values for what torch.load(weights_only=True) refuses.
+    """Replace everything that torch.load(weights_only=True) refuses with plain values.
 
-    numpy scalars become numbers, arrays tensors, paths strings; a Namespace, an OmegaConf or an unknown class becomes
-    what its state holds, as dict, list or value. Functions, classes and whole modules are left out, each named, with
-    exit code 3. Nothing is imported, and tensors keep their bytes. --torch also re-emits the calls that rebuild
-    tensors as that version knows them. Tensors of torchao, tensordict and torch.nested are refused without --parts:
-    torch.load takes them once their library is imported.
+    numpy scalars become numbers, arrays tensors, and paths strings. A Namespace, an OmegaConf or an unknown class
+    becomes its state, as a dict, list or value. Functions, classes and whole modules are left out, each is named, and
+    the exit code is 3. Nothing is imported, and tensors keep their bytes. --torch also rewrites the calls that rebuild
+    tensors for that version. Tensors of torchao, tensordict and torch.nested are refused without --parts: torch.load
+    accepts them once their library is imported.
     """
 
     return sanitize.sanitize(

@@ -13,25 +13,25 @@ from ckptfix.ops.writing import How
 
 @writes(
     "slim",
-    click.Option(["--no-optimizer"], is_flag=True, help="Leave out every optimizer's state."),
+    click.Option(["--no-optimizer"], is_flag=True, help="Leave out the state of every optimizer."),
     click.Option(
         ["--dedupe"],
         is_flag=True,
         help="Store identical tensors once. They become tied: changing one changes all.",
     ),
     click.Option(
-        ["--contiguous"], is_flag=True, help="Also close the gaps of strided views, such as columns: strides change."
+        ["--contiguous"], is_flag=True, help="Also close the gaps in strided views, such as columns. Strides change."
     ),
-    click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. As --dry-run."),
+    click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. Same as --dry-run."),
     example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
 def command(
     source: str, dest: str, how: How, *, no_optimizer: bool, dedupe: bool, contiguous: bool, check_only: bool
 ) -> Written:
-    """Write OUT: IN without bytes that no tensor uses.
+    """Shrink IN: leave out the bytes that no tensor uses.
 
-    A view is saved with its whole storage; OUT has only what the tensors reach. Tensors that share memory
-    still share it, and every value is kept. In safetensors, holes and hidden bytes are dropped.
+    torch.save writes the whole storage of a view; OUT has only the bytes that the tensors reach. Tensors that share
+    memory still share it, and every value is kept. In safetensors, holes and hidden bytes are dropped.
     """
 
     if check_only:

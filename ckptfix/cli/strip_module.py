@@ -13,8 +13,8 @@ from ckptfix.ops.writing import How
 @writes(
     "strip-module",
     click.Option(["--prefix"], default="module", show_default=True, metavar="P", help="The path components to remove."),
-    click.Option(["--all-levels"], is_flag=True, help="Remove it as often as every name begins with it."),
-    click.Option(["--partial"], is_flag=True, help="Strip the names that begin with it where others do not."),
+    click.Option(["--all-levels"], is_flag=True, help="Remove it repeatedly, as long as every key begins with it."),
+    click.Option(["--partial"], is_flag=True, help="Strip the keys that have it, even if some do not."),
     at_option(),
     in_place_option(),
     link_option(),
@@ -23,12 +23,11 @@ from ckptfix.ops.writing import How
 def command(
     source: str, dest: str | None, how: How, *, prefix: str, all_levels: bool, partial: bool, at: str | None
 ) -> Written:
-    """Write OUT: IN with `module.` removed from the front of its names.
+    """Remove the prefix `module.` from every key.
 
-    DataParallel and DistributedDataParallel put it there. Every state dict in the file is done, at any depth, and
-    with it everything else that holds its names: `_metadata`, the optimizer's `param_names`. Only full path
-    components count: `submodule.weight` is unchanged. If only some names of a state dict begin with it, nothing is
-    written.
+    DataParallel and DistributedDataParallel add it. Every state dict in the file is stripped, at any depth, and so is
+    everything else that repeats its keys: `_metadata`, the optimizer's `param_names`. Only full path components count:
+    `submodule.weight` is unchanged. If only some keys of a state dict have the prefix, nothing is written.
     """
 
     return rename.strip_module(

@@ -10,7 +10,7 @@ from ckptfix.ops.writing import How
 
 @writes("to-cpu", in_place_option(), link_option(), example="ckptfix to-cpu gpu.pth cpu.pth")
 def command(source: str, dest: str | None, how: How) -> Written:
-    """Write OUT: IN with every tensor on the CPU, so that it loads on a machine without a GPU.
+    """Move every tensor of IN to the CPU, so that it loads on a machine without a GPU.
 
     Short for `map-location IN OUT cpu`.
     """

@@ -14,22 +14,22 @@ from ckptfix.errors import printable
 @reads(
     "undo",
     files_argument("source", "FILE..."),
-    click.Option(["--list", "listed"], is_flag=True, help="List the edits that can be taken back, and do nothing."),
-    click.Option(["-n", "--dry-run"], is_flag=True, help="Say what would be taken back, and do nothing."),
+    click.Option(["--list", "listed"], is_flag=True, help="List the edits that can be undone, and do nothing."),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be undone, and do nothing."),
     *search_options(),
     example="ckptfix undo model.pth",
     operands=Inputs("source", Lines),
 )
 def command(console: Console, *, source: str, listed: bool, dry_run: bool) -> int:
-    """Take back the last edit in place of FILE, byte for byte.
+    """Undo the last in-place edit of FILE, byte for byte.
 
-    Several edits are taken back one by one. An edit that did not finish, because its process or the machine was
-    stopped, is taken back too: until then no command reads the file.
+    Run it again to undo earlier edits, one by one. It also undoes an edit that was interrupted because its process or
+    the machine stopped; until then no command reads the file.
     """
     from ckptfix.ops import undo
 
     if source in console.streams:
-        raise click.UsageError("- (standard input) is no file that was edited in place.")
+        raise click.UsageError("- (standard input) cannot be undone: name the file that was edited in place.")
     result = undo.listed(source) if listed else undo.undo(source, dry_run=dry_run)
     if console.json:
         console.emit(result.as_dict(), result.exit_code)

@@ -1,1 +1,1 @@
-"""What can be said of a file: every finding, what it means and what fixes it."""
+"""The catalogue of findings: every finding, its meaning, and the command that fixes it."""

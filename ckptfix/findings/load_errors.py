@@ -1,4 +1,4 @@
-"""The load errors that are known: what torch, transformers, safetensors and pickle report, by what is behind it."""
+"""The catalogue of load errors: messages of torch, transformers, safetensors and pickle, grouped by their cause."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from enum import IntEnum
 
 
 class LoadError(IntEnum):
-    """A load error; its `id` stands in JSON, and never changes."""
+    """A load error; its `id` appears in JSON, and never changes."""
 
     @property
     def id(self) -> str:
-        """Its name: ``no-directory``."""
+        """The name in JSON, such as ``no-directory``."""
         return self.name.lower().replace("_", "-")
 
     NO_DIRECTORY = 1
@@ -80,75 +80,75 @@ class LoadError(IntEnum):
 
 MEANINGS: dict[LoadError, str] = {
     LoadError.NO_DIRECTORY: "the zip archive has no directory at its end: it was cut short, or other bytes follow it",
-    LoadError.PREFIX: "the keys in the file and in the model differ, mostly by the `module.` of DataParallel",
+    LoadError.PREFIX: "the keys in the file and in the model differ, usually by the `module.` of DataParallel",
     LoadError.NOT_ALLOWED: "the pickle contains classes that torch.load(weights_only=True) does not allow",
     LoadError.SHAPES:
-        "a tensor of the file has another shape than the model's, mostly a head for another number of classes",
-    LoadError.NO_GPU: "the tensors were saved on a GPU that is not here",
+        "a tensor of the file has a different shape than the model's, usually a head for another number of classes",
+    LoadError.NO_GPU: "the tensors were saved on a GPU that this machine does not have",
     LoadError.LFS_POINTER: "the file is a git-lfs pointer",
     LoadError.NOT_A_CHECKPOINT: "the file is not a checkpoint: a web page, JSON, something compressed, or zeros",
-    LoadError.WHOLE_MODEL: "a whole model was pickled, and the code of its classes is not here",
+    LoadError.WHOLE_MODEL: "a whole model was pickled, and the code of its classes is not available",
     LoadError.CLASS_OF_SCRIPT: "the pickle contains a class of the script that saved it",
     LoadError.OTHER_RELEASE:
-        "a whole model was pickled by another release of torch, whose modules have other attributes",
+        "a whole model was pickled by a different release of torch, whose modules have other attributes",
     LoadError.NOT_SAFETENSORS: "the file is not a safetensors file: a git-lfs pointer, or a torch file under that name",
     LoadError.PACKAGE_MISSING:
         "the pickle contains classes of a package that is not installed; the weights do not need them",
     LoadError.COMPILED: "the keys begin with `_orig_mod.`, which torch.compile adds",
-    LoadError.PARAMETER_COUNT: "the optimizer was saved for another number of parameters",
-    LoadError.PICKLE_LOAD: "data.pkl, or a torch checkpoint, was loaded by pickle.load",
+    LoadError.PARAMETER_COUNT: "the optimizer was saved for a different number of parameters",
+    LoadError.PICKLE_LOAD: "pickle.load was used on data.pkl or on a torch checkpoint",
     LoadError.ZIP_TOO_NEW: "the file is a zip checkpoint, and this torch is older than 1.6",
-    LoadError.TRIED_TENSORFLOW: "transformers could not read the file at all, and tried it as TensorFlow's",
-    LoadError.TRAINING: "the file is a training checkpoint: the state dict is under a key of it",
-    LoadError.BATCHES_TRACKED: "one side has BatchNorm's num_batches_tracked, and the other lacks it",
-    LoadError.PYTHON2: "Python 2 wrote the pickle, and its strings have no encoding",
-    LoadError.POSITION_IDS: "one side has position_ids, and the other lacks it",
+    LoadError.TRIED_TENSORFLOW: "transformers could not read the file at all, and tried to read it as TensorFlow's",
+    LoadError.TRAINING: "the file is a training checkpoint: the state dict is under one of its keys",
+    LoadError.BATCHES_TRACKED: "only the file or only the model has BatchNorm's num_batches_tracked",
+    LoadError.PYTHON2: "Python 2 wrote the pickle, whose strings have no encoding",
+    LoadError.POSITION_IDS: "only the file or only the model has position_ids",
     LoadError.LEGACY_CUT: "the file, in torch's old format, was cut short",
     LoadError.STORAGE_SIZE:
-        "a storage is of another length than promised: several processes wrote one file, or it is damaged",
+        "a storage has the wrong length: several processes wrote to one file, or it is damaged",
     LoadError.EMPTY: "the file is empty",
-    LoadError.PATH_OBJECT: "a path object of another operating system was pickled beside the weights",
-    LoadError.TIED_WEIGHT: "a tied weight was saved under its other name only",
-    LoadError.NOT_A_PROGRAM: "torch.jit.load was given a state dict, or torch.load's file",
+    LoadError.PATH_OBJECT: "a path object of a different operating system was pickled with the weights",
+    LoadError.TIED_WEIGHT: "a tied weight was saved under only one of its keys",
+    LoadError.NOT_A_PROGRAM: "torch.jit.load was given a state dict, or a file for torch.load",
     LoadError.TORCH_BEFORE_2_6: "transformers refuses pickled checkpoints with torch before 2.6",
     LoadError.SAME_GPU: "every process loads the tensors to the GPU that they were saved on",
-    LoadError.WHOLE_STORAGE: "a view was saved, and with it the whole storage behind it",
-    LoadError.SHARD_MISSING: "the index lists a shard that is missing, or belongs to another save",
+    LoadError.WHOLE_STORAGE: "a view was saved, together with the whole storage behind it",
+    LoadError.SHARD_MISSING: "the index lists a shard that is missing or belongs to a different save",
     LoadError.BAD_RECORD: "a record of the zip archive is damaged",
-    LoadError.DISK_FULL: "the disk was full while the file was written; what is there is cut short",
+    LoadError.DISK_FULL: "the disk was full while the file was written, so the file is cut short",
     LoadError.UNKNOWN_DEVICE: "the tensors were saved on a kind of device that this torch does not have",
     LoadError.ARCHIVE_TOO_NEW: "a newer torch wrote the archive",
-    LoadError.SHARED_MEMORY: "tensors share memory, which safetensors cannot hold",
-    LoadError.DISTRIBUTED: "the checkpoint is a distributed one: a folder, or without its .metadata",
+    LoadError.SHARED_MEMORY: "tensors share memory, which safetensors cannot store",
+    LoadError.DISTRIBUTED: "the checkpoint is distributed: it is a folder, or lacks its .metadata",
     LoadError.NO_FORMAT_ENTRY: "the safetensors file has no \"format\" entry in its metadata",
-    LoadError.CALL_TOO_NEW: "a newer torch wrote the file: this one lacks a function that it names",
-    LoadError.UNPACKED: "the file was unpacked, or is not a tar though its name says so",
-    LoadError.GAMMA_BETA: "LayerNorm's weight and bias are called gamma and beta on one side",
-    LoadError.NOT_LIGHTNING: "Lightning was given a checkpoint that Lightning did not write",
-    LoadError.OPTIMIZER_DEVICE: "the optimizer's state is on another device than it must be",
+    LoadError.CALL_TOO_NEW: "a newer torch wrote the file: this torch lacks a function that the file uses",
+    LoadError.UNPACKED: "the file was unpacked, or is not a tar archive although its name says so",
+    LoadError.GAMMA_BETA: "either the file or the model calls LayerNorm's weight and bias gamma and beta",
+    LoadError.NOT_LIGHTNING: "Lightning was given a checkpoint that it did not write",
+    LoadError.OPTIMIZER_DEVICE: "the optimizer's state is on the wrong device",
     LoadError.NOT_A_MODEL: "a state dict was used as a model, or a model as a state dict",
     LoadError.NUMPY2: "NumPy 2 wrote an object in the pickle, and NumPy 1 reads it",
     LoadError.PARTS_OF_RANKS:
-        "the weights are empty, or one rank's parts: DeepSpeed ZeRO-3, FSDP or tensor parallelism had "
-    "them in parts when they were saved",
+        "the weights are empty, or one rank's parts: DeepSpeed ZeRO-3, FSDP or tensor parallelism had split "
+        "them when they were saved",
     LoadError.DATA_LENGTH: "the data of a safetensors file is shorter or longer than its header says",
     LoadError.NO_KEY_IN_MODEL: "no key of the file is in the model: nothing was loaded",
-    LoadError.FOLDER_NAME: "a checker knows only archives whose folder is called archive",
-    LoadError.WEIGHT_NORM: "weight_norm is spelled in the old way on one side and in the new way on the other",
-    LoadError.POSITION_SIZE: "position embeddings are for another resolution or length",
+    LoadError.FOLDER_NAME: "a checker accepts only archives whose folder is called archive",
+    LoadError.WEIGHT_NORM: "the file and the model use different spellings of weight_norm, the old and the new",
+    LoadError.POSITION_SIZE: "position embeddings are for a different resolution or length",
     LoadError.WRAPPED: "the keys have a prefix that FSDP, checkpointing, Lightning or Opacus adds",
-    LoadError.UNKNOWN_DTYPE: "the file has a dtype that this reader does not know",
-    LoadError.SPECTRAL_NORM: "spectral_norm is spelled in the old way on one side and in the new way on the other",
+    LoadError.UNKNOWN_DTYPE: "the file has a dtype that this reader does not support",
+    LoadError.SPECTRAL_NORM: "the file and the model use different spellings of spectral_norm, the old and the new",
     LoadError.TORCHSCRIPT: "the file is a TorchScript program, which torch.jit.load reads",
     LoadError.ZIP_PROGRAM: "a zip program changed the archive and left its directory wrong",
     LoadError.PACKED_AGAIN: "data.pkl is not in one folder of the archive: it was packed again",
-    LoadError.PICKLE_DUMP: "pickle.dump wrote the file, and not torch.save",
-    LoadError.TAKEN_FOR_TAR: "the file begins with zeros or is a tar archive: torch took it for its first format",
-    LoadError.NO_MMAP: "torch can map only stored records of the zip format into memory",
-    LoadError.WRONG_VALUES: "values are wrong, and nothing was reported: torch checks no checksums",
+    LoadError.PICKLE_DUMP: "the file was written by pickle.dump instead of torch.save",
+    LoadError.TAKEN_FOR_TAR: "the file begins with zeros or is a tar archive: torch mistook it for its first format",
+    LoadError.NO_MMAP: "torch can map only uncompressed records of the zip format into memory",
+    LoadError.WRONG_VALUES: "values are wrong, and nothing was reported: torch does not verify checksums",
     LoadError.NO_MODEL_FILE:
-        "the folder has no model file of a name that from_pretrained looks for: it is an adapter's, lacks an index, or "
-        "holds what a trainer saved in another form",
-    LoadError.NO_DATA: "a tensor is on the meta device: it has a shape and no values",
+        "the folder has no model file that from_pretrained looks for: it is an adapter's folder, lacks an index, or "
+        "a trainer saved it in a different form",
+    LoadError.NO_DATA: "a tensor is on the meta device: it has a shape but no values",
 }
-"""What each usually means, in one sentence without a full stop."""
+"""The usual cause of each load error, in one sentence without a full stop."""

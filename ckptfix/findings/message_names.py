@@ -1,4 +1,4 @@
-"""The names that a message of load_state_dict lists, and the prefix that is all that they differ by.
+"""The keys that a message of load_state_dict lists, and the prefix that accounts for their difference.
 
 ::
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 MOST_TEXT = 4 << 20
-"""Characters of a pasted message in which names are looked for."""
+"""Characters of a pasted message that are searched for keys."""
 
 _HEADS = re.compile(r"(missing|unexpected)(?: key\(s\)[^:\"'\n]{0,80}:|_keys=\[)", re.IGNORECASE)
 _NAME = re.compile(r"[\s,]*(?:\"([^\"\n]*)\"|'([^'\n]*)')")
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[\s,]*(?:\"([^\"\n]*)\"|'([^'\n]*)')")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The names that the model has and the file lacks, and the reverse, as a message lists them."""
+    """The keys that a message lists: those that only the model has (`missing`), and those that only the file has."""
 
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
@@ -29,26 +29,31 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """All that the names differ by: path components that the file's names begin with (`in_file`), or the model's."""
+    """A prefix that accounts for all differences.
+
+    Attributes:
+        name: path components that the keys begin with.
+        in_file: the file's keys have the prefix; otherwise the model's do.
+    """
 
     name: str
     in_file: bool
 
     @property
     def meaning(self) -> str:
-        """It in words."""
+        """The difference in words."""
         if self.in_file:
-            return f"the keys in the file have the prefix `{self.name}.`, and the model's do not"
-        return f"the model's keys have the prefix `{self.name}.`, and those in the file do not"
+            return f"the keys in the file have the prefix `{self.name}.`, and the model's keys do not"
+        return f"the model's keys have the prefix `{self.name}.`, and the keys in the file do not"
 
     @property
     def options(self) -> tuple[str, str, str]:
-        """The command that helps, and its option."""
+        """The command that fixes the difference, and its option."""
         return ("strip-module" if self.in_file else "add-module", "--prefix", self.name)
 
 
 def listed(text: str) -> Listed | None:
-    """The names that `text` lists as missing and as unexpected; None if it lists none."""
+    """Return the keys that `text` lists as missing and as unexpected; None if it lists no keys."""
     text = text[:MOST_TEXT]
     found: dict[str, list[str]] = {"missing": [], "unexpected": []}
     for head in _HEADS.finditer(text):
@@ -65,12 +70,12 @@ def _names(text: str, start: int) -> Iterator[str]:
 
 
 def prefix(names: Listed | None) -> Prefix | None:
-    """The prefix without which every missing name is an unexpected one, or the reverse; None if there is none."""
+    """Return the prefix that turns every missing key into an unexpected one, or the reverse; None if no prefix does."""
     if names is None or not names.missing or not names.unexpected:
         return None
     for less, more, in_file in ((names.missing, names.unexpected, True), (names.unexpected, names.missing, False)):
         there = set(more)
-        # A model that finds no counter of BatchNorm makes one, and lists none as missing.
+        # A model whose file lacks BatchNorm's counters creates them, and does not list them as missing.
         less = tuple(name for name in less if not name.endswith("num_batches_tracked")) or less
         fronts = (name.removesuffix(f".{less[0]}") for name in more if name.endswith(f".{less[0]}"))
         front = next((front for front in fronts if front and all(f"{front}.{name}" in there for name in less)), None)

@@ -1,8 +1,8 @@
-"""The remedies of several findings as one chain of commands: each reads what the one before it wrote.
+"""A chain of commands from the remedies of several findings: each command reads the output of the one before it.
 
-Two commands that read the same file leave two files, each fixed by half. Here they stand in the order in which they go
-together: what makes a file readable first, then what takes its weights out, then names, then devices, then the format.
-The names of the files between say what has been done to them: ``train.plain.pth``, ``train.plain.stripped.pth``.
+Two commands that read the same file leave two half-fixed files. A chain puts the commands into the order in which they
+work together: first those that make a file readable, then the ones that extract its weights, then keys, then devices,
+then the format. The names of the files in between record the steps: ``train.plain.pth``, ``train.plain.stripped.pth``.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Verb:
     """A command in a chain.
 
     Attributes:
-        word: what the name of its output says.
-        spares: commands with nothing left to do after it.
-        flattens: the output is the state dict itself, so that no address of the input is one of it.
+        word: the word that it adds to the name of its output.
+        spares: commands that have nothing left to do after it.
+        flattens: the output is the state dict itself, so that addresses of the input no longer apply.
     """
 
     word: str
@@ -44,19 +44,19 @@ VERBS: dict[str, Verb] = {
     "to-cpu": Verb("cpu"),
     "convert": Verb("converted", flattens=True),
 }
-"""In the order of a chain."""
+"""The commands, in the order of a chain."""
 
 _PLACE = {name: place for place, name in enumerate(VERBS)}
 
 Step = tuple[str, str, Words]
-"""A command, what the name of its output says, and its options."""
+"""A command, the word in the name of its output, and its options."""
 
 
 def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words, ...]:
-    """The commands that fix all of `remedies`, in the order in which they are to be run.
+    """Return the commands that fix all of `remedies`, in the order in which to run them.
 
     Args:
-        path: the file, which the first of them reads.
+        path: the file, which the first command reads.
     """
     converted = any(finding.id in _CONVERTED_FIRST or _converts_first(remedy) for finding, remedy in remedies)
     steps = list(_ordered(_merged(remedies), converted))
@@ -73,7 +73,10 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words,
 
 
 def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]:
-    """Each command once, with the options of all that ask for it; of conversions and choices of weights, the first."""
+    """Return each command once, with the options of all remedies that use it.
+
+    Of several conversions or choices of weights, the first is kept.
+    """
     steps: dict[str, list[Step]] = {}
     for _, remedy in remedies:
         known = False
@@ -92,18 +95,18 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
 
 
 _CONVERTED_FIRST = frozenset(("wrong-suffix", "plain-pickle", "torch-tar"))
-"""Findings of files that other commands refuse: under the name of another format, or of a format that is only read."""
+"""Findings of files that other commands refuse: the suffix is wrong, or the format is read-only."""
 
 
 EDIT = frozenset(VERBS) - {"repair", "extract", "sanitize", "convert"}
-"""Commands that write the format that they read, and so refuse one that is only read."""
+"""Commands that write the format that they read, and therefore refuse a read-only format."""
 
 
 def with_conversion(remedy: Remedy, path: str, *, folder: bool) -> Remedy:
-    """`remedy` for a file of a format that is only read: a conversion comes before the commands that edit.
+    """Return `remedy` for a file in a read-only format: a conversion comes before the commands that edit.
 
     Args:
-        folder: the format is one of folders, of which a conversion takes the state dict alone.
+        folder: the format is a folder, from which a conversion keeps only the state dict.
     """
     if not any(line[1] in EDIT for line in remedy.commands) or remedy.commands[0][1] == "convert":
         return remedy
@@ -123,7 +126,7 @@ def _converts_first(remedy: Remedy) -> bool:
 
 
 def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
-    """The steps in their order; with `first`, a conversion before the other commands."""
+    """Yield the steps in their order; with `first`, a conversion comes before the other commands."""
     if first and "extract" in steps:
         steps.pop("convert", None)
     place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if first else _PLACE
@@ -137,7 +140,7 @@ def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
 
 
 def _word(line: Words) -> str:
-    """What the output's name says about the conversion: ``safetensors``, ``zip``; of others, what the command does."""
+    """Return the word in the output's name: ``safetensors`` or ``zip`` for a conversion, else the command's own."""
     if line[1] != "convert":
         return VERBS[line[1]].word
     if "--to" in line:
@@ -146,7 +149,7 @@ def _word(line: Words) -> str:
 
 
 def _joined(options: Words, more: Words) -> Words:
-    """The options of both; an option that takes a value keeps it behind it."""
+    """Return the options of both lines without repetition; an option that takes a value keeps it."""
     groups = dict.fromkeys((*_groups(options), *_groups(more)))
     return tuple(word for group in groups for word in group)
 

@@ -1,4 +1,4 @@
-"""What can be said of a file: a finding, and the row of the table that it belongs to."""
+"""A finding about a file, and the row of the catalogue that it belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ Severity = Literal["info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that `check` or an operation noticed; `fix` is a command or an instruction.
+    """Something that `check` or an operation noticed.
+
+    `fix` is a command or an instruction in words.
 
     `table.found` makes them. `about` is the class, function or tensor that `message` is about, for texts about several
     findings at once.
@@ -28,25 +30,25 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """``warning: a/b: it is damaged``."""
+        """The finding as one line: ``warning: a/b: the record is damaged``."""
         return ": ".join(filter(None, self.cells))
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        """The severity, the place, and what is the matter."""
+        """The severity, the place and the message."""
         return self.severity, self.where, self.message
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finding as such.
+    """A row of the catalogue of findings.
 
     Attributes:
-        id: its name, which never changes.
-        severity: ``"error"``: some bytes are lost or wrong, or no loader takes the file. ``"warning"``: a load may
-            fail or go wrong because of it. ``"info"``: good to know.
-        title: it in one sentence, where a finding says nothing more exact.
-        story: where it comes from, what the user sees, and what helps; for ``doctor --explain``.
+        id: the identifier, which never changes.
+        severity: ``"error"``: some bytes are lost or wrong, or no loader accepts the file. ``"warning"``: a load may
+            fail or give wrong results because of it. ``"info"``: good to know.
+        title: a summary in one line, shown where a finding has no message of its own.
+        story: the cause, the symptoms that a user sees, and what helps; for ``doctor --explain``.
         errors: the load errors that it explains.
         fix: a command with fields in braces (see `table.remedy`), or an instruction; None where nothing helps.
     """

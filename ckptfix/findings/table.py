@@ -1,8 +1,8 @@
-"""The one table of findings: every id that ckptfix reports, what it means, and the command that fixes it.
+"""The one table of findings: every id that ckptfix reports, its meaning, and the command that fixes it.
 
-An id never changes its meaning. A row says how serious it is when nothing else is known of it, which rows of the
-catalogue of load errors it explains, and what to do: a command of ckptfix, or an instruction in words. The rows stand
-in three modules, by what they are about; `ENTRIES` joins them.
+An id never changes its meaning. A row has the severity that applies unless more is known about the file, the load
+errors that the finding explains, and a remedy: a command of ckptfix, or an instruction in words. The rows are in
+several modules, grouped by subject; `ENTRIES` joins them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def found(
     fix: str | None = None,
     about: str = "",
 ) -> Finding:
-    """A finding of the row `id`, with the row's title and severity where nothing else is given.
+    """Return a finding of the row `id`, with the row's title and severity where no others are given.
 
     Args:
-        severity: another than the row's, where more is known of the file: that it is repaired, or whose readers
-            refuse it.
-        fix: a remedy in place of the row's, with the same fields; ``""`` for none.
+        severity: overrides the row's severity, where more is known about the file: that it is repaired, or which
+            readers refuse it.
+        fix: replaces the row's remedy, with the same fields; ``""`` for no remedy.
         about: the class, function or tensor that the message is about.
     """
     entry = ENTRIES[id]
@@ -49,11 +49,11 @@ def found(
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to do about a finding.
+    """The way to fix a finding.
 
     Attributes:
-        commands: command lines of ckptfix, each a list of words, to be run one after the other.
-        advice: an instruction in words, or a command of another program; None where `commands` say it.
+        commands: command lines of ckptfix, each a list of words, to run one after the other.
+        advice: an instruction in words, or a command of a different program; None where `commands` are enough.
     """
 
     commands: tuple[tuple[str, ...], ...] = ()
@@ -61,15 +61,15 @@ class Remedy:
 
     @property
     def text(self) -> str | None:
-        """It in one line, the commands as a shell takes them; None where nothing helps."""
+        """The remedy in one line, with commands quoted for a shell; None where nothing helps."""
         return " && ".join(map(shell_line, self.commands)) or self.advice
 
 
 def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: str) -> Remedy:
-    """What to do about `finding` in the file `path`.
+    """Return the remedy for `finding` in the file `path`.
 
-    ``{source}`` in the template is the file; ``{repaired}``, ``{cpu}`` and so on are free names beside it;
-    ``{at}`` is where the finding is; other fields come from `values`.
+    ``{source}`` in the template is the file; ``{repaired}``, ``{cpu}`` and so on are unused file names beside it;
+    ``{at}`` is the place of the finding; other fields come from `values`.
 
     Args:
         at: the address that the user asked about, for the commands that take one.
@@ -95,19 +95,19 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
 
 
 def remedy(finding: Finding, path: str, **values: str) -> str | None:
-    """`remedy_of` in one line: commands for a shell, or words; None for nothing."""
+    """Return `remedy_of` in one line: commands for a shell, or words; None where nothing helps."""
     return remedy_of(finding, path, **values).text
 
 
 def said_remedy(finding: Finding, path: str) -> Remedy:
-    """The remedy that `finding`, of the file `path`, states itself; what its row says is for doctor."""
+    """Return the remedy that `finding`, in the file `path`, states itself; the remedy of its row is for doctor only."""
     return Remedy() if finding.fix is None else remedy_of(finding, path)
 
 
 def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
-    """`finding` for JSON: `fix` is the first command, a list of words, `fixes` are all; `advice` is in words.
+    """Return `finding` for JSON: `fix` is the first command as a list of words, `fixes` are all, `advice` is in words.
 
-    What it is `about` is in the message.
+    The subject, `about`, is part of the message.
     """
     commands = [list(words) for words in remedy.commands]
     return {
@@ -123,7 +123,7 @@ def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
 
 
 def as_rows(findings: Iterable[Finding], path: str) -> list[dict[str, Any]]:
-    """`findings` of the file `path` for JSON, each with the remedy that it states itself."""
+    """Return `findings` of the file `path` for JSON, each with the remedy that it states itself."""
     return [as_row(finding, said_remedy(finding, path)) for finding in findings]
 
 
@@ -132,12 +132,12 @@ TAKE_AT = frozenset({"strip-module", "add-module", "unwrap", "rename", "match", 
 
 
 def shell_line(words: Sequence[str]) -> str:
-    """`words` as a shell takes them."""
+    """Return `words` quoted for a shell."""
     return " ".join(map(shell_word, words))
 
 
 def errors_of(finding: Finding) -> tuple[LoadError, ...]:
-    """The load errors that `finding` explains."""
+    """Return the load errors that `finding` explains."""
     entry = ENTRIES.get(finding.id)
     return entry.errors if entry is not None else ()
 
@@ -146,15 +146,15 @@ _PLACES = {id: place for place, id in enumerate(ENTRIES)}
 
 
 def place_of(finding: Finding) -> int:
-    """Where its row stands: what a file is comes before what it holds."""
+    """Return the position of its row in the table: the kind of the file comes before its contents."""
     return _PLACES.get(finding.id, len(_PLACES))
 
 
 def proposed(path: str, word: str, suffix: str | None = None) -> str:
-    """A name for an output beside `path` that does not exist yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``.
+    """Return a name beside `path` that is not in use yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``.
 
     Args:
-        suffix: of the output, where that is known.
+        suffix: the suffix of the output, where it is known.
     """
     folder, name = folder_beside(path), as_path(path).name
     stem, own = suffixed(path, word)
@@ -171,7 +171,7 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
 
 
 def suffixed(path: str, word: str) -> tuple[str, str]:
-    """The name of an output that is made of `path` by what `word` says, without its folder: stem and suffix."""
+    """Return the stem and the suffix of the name of an output, which `word` describes, without its folder."""
     name = as_path(path).name
     if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
         name = as_path(name.removesuffix(".json").partition(".index")[0]).stem
@@ -185,11 +185,11 @@ def suffixed(path: str, word: str) -> tuple[str, str]:
 
 
 _TORCH = ("weights", "legacy", "zip", "repacked", "plain")
-"""Words of outputs that are torch files whatever the input was called."""
+"""Words of outputs that are torch files, whatever the suffix of the input."""
 
 _SUFFIXES = (".pth.tar", ".pt.tar", ".index.json")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
-"""Suffixes of what is compressed as a whole, which no output of ckptfix is."""
+"""Suffixes of files that are compressed as a whole; ckptfix never writes such a file."""
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -203,7 +203,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 class _Fields(dict[str, str]):
-    """The fields of a template, made when they are asked for, each as `shown` has it."""
+    """The fields of a template, computed on demand; `shown` formats each of them."""
 
     def __init__(self, path: str, values: dict[str, str], shown: Callable[[str], str]) -> None:
         super().__init__({name: shown(value) for name, value in values.items()})
@@ -215,5 +215,5 @@ class _Fields(dict[str, str]):
 
 
 def operand(path: str) -> str:
-    """`path` for a command line; one that begins with a dash cannot be taken for an option."""
+    """Return `path` for a command line, so that one that begins with a dash is not mistaken for an option."""
     return f"./{path}" if path.startswith("-") else path

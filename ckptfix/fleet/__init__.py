@@ -1,6 +1,7 @@
-"""Fleets: one verb on thousands of checkpoints, planned, resumed and reported.
+"""Fleets: one command on thousands of checkpoints, planned, resumed and reported.
 
-A plan is a text file, a job a line. `run` does what is not done of it, and keeps a record of each job beside it::
+A plan is a text file with one job per line. `run` does the jobs that are not done, and keeps a record of each beside
+it::
 
     from ckptfix import fleet
 
@@ -22,23 +23,23 @@ from ckptfix.fleet.run import status as status
 from ckptfix.fleet.states import Shard as Shard
 
 PLANNING = "ckptfix.cli.shared.fleets"
-"""What reads a command line, by name: a verb is what the command line calls so."""
+"""The module that parses a command line, by name: a verb is a command of the command line."""
 
 
 def plan(
     names: Sequence[str], words: Sequence[str], *, out_dir: str | None = None, recursive: bool = False
 ) -> Iterator[Job]:
-    """The jobs of doing a command on many inputs, as ``ckptfix fleet plan NAMES -- WORDS`` writes them.
+    """Return the jobs for a command on many inputs, as ``ckptfix fleet plan NAMES -- WORDS`` writes them.
 
     Args:
         names: lists of names, patterns, folders, inputs.
         words: the command and its arguments, without inputs: ``["to-cpu", "-o", "out/{stem}.pth"]``.
-        out_dir: where the outputs go, under the names of their inputs.
-        recursive: folders are searched.
+        out_dir: the folder for the outputs, which keep the names of their inputs.
+        recursive: search the folders.
 
     Raises:
-        CkptfixError: a name stands for nothing, or two outputs have one name.
-        click.UsageError: the words are none of a command for a fleet.
+        CkptfixError: a name matches nothing, or two outputs have the same name.
+        click.UsageError: the words are not a command for a fleet.
     """
     jobs: Iterator[Job] = import_module(PLANNING).jobs(names, words, out_dir=out_dir, recursive=recursive)
     return jobs

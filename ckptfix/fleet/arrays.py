@@ -1,4 +1,4 @@
-"""Slurm: a job array whose tasks are shards of the plan, through submitit."""
+"""Slurm job arrays through submitit: each task of the array is a shard of the plan."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ckptfix.fleet.work import Task, do
 from ckptfix.io.source import open_source
 
 PARTS = 16
-"""Tasks of an array, where nobody says how many."""
+"""The default number of tasks in an array."""
 
 LOOK = 5.0
-"""Seconds between two looks at what is done, where a look takes less than a twentieth of that."""
+"""Seconds between two checks of the progress, if a check takes less than a twentieth of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A shard of a plan on its way to the machine that does it; `like` has what all of its tasks have."""
+    """A shard of a plan on its way to the machine that does it; `like` has the fields that all of its tasks share."""
 
     plan: str
     shard: Shard
@@ -39,14 +39,14 @@ class Share:
 
 
 def do_share(share: Share) -> int:
-    """Do what is not done of a shard, one job after the other. Returns how many that was."""
+    """Do the unfinished jobs of a shard, one after the other, and return their number."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)  # submitit ignores it, and is killed half a minute later
+        signal.signal(signal.SIGTERM, _end)  # submitit ignores this signal, and is killed half a minute later
     os.chdir(share.like.cwd)
     count = 0
     with open_source(share.plan) as source:
         for line in lines(source, Records(share.like.folder), share.shard, share.like.bounds):
-            # One that failed in this run is not tried again.
+            # A job that failed in this run is not tried again.
             if line.state != "done" and not (line.record is not None and line.record.get("run") == share.like.run):
                 do(_task(line, share.like))
                 count += 1
@@ -54,7 +54,7 @@ def do_share(share: Share) -> int:
 
 
 def _end(number: int, frame: object) -> None:
-    """A task that is cancelled cleans up and ends at once."""
+    """Terminate a cancelled task at once, after it has cleaned up."""
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
@@ -78,17 +78,17 @@ def run_array(
     roots: Sequence[str] = (),
     allow_import: bool = False,
 ) -> Report:
-    """As `run`, in an array of `jobs` tasks. A task that is lost is submitted again.
+    """Run a plan like `run`, in an array of `jobs` tasks. A lost task is submitted again.
 
     Args:
-        cluster: submitit's name of it, such as slurm, local and debug; None for Slurm where it is, else local.
+        cluster: submitit's name of it, such as slurm, local and debug; None for Slurm if it is installed, else local.
         settings: submitit's parameters.
-        begin: called with how things stand: before it begins, now and then, and where it is stopped.
-        note: called with what a person should know before it begins.
-        roots, allow_import: as `run`.
+        begin: called with the state of all jobs: before the run begins, now and then, and when it is stopped.
+        note: called with information for the user before the run begins.
+        roots, allow_import: as in `run`.
 
     Raises:
-        CkptfixError: as `run`; also where tasks are lost again and again.
+        CkptfixError: as in `run`; also when tasks are lost repeatedly.
     """
     folder = folder_of(plan)
     executor = slurm(cluster, f"{folder}/slurm", settings or {})
@@ -103,7 +103,7 @@ def run_array(
         if not todo:
             return report
         if note is not None and executor.cluster != "slurm" and cluster is None:
-            note(f"no Slurm is here (srun is not found): submitit's {executor.cluster} executor does it")
+            note(f"Slurm is not installed (srun was not found): submitit's {executor.cluster} executor does the jobs")
         most = PARTS if executor.cluster == "slurm" else processors()
         count = max(1, min(jobs or most, len(todo)))
         like = tasks(folder, time.time(), bounds)(b"")
@@ -127,13 +127,16 @@ def run_array(
         raise CkptfixError(
             f"{report.left:,} jobs are left: their tasks were lost {TRIES} times",
             path=plan,
-            hint=f"the logs are in {folder}/slurm; the same command does what is left",
+            hint=f"the logs are in {folder}/slurm; run the same command again to do the remaining jobs",
         )
     return report
 
 
 def _through(executor: Any, shares: list[Share], look: Callable[[], object]) -> None:
-    """Submit all, and those whose task is lost again. `look` is called now and then, and where this is stopped."""
+    """Submit all shares, and resubmit those whose task is lost.
+
+    `look` is called now and then, and when this is stopped.
+    """
     looked, pause = time.monotonic(), LOOK
     for _ in range(TRIES + 1):
         pending = dict(zip(executor.map_array(do_share, shares), shares, strict=True))
@@ -146,7 +149,7 @@ def _through(executor: Any, shares: list[Share], look: Callable[[], object]) -> 
                         job.result()
                     except CkptfixError:
                         raise
-                    except Exception:  # submitit's, of a task that was killed or timed out
+                    except Exception:  # submitit's error about a task that was killed or timed out
                         shares.append(share)
                 if pending:
                     time.sleep(LATE)

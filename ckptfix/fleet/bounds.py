@@ -1,7 +1,7 @@
-"""What the jobs of a plan may do: a plan is data, and may come from anybody.
+"""The limits of the jobs of a plan: a plan is data, and may come from anybody.
 
-A job reads its input, writes its output, and nothing else; outputs are in the folder of the plan or in a folder that
-the command line of the run names; and only that command line lets code be imported.
+A job reads its input, writes its output, and does nothing else. Outputs are in the folder of the plan, or in a folder
+that the command line of the run names. Only that command line can allow imports of code.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ckptfix.fleet.jobs import Job
 from ckptfix.urls import as_path, is_url, known, normal, real_path
 
 VERB = "ckptfix.cli.shared.alone"
-"""What knows the words of a verb. It is looked up by name, as it would be on another machine."""
+"""The module that knows the arguments of a verb. It is looked up by name, as on any other machine."""
 
 
 class Uses(Protocol):
-    """What a command line reads and writes, as `cli.shared.alone.Uses`."""
+    """The files that a command line reads and writes, as in `cli.shared.alone.Uses`."""
 
     @property
     def reads(self) -> str | None: ...
@@ -35,11 +35,11 @@ class Uses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the jobs of a plan may do.
+    """The limits of the jobs of a plan.
 
     Attributes:
         plan: its name.
-        roots: absolute paths of folders, and URLs, in which outputs may be; the first is that of the plan.
+        roots: absolute paths of folders, and URLs, that can contain outputs; the first is the folder of the plan.
         allow_import: ``module:factory`` of a job is imported and called.
     """
 
@@ -48,40 +48,40 @@ class Bounds:
     allow_import: bool = False
 
     def holds(self, name: str) -> bool:
-        """Whether `name` is in one of the roots; links are followed."""
+        """Return whether `name` is in one of the roots; links are followed."""
         if is_url(name):
             return ".." not in name.split("/") and any(_below(str(as_path(name)), root) for root in self.roots)
         real = real_path(name)
-        # Resolved where the job is done: another machine may have other links.
+        # The roots are resolved where the job is done, because links may differ between machines.
         return any(_below(real, real_path(root)) for root in self.roots)
 
     def check(self, job: Job, where: str) -> None:
-        """Refuse a job that does more than it says, or more than it may.
+        """Refuse a job that does more than it declares, or more than it is allowed to.
 
         Raises:
-            Refused: it does; with `where` in the plan it is.
+            Refused: the job exceeds its limits; `where` is its place in the plan.
         """
-        hint = "`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes one"
+        hint = "write a plan with `ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl`"
         uses: Uses | str = import_module(VERB).uses(job.argv)
         if isinstance(uses, str):
-            raise Refused(f"no job of a fleet: {uses}", path=self.plan, where=where, hint=hint)
+            raise Refused(f"not a job for a fleet: {uses}", path=self.plan, where=where, hint=hint)
         if uses.imports and not self.allow_import:
             raise Refused(
                 "the job asks to import code, which a plan cannot allow",
                 path=self.plan,
                 where=where,
-                hint=f"if you trust that code: `ckptfix fleet run {quoted(self.plan)} --allow-import`",
+                hint=f"if you trust that code, run `ckptfix fleet run {quoted(self.plan)} --allow-import`",
             )
         if uses.reads is None or _plain(uses.reads) != _plain(job.input):
             what = "nothing" if uses.reads is None else uses.reads
-            raise Refused(f"the job says that it reads {job.input}, and reads {what}", path=self.plan, where=where)
+            raise Refused(f"the job declares the input {job.input}, but reads {what}", path=self.plan, where=where)
         written = [_plain(name) for name in uses.writes]
         said = [] if job.output is None else [_plain(job.output)]
         if written != said:
             does, says = (" and ".join(names) or "nothing" for names in (written, said))
-            message = f"the job says that it writes {says}, and writes {does}"
-            raise Refused(message, path=self.plan, where=where, hint="a job writes its output and nothing else")
-        # A name that `normal` takes for the same may be another where a folder of it is a link.
+            message = f"the job declares the output {says}, but writes {does}"
+            raise Refused(message, path=self.plan, where=where, hint="a job can write only its output")
+        # `normal` may map a name to the same text although it is a different file, if one of its folders is a link.
         for name in uses.writes:
             if self.holds(name):
                 continue
@@ -90,14 +90,14 @@ class Bounds:
                 f"the job writes {name}, which is outside the folder of the plan",
                 path=self.plan,
                 where=where,
-                hint=f"if it may: `ckptfix fleet run {quoted(self.plan)} {' '.join(_options((*self._given, folder)))}`",
+                hint=f"allow it: `ckptfix fleet run {quoted(self.plan)} {' '.join(_options((*self._given, folder)))}`",
             )
 
     def check_records(self, folder: str) -> None:
-        """Refuse a folder of records in which a link leads elsewhere: records are written there.
+        """Refuse a folder of records with a link that leads elsewhere, because records are written there.
 
         Raises:
-            Refused: one does.
+            Refused: a link leads elsewhere.
         """
         if is_url(folder):
             return
@@ -113,7 +113,7 @@ class Bounds:
 
 
 def bounds_of(plan: str, roots: Iterable[str] = (), *, allow_import: bool = False) -> Bounds:
-    """The bounds of a plan: its own folder, and `roots`."""
+    """Return the bounds of a plan: its own folder, and `roots`."""
     own = str(as_path(_absolute(plan)).parent)
     return Bounds(plan, (own, *(_absolute(known(str(root))) for root in roots)), allow_import)
 
@@ -123,7 +123,7 @@ def _absolute(name: str) -> str:
 
 
 def outside(plan: str, outputs: Iterable[str]) -> list[str]:
-    """The folders that a run of `plan` needs as roots, so that these outputs are inside; few rather than exact."""
+    """Return the folders that a run of `plan` needs as roots for these outputs; few rather than exact."""
     bounds = bounds_of(plan)
     folders: list[str] = []
     for folder in sorted({str(as_path(name).parent) for name in outputs if not bounds.holds(name)}, key=len):
@@ -134,7 +134,7 @@ def outside(plan: str, outputs: Iterable[str]) -> list[str]:
 
 
 def root_options(plan: str, outputs: Iterable[str]) -> str:
-    """The options of `ckptfix fleet run` with which these outputs are inside; empty where none is needed."""
+    """Return the options that `ckptfix fleet run` needs for these outputs; empty if it needs no options."""
     return " ".join(_options(outside(plan, outputs)))
 
 
@@ -147,5 +147,5 @@ def _below(name: str, root: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name, as all that mean the same by their words are spelt."""
+    """Return a name in the form that all equivalent spellings share."""
     return normal(known(name))

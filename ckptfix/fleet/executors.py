@@ -1,4 +1,4 @@
-"""What does the jobs: processes of this machine, a Dask cluster, Slurm, or any object with ``submit``."""
+"""Executors for jobs: processes of this machine, a Dask cluster, Slurm, or any object with ``submit``."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ckptfix.fleet.report import Summary
 from ckptfix.fleet.work import Task, do
 
 _BLOCKED = {signal.SIGINT, signal.SIGHUP}
-"""Signals of a terminal: they come to this process alone, which then ends the others."""
+"""Signals of a terminal: only this process gets them, and then ends the others."""
 
 WINDOW = 256
-"""Jobs that an executor has at a time which does not say how many workers it has."""
+"""Jobs that an executor gets at a time if it does not report its number of workers."""
 
 
 class Pending(Protocol):
-    """What ``submit`` returns: a future of concurrent.futures, or one that has these two of it."""
+    """The result of ``submit``: a future of concurrent.futures, or an object with these two methods."""
 
     def done(self) -> bool: ...
     def result(self) -> Any: ...
 
 
 class Executor(Protocol):
-    """Anything that does a call elsewhere."""
+    """An object that runs a call elsewhere."""
 
     def submit(self, call: Callable[[Task], Summary], task: Task, /) -> Any: ...
 
 
 class Engine:
-    """An executor that was given: its workers are its own business.
+    """An executor that the caller supplies and manages.
 
     Attributes:
-        window: how many jobs it is given at a time.
+        window: the number of jobs that it gets at a time.
     """
 
     def __init__(self, executor: Executor, window: int | None = None) -> None:
@@ -54,15 +54,15 @@ class Engine:
         return pending
 
     def renew(self) -> bool:
-        """Take the place of an executor that has broken; False where that is for its owner to do."""
+        """Replace an executor that has broken; False if only its owner can do that."""
         return False
 
     def end(self, *, stopped: bool) -> None:
-        """All jobs have ended, or are no longer wanted."""
+        """End the engine: all jobs have ended, or are no longer wanted."""
 
 
 class Processes(Engine):
-    """Processes of this machine, spawned: they begin with nothing of this one."""
+    """Processes of this machine, spawned, so that they inherit nothing from this one."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -101,21 +101,21 @@ GRACE = 20
 """Seconds that a process has to clean up after SIGTERM."""
 
 _working = False
-"""Whether this process does a job now."""
+"""True while this process does a job."""
 
 
 class _Ended(SystemExit):
-    """SIGTERM has come: what is being written is cleaned up."""
+    """SIGTERM has arrived: unfinished output is cleaned up."""
 
 
 def _begin() -> None:
-    """What a worker process does first."""
+    """Prepare a worker process."""
 
     def end(number: int, frame: object) -> None:
         if not _working:
             os._exit(128 + number)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        # The pool waits for this process: wherever what is raised here is lost, the alarm ends it.
+        # The pool waits for this process: if the exception raised here is lost, the alarm ends the process.
         signal.alarm(GRACE)
         raise _Ended(128 + number)
 
@@ -126,7 +126,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """A process whose parent was killed would wait for work without end."""
+    """Wait for the parent to end, and then end this process, which would otherwise wait for work forever."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -141,7 +141,7 @@ def _do_or_end(task: Task) -> Summary:
         _working = False
         return summary
     except _Ended:
-        # The pool would take it for the result of this job, and wait for the next.
+        # The pool would treat the exception as the result of this job, and wait for the next one.
         os._exit(128 + signal.SIGTERM)
     except BaseException:
         _working = False
@@ -149,7 +149,7 @@ def _do_or_end(task: Task) -> Summary:
 
 
 def processors() -> int:
-    """How many processes can work at a time here."""
+    """Return the number of processes that can work at a time on this machine."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:
@@ -158,7 +158,7 @@ def processors() -> int:
 
 @contextlib.contextmanager
 def dask(address: str, tries: int) -> Iterator[Engine]:
-    """The workers of the Dask cluster whose scheduler is at ``HOST:PORT``.
+    """Use the workers of the Dask cluster whose scheduler is at ``HOST:PORT``.
 
     Raises:
         MissingExtra: distributed is not installed.
@@ -179,19 +179,19 @@ def dask(address: str, tries: int) -> Iterator[Engine]:
         client = connect(address if "://" in address else f"tcp://{address}", timeout=20, set_as_default=False)
     except (OSError, ValueError) as error:
         message = f"no Dask scheduler answers at {address}: {error}"
-        raise CkptfixError(message, hint="`dask scheduler` starts one, and prints its address") from None
-    # Silent until the client is closed: what it waited for then fails, and its loggers print that.
+        raise CkptfixError(message, hint="start one with `dask scheduler`, which prints its address") from None
+    # The loggers stay silent until the client is closed: its pending work then fails, and they would print that.
     with _silent("distributed", "tornado.application"), client:
         slots = sum(client.nthreads().values())
         if not slots:
-            hint = f"`dask worker {address}` starts one"
+            hint = f"start one with `dask worker {address}`"
             raise CkptfixError(f"the Dask scheduler at {address} has no workers", hint=hint)
         yield Engine(client.get_executor(pure=False, retries=tries), 4 * slots)
 
 
 @contextlib.contextmanager
 def _silent(*names: str) -> Iterator[None]:
-    """No word of these loggers: workers that are lost are no news, and what comes of it is said at the end."""
+    """Suppress the messages of these loggers: lost workers are expected, and their effects are reported at the end."""
     import logging
 
     loggers = [logging.getLogger(name) for name in names]
@@ -206,7 +206,7 @@ def _silent(*names: str) -> Iterator[None]:
 
 
 def slurm(cluster: str | None, folder: str, settings: Mapping[str, object]) -> Any:
-    """submitit's executor: Slurm's, or that of this machine where there is no Slurm.
+    """Return submitit's executor: Slurm's, or a local one if Slurm is not installed.
 
     Raises:
         MissingExtra: submitit is not installed.
@@ -224,11 +224,11 @@ def slurm(cluster: str | None, folder: str, settings: Mapping[str, object]) -> A
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster or None)
         executor.update_parameters(**settings)
     except (AssertionError, NameError, RuntimeError, TypeError, ValueError) as error:
-        hint = "--slurm takes submitit's parameters: timeout_min=60, slurm_partition=NAME, mem_gb=8 ..."
+        hint = "pass submitit's parameters to --slurm: timeout_min=60, slurm_partition=NAME, mem_gb=8 ..."
         raise CkptfixError(f"submitit: {error}", hint=hint) from None
     return executor
 
 
 def is_future(pending: object) -> bool:
-    """Whether concurrent.futures can wait for it."""
+    """Return whether concurrent.futures can wait for it."""
     return isinstance(pending, Future)

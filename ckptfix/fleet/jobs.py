@@ -1,4 +1,4 @@
-"""A job: one verb on one input. A plan is a text file with a line of JSON for each."""
+"""Jobs: one verb on one input. A plan is a text file with a line of JSON for each job."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ckptfix.numbers import MOST, whole_number
 from ckptfix.urls import as_path, is_url, known, known_word, walk_folder
 
 Identity = dict[str, int | str]
-"""What tells a file, a folder or an object from what it was before: size, and mtime_ns or etag."""
+"""The values that distinguish a file, a folder or an object from its earlier states: size, and mtime_ns or etag."""
 
 LONGEST = 1 << 20
-"""Bytes of a line of a plan."""
+"""The longest line of a plan, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Job:
     """One line of a plan.
 
     Attributes:
-        input: what the verb works on.
-        identity: what the input was when the job was planned; None where it was not there.
-        output: what the verb writes; the input, for an edit in place; None for a verb that writes nothing.
+        input: the file or folder that the verb works on.
+        identity: the identity of the input when the job was planned; None if it did not exist.
+        output: the output of the verb; the input, for an in-place edit; None for a verb without output.
         bytes: size of the input.
-        argv: the verb, and its words.
+        argv: the verb and its arguments.
     """
 
     input: str
@@ -42,7 +42,7 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """The name of its record, the same wherever in a plan it stands: by its output, or by what it reads."""
+        """The name of its record, wherever in a plan it is: a hash of its output, or of its input and arguments."""
         about = [self.output] if self.output is not None else [None, self.input, *self.argv]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
 
@@ -60,28 +60,28 @@ class Job:
         }
 
     def line(self) -> str:
-        """The job as a line of a plan: ASCII, whatever its names hold."""
+        """Return the job as a line of a plan, in ASCII, whatever characters its names contain."""
         return json.dumps(self.as_dict()) + "\n"
 
 
 def parsed(line: str | bytes, path: str, number: int) -> Job:
-    """The job that a line of the plan `path` says.
+    """Return the job of a line of the plan `path`.
 
     Raises:
-        Refused: it says none.
+        Refused: the line is not a job.
     """
     where = f"line {number:,}"
-    hint = "`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes one"
+    hint = "write a plan with `ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl`"
     try:
         return _job(json.loads(line))
     except RecursionError as error:
-        raise Refused(f"no line of a plan: {error}", path=path, where=where, hint=hint) from None
+        raise Refused(f"not a line of a plan: {error}", path=path, where=where, hint=hint) from None
     except ValueError as error:
-        raise Refused(f"no line of a plan: {str(error)[:200]}", path=path, where=where, hint=hint) from None
+        raise Refused(f"not a line of a plan: {str(error)[:200]}", path=path, where=where, hint=hint) from None
 
 
 def _job(value: Any) -> Job:
-    """Raises ValueError where `value` is none: numbers are in their range, and names can be names of files."""
+    """Return the job, or raise ValueError unless numbers are in range and names can be names of files."""
     match value:
         case {"input": str(name), "argv": [str(_), *_] as argv} if all(isinstance(word, str) for word in argv):
             output = value.get("output")
@@ -92,19 +92,19 @@ def _job(value: Any) -> Job:
     if any("\0" in word for word in (name, output or "", *argv)):
         raise ValueError("a name has a NUL byte")
     size = _number("bytes", value.get("bytes", 0))
-    # A plan that was written by hand may have secrets in its URLs: the record of the job has none.
+    # A plan that was written by hand may have secrets in its URLs: the record of the job must not contain them.
     dest = None if output is None else known(output)
     return Job(known(name), _identity(value.get("identity")), dest, size, tuple(map(known_word, argv)))
 
 
 _LEAST = {"mtime_ns": -MOST}
-"""Numbers of an identity that may be negative: files may be older than 1970."""
+"""Numbers of an identity that can be negative: files may be older than 1970."""
 
 
 def _number(name: str, value: object) -> int:
     number = None if isinstance(value, str) else whole_number(value, least=_LEAST.get(name, 0))
     if number is None:
-        raise ValueError(f"{name} is not a number of the range that it can have")
+        raise ValueError(f"{name} is not a number in its range")
     return number
 
 
@@ -112,7 +112,7 @@ def _identity(value: object) -> Identity | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not {*value} <= {"size", "mtime_ns", "etag", "files"}:
-        raise ValueError("identity is not what a file can have")
+        raise ValueError("identity is not an identity of a file")
     made: Identity = {}
     for name, part in value.items():
         if name != "etag":
@@ -125,10 +125,10 @@ def _identity(value: object) -> Identity | None:
 
 
 def lines_of(source: Source) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of all lines of a plan that are not empty; it is never held whole.
+    """Yield (offset, line) for all non-empty lines of a plan, which is never in memory as a whole.
 
     Raises:
-        CkptfixError: it cannot be read, or a line is longer than any of a plan.
+        CkptfixError: it cannot be read, or a line is longer than any line of a plan.
     """
     offset, rest = 0, b""
     for chunk in source.chunks(0, source.size):
@@ -138,13 +138,13 @@ def lines_of(source: Source) -> Iterator[tuple[int, bytes]]:
                 yield offset, line
             offset += len(line) + 1
         if len(rest) > LONGEST:
-            raise Refused("no plan: a line has no end", path=source.name, offset=offset)
+            raise Refused("not a plan: a line has no end", path=source.name, offset=offset)
     if rest.strip():
         yield offset, rest
 
 
 def line_at(source: Source, offset: int) -> bytes:
-    """The line of a plan that begins at `offset`."""
+    """Return the line of a plan that begins at `offset`."""
     length = 4 << 10
     while True:
         data = source.read(offset, min(length, source.size - offset))
@@ -155,7 +155,7 @@ def line_at(source: Source, offset: int) -> bytes:
 
 
 def identity(name: str) -> Identity | None:
-    """What `name` is now: of a folder, all of its files together; None for nothing."""
+    """Return the present identity of `name`: for a folder, of all its files together; None if it does not exist."""
     try:
         kind = found_as(name)
         if not kind:
@@ -184,7 +184,7 @@ def _folder(name: str) -> Identity:
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """The files in `folder` and in the folders there, sorted; without what an interrupted write has left."""
+    """Yield the files in `folder` and its subfolders, sorted, without temporary files of interrupted writes."""
     for above, folders, files in walk_folder(folder):
         folders.sort()
         for name in sorted(files):
@@ -193,12 +193,12 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def size_of(found: Identity | None) -> int:
-    """The bytes of what has this identity."""
+    """Return the size in an identity."""
     return whole_number(found.get("size", 0)) or 0 if found is not None else 0
 
 
 def digest(name: str) -> str:
-    """The SHA-256 of a file; of a folder, that of the lines ``HEX  NAME`` of its files, as sha256sum prints them."""
+    """Return the SHA-256 of a file; for a folder, that of the lines ``HEX  NAME`` of its files, like sha256sum's."""
     if found_as(name) != "folder":
         return f"sha256:{_sha256(name)}"
     lines = (f"{_sha256(path)}  {os.path.relpath(path, name)}\n" for path in files_below(name))

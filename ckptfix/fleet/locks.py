@@ -1,4 +1,4 @@
-"""Two runs of one plan at once: refused, unless they are different shards of it."""
+"""Locks against simultaneous runs of one plan, which are refused unless they do different shards of it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ckptfix.fleet.states import Shard
 from ckptfix.io.system import named
 
 _CANNOT = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
-"""What a file system without locks says. Jobs are safe to be done twice, so the run goes on."""
+"""Error numbers of a file system without locks. Jobs can safely be done twice, so the run continues."""
 
 
 @contextlib.contextmanager
 def locked(folder: str, plan: str, shard: Shard | None) -> Iterator[bool]:
-    """Inside, no other run does the same jobs. Yields whether no other run does any job of the plan.
+    """Keep other runs from doing the same jobs inside. Yields True if no other run does any job of the plan.
 
     Raises:
-        Refused: another run does.
+        Refused: a different run does the same jobs.
         WriteFailed: the folder cannot be written to.
     """
     with named(folder):
@@ -45,20 +45,20 @@ def locked(folder: str, plan: str, shard: Shard | None) -> Iterator[bool]:
 
         if shard is None:
             if not take("run.lock", fcntl.LOCK_EX):
-                raise _busy(plan, "another `ckptfix fleet run` of this plan, or of a shard of it, is at work")
+                raise _busy(plan, "another `ckptfix fleet run` of this plan, or of one of its shards, is running")
             yield True
             return
         if not take("run.lock", fcntl.LOCK_SH):
-            raise _busy(plan, "another `ckptfix fleet run` of this plan is at work, of all of it")
+            raise _busy(plan, "another `ckptfix fleet run` of the whole plan is running")
         mine = f"of-{shard.count}.lock"
         for other in sorted(Path(folder).glob("of-*.lock")):
             if other.name != mine and not _free(other):
                 parts = other.stem.removeprefix("of-")
-                message = f"a run of one of {parts} shards of this plan is at work, and this is one of {shard.count}"
+                message = f"a run of one of {parts} shards of this plan is running, but this run has {shard.count}"
                 raise _busy(plan, message)
         take(mine, fcntl.LOCK_SH)
         if not take(f"shard-{shard.index}-of-{shard.count}.lock", fcntl.LOCK_EX):
-            raise _busy(plan, f"another run of shard {shard.index}/{shard.count} of this plan is at work")
+            raise _busy(plan, f"another run of shard {shard.index}/{shard.count} of this plan is running")
         yield False
 
 
@@ -77,4 +77,4 @@ def _free(lock: Path) -> bool:
 
 
 def _busy(plan: str, message: str) -> Refused:
-    return Refused(message, path=plan, hint="wait until it has ended; `ckptfix fleet status` says how far it is")
+    return Refused(message, path=plan, hint="wait until it has ended; `ckptfix fleet status` shows its progress")

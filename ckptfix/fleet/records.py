@@ -1,8 +1,8 @@
-"""What is kept of each job beside the plan: a file of JSON, complete or absent.
+"""The records of jobs beside the plan: each is a file of JSON, complete or absent.
 
-``plan.jsonl.d/jobs/ab/cdef….json`` is the record of a job that has ended, under the name that its input, output and
-words give it: where in the plan it stands plays no part. ``….begun`` beside it says that it has begun, and how often:
-what is found of it later was left by a process that was killed. A folder holds 1/256 of the records.
+``plan.jsonl.d/jobs/ab/cdef….json`` is the record of a job that has ended. Its name depends on the job's input, output
+and arguments, but not on its line in the plan. ``….begun`` beside it shows that the job has begun, and how often: if it
+is found later, the process was killed. A folder holds 1/256 of the records.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckptfix.io.written import recorded
 from ckptfix.numbers import whole_number
 
 SCHEMA = 1
-"""Version of what a record holds."""
+"""Version of the records' fields."""
 
 
 class Begun(NamedTuple):
-    """A job that has begun and not ended: in which run, and how many times in that."""
+    """A job that has begun and not ended: its run, and the number of attempts in that run."""
 
     run: str
     tries: int
@@ -41,31 +41,31 @@ class Records:
         return f"{self.folder}/jobs/{key[:2]}/{key[2:]}{suffix}"
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """The record of a job; None where there is none that can be read."""
+        """Return the record of a job; None if it does not exist or cannot be read."""
         value = _read(self._path(key, ".json"))
         return value if value is not None and value.get("schema") == SCHEMA and _is_record(value) else None
 
     def write(self, key: str, record: dict[str, Any]) -> None:
-        """Keep the record, in the place of an older one; it is on the disk then. Raises WriteFailed."""
+        """Write the record to the disk, replacing an older one. Raises WriteFailed."""
         path = self._path(key, ".json")
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         text = json.dumps({"schema": SCHEMA, **record}).encode()
-        if Path(path).is_symlink():  # no run has left it, and what it leads to may be anything
+        if Path(path).is_symlink():  # no run creates links, and this one may lead anywhere
             os.unlink(path)  # noqa: PTH108
         with recorded():
             write_plan(Plan((OutputFile.of(path, [text]),)), overwrite=True)
 
     def begun(self, key: str) -> Begun | None:
-        """Whether the job began and did not end."""
+        """Return the mark of a job that began and did not end; None for other jobs."""
         value = _read(self._path(key, ".begun"))
         match value:
             case {"run": str(run), "tries": tries} if (count := whole_number(tries)) is not None:
                 return Begun(run, count)
-        # It was cut off while it was written: the job had begun.
+        # If it was interrupted while it was written, the job had begun.
         return Begun("", 1) if value is not None or os.path.lexists(self._path(key, ".begun")) else None
 
     def begin(self, key: str, begun: Begun) -> None:
-        """Keep that the job has begun."""
+        """Record that the job has begun."""
         path = self._path(key, ".begun")
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         if Path(path).is_symlink():
@@ -74,17 +74,17 @@ class Records:
             json.dump(begun._asdict(), file)
 
     def began_at(self, key: str) -> float:
-        """When the job began, in seconds since the epoch."""
+        """Return the time when the job began, in seconds since the epoch."""
         return os.stat(self._path(key, ".begun")).st_mtime  # noqa: PTH116
 
     def end(self, key: str) -> None:
-        """The job has ended."""
+        """Record that the job has ended."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(key, ".begun"))  # noqa: PTH108
 
 
 def _is_record(value: dict[str, Any]) -> bool:
-    """Whether it has what a record of a job has; a file that another program left is none."""
+    """Return whether a value has the fields of a record; a file of another program does not."""
     text = all(isinstance(value.get(name), str | None) for name in ("output", "digest", "cause", "message", "fix"))
     numbers = all(type(value.get(name)) is int for name in ("exit_code", "bytes")) and (
         whole_number(value["bytes"]) is not None and whole_number(value["exit_code"], most=255) is not None
@@ -105,7 +105,7 @@ def _is_record(value: dict[str, Any]) -> bool:
 
 
 _LONG = 1e10
-"""Seconds: three centuries."""
+"""A limit for seconds: three centuries."""
 
 
 def _read(path: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What became of a fleet: counts, bytes, and the failures by their causes."""
+"""The result of a fleet: counts, bytes, and the failures by cause."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LOSSES, TROUBLE = 3, 2
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is said of one job that has ended.
+    """The result of one job that has ended.
 
     Attributes:
         exit_code: of the verb on it.
-        cause: id of a finding or type of an error; None where there is nothing to say.
-        message, fix: what is wrong, and the command that helps.
+        cause: id of a finding or type of an error; None if there is no problem.
+        message, fix: the problem, and the command that fixes it.
         before: it was done by an earlier run.
     """
 
@@ -51,7 +51,7 @@ class Summary:
 
 
 def summary_of(record: dict[str, Any], *, before: bool = False) -> Summary:
-    """The summary of a job that has this record."""
+    """Return the summary of a job that has this record."""
     return Summary(
         input=record["input"],
         output=record["output"],
@@ -69,7 +69,7 @@ def summary_of(record: dict[str, Any], *, before: bool = False) -> Summary:
 
 @dataclass(slots=True)
 class Cause:
-    """All jobs that one thing is wrong with, and the first of them as an example."""
+    """All jobs with the same problem, and the first of them as an example."""
 
     cause: str
     exit_code: int
@@ -91,15 +91,15 @@ class Cause:
 
 @dataclass(slots=True)
 class Report:
-    """What became of the jobs of a plan, or of a shard of it.
+    """The state of the jobs of a plan, or of a shard of it.
 
     Attributes:
-        jobs, bytes: all that are planned, and the size of their inputs.
-        done: those that have ended well or with findings; `before` of them in an earlier run.
-        failed: those that have failed, in this run or, before it began, in an earlier one.
-        left: those that nothing is known of yet.
-        changed: those that were done, and whose input, words or output are others by now.
-        done_bytes: size of the inputs of those that have ended.
+        jobs, bytes: the number of all planned jobs, and the size of their inputs.
+        done: jobs that ended well or with findings; `before` of them in an earlier run.
+        failed: jobs that failed, in this run or, before it began, in an earlier one.
+        left: jobs without any result yet.
+        changed: jobs that were done, but whose input, arguments or output have changed since.
+        done_bytes: size of the inputs of the jobs that have ended.
     """
 
     jobs: int = 0
@@ -114,12 +114,12 @@ class Report:
     causes: dict[tuple[int, str], Cause] = field(default_factory=dict)
 
     def plan(self, size: int) -> None:
-        """A job is planned whose input has this size."""
+        """Count a planned job whose input has this size."""
         self.jobs += 1
         self.bytes += size
 
     def leave(self, state: str, size: int, failure: Summary | None = None) -> None:
-        """A job is not done; `failure` is what it failed with."""
+        """Count a job that is not done; `failure` is its failure."""
         if state == "failed" and failure is not None:
             self.failed += 1
             self._count(failure)
@@ -129,14 +129,14 @@ class Report:
             self.left += 1
 
     def begin(self) -> None:
-        """All that is not done begins again: what it failed with before is no longer so."""
+        """Count all unfinished jobs as left: earlier failures no longer apply."""
         self.left += self.failed + self.changed
         self.failed = self.changed = 0
         self.codes.pop(TROUBLE, None)
         self.causes = {key: cause for key, cause in self.causes.items() if key[0] != TROUBLE}
 
     def add(self, summary: Summary) -> None:
-        """A job has ended."""
+        """Count a job that has ended."""
         if not summary.before:
             self.left -= 1
         if summary.failed:
@@ -162,7 +162,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """2 if one failed or could not be done, else 3 if one has losses, else 1, else 0."""
+        """2 if a job failed or could not be done, else 3 if one has losses, else 1, else 0."""
         codes = self.codes
         if codes.get(TROUBLE) or self.failed:
             return TROUBLE
@@ -170,7 +170,7 @@ class Report:
 
     @property
     def by_cause(self) -> list[Cause]:
-        """The failures first, and what is most frequent among them."""
+        """The causes: failures first, and the most frequent ones first among them."""
         rank = {TROUBLE: 0, LOSSES: 1, 1: 2}
         return sorted(self.causes.values(), key=lambda one: (rank.get(one.exit_code, 3), -one.count, one.cause))
 

@@ -1,4 +1,4 @@
-"""A plan carried out: what is done already is left alone, what fails does not stop the others."""
+"""A run of a plan: finished jobs are skipped, and a failure does not stop the other jobs."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from ckptfix.fleet.work import Task, give_up
 from ckptfix.io.source import found_as, open_source
 
 TRIES = 3
-"""How often a job may kill the process that does it, before it is given up."""
+"""The number of processes that a job can kill before it is given up."""
 
 SOON, LATE = 0.02, 1.0
-"""Seconds between two questions to futures that nobody can wait for."""
+"""Seconds between two checks of futures that cannot be waited for."""
 
 Each = Callable[[Summary, Report], None]
-"""Called with a job that has ended, and what has become of all so far."""
+"""Called with a job that has ended, and the state of all jobs so far."""
 
 
 
 def folder_of(plan: str) -> str:
-    """Where the records of a plan lie.
+    """Return the folder of a plan's records.
 
     Raises:
-        NoSuchFile: there is no such plan.
+        NoSuchFile: the plan does not exist.
     """
     kind = found_as(plan)
     if not kind:
-        raise NoSuchFile(plan, hint="`ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl` writes a plan")
+        raise NoSuchFile(plan, hint="write a plan with `ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl`")
     if kind == "folder":
         raise Refused("is a folder, not a plan", path=plan)
     return f"{plan}.d"
@@ -53,13 +53,13 @@ def status(
     each: Callable[[Line], None] | None = None,
     bounds: Bounds | None = None,
 ) -> Report:
-    """What has become of the jobs of a plan; nothing is done.
+    """Return the state of the jobs of a plan, without doing any of them.
 
     Args:
-        bounds: what is left has to be within them; None where it does not matter.
+        bounds: the limits of the remaining jobs; None if they do not matter.
 
     Raises:
-        CkptfixError: the plan cannot be read, or is none.
+        CkptfixError: the plan cannot be read, or is not a plan.
     """
     folder = folder_of(plan)
     with open_source(plan) as source:
@@ -77,21 +77,22 @@ def run(
     roots: Sequence[str] = (),
     allow_import: bool = False,
 ) -> Report:
-    """Do what is not done of a plan, or of a shard of it.
+    """Do the unfinished jobs of a plan, or of a shard of it.
 
     Args:
-        roots: folders and URLs in which outputs may be, beside the folder of the plan.
+        roots: folders and URLs that can contain outputs, in addition to the folder of the plan.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code; a plan cannot
-            ask for that itself.
-        executor: what does the jobs: an Executor of concurrent.futures, or any object whose ``submit(call, argument)``
-            returns something with ``done()`` and ``result()``. By default, processes of this machine.
-        jobs: how many of these; by default, as many as it has processors.
+            request that itself.
+        executor: the executor of the jobs: an Executor of concurrent.futures, or any object whose ``submit(call,
+            argument)`` returns an object with ``done()`` and ``result()``. The default is processes of this machine.
+        jobs: the number of these processes; the default is the number of processors.
         begin: called when the plan has been read.
         each: called with each job that has ended.
 
     Raises:
-        Refused: another run of it is at work, or the plan is none, or a job is not what it says or writes elsewhere.
-        CkptfixError: the plan or the records cannot be read or written, or the executor cannot go on.
+        Refused: a different run of the plan is running, the plan is not valid, or a job exceeds what it declares or
+            writes elsewhere.
+        CkptfixError: the plan or the records cannot be read or written, or the executor cannot continue.
     """
     folder = folder_of(plan)
     bounds = bounds_of(plan, roots, allow_import=allow_import)
@@ -115,7 +116,10 @@ def _engine(executor: Executor | Engine | None, jobs: int | None, count: int) ->
 
 
 def tasks(folder: str, since: float, bounds: Bounds | None = None) -> Callable[[bytes], Task]:
-    """What makes the task of a line of a plan, in one run of it; without `bounds`, they are those of its folder."""
+    """Return a function that makes the task of a plan's line for one run.
+
+    The default of `bounds` is the folder of the plan.
+    """
     within = bounds or bounds_of(folder.removesuffix(".d"))
     cwd = os.getcwd()  # noqa: PTH109
     here = os.path.abspath(folder)  # noqa: PTH100
@@ -179,13 +183,16 @@ def _carry_out(tasks: Iterable[Task], engine: Engine, report: Report, each: Each
 
 
 def _renewed(engine: Engine, broken: int, error: BrokenExecutor) -> int:
-    """How often the engine has been renewed since a job ended. A job is given up before that is often."""
+    """Replace the engine's workers, and return how often this has happened since a job ended.
+
+    A job is given up before this reaches the limit.
+    """
     if broken > 2 * TRIES:
         hint = "the machine may be out of memory: try --jobs 1"
-        raise CkptfixError("worker processes end before they have done anything", hint=hint) from error
+        raise CkptfixError("worker processes end before they have finished a job", hint=hint) from error
     if not engine.renew():
         message = f"the executor has broken: {error}"
-        raise CkptfixError(message, hint="what is done is kept; with a new executor the same call goes on") from error
+        raise CkptfixError(message, hint="finished jobs are kept; repeat the call with a new executor") from error
     return broken + 1
 
 
@@ -197,10 +204,10 @@ def _forget(pending: Pending) -> None:
 
 
 def _ended(running: Iterable[Pending]) -> Iterator[Pending]:
-    """Those that have ended; at least one, however long that takes."""
+    """Yield the jobs that have ended; wait for at least one, however long that takes."""
     futures: list[Any] = [*running]
     if all(map(is_future, futures)):
-        # A signal is seen between two waits.
+        # Signals are handled between two waits.
         while not (done := wait(futures, timeout=0.5, return_when=FIRST_COMPLETED).done):
             pass
         yield from done

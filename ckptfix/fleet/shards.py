@@ -1,4 +1,4 @@
-"""The shard that a scheduler has given this process, by its environment."""
+"""The shard that a scheduler has assigned to this process, according to its environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ckptfix.numbers import whole_number
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Shard | None:
-    """Of a Slurm array by its task, else of torchrun or MPI-like launchers by the rank; None where neither is said."""
+    """Return the shard from the task of a Slurm array, or else from the rank of torchrun or an MPI-like launcher.
+
+    None if neither is set.
+    """
     values = os.environ if environment is None else environment
 
     def number(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What has become of the jobs of a plan: done, failed, left, or changed since."""
+"""The states of the jobs of a plan: done, failed, left, or changed since."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptfix.fleet.report import Report, Summary, summary_of
 from ckptfix.io.source import Source
 
 State = Literal["done", "failed", "left", "changed"]
-"""`changed`: it was done, and its input, its words, or its output are others by now."""
+"""`changed`: it was done, but its input, its arguments or its output have changed since."""
 
 TROUBLE = 2
 
@@ -29,7 +29,7 @@ class Shard:
 
 
 def state_of(job: Job, record: dict[str, Any] | None) -> State:
-    """What has become of `job`, which has this record."""
+    """Return the state of `job`, which has this record."""
     if record is None:
         return "left"
     if record["argv"] != list(job.argv) or record["input"] != job.input:
@@ -42,7 +42,7 @@ def state_of(job: Job, record: dict[str, Any] | None) -> State:
 
 
 class Line(NamedTuple):
-    """A job of a plan, where its line begins, and what has become of it."""
+    """A job of a plan, the offset of its line, and its state."""
 
     offset: int
     job: Job
@@ -53,15 +53,16 @@ class Line(NamedTuple):
 def lines(
     plan: Source, records: Records, shard: Shard | None = None, bounds: Bounds | None = None
 ) -> Iterator[Line]:
-    """The jobs of the shard, in the order of the plan; one line is held at a time, and 8 bytes a job.
+    """Yield the jobs of the shard, in the order of the plan; one line is in memory at a time, and 8 bytes a job.
 
-    The next job goes to the shard that has the fewest bytes by then: every shard finds the same in the same plan.
+    The next job goes to the shard with the fewest bytes so far: every shard computes the same result from the same
+    plan.
 
     Args:
-        bounds: of what is to be done; None where nothing is.
+        bounds: the limits of the jobs to do; None if no job will be done.
 
     Raises:
-        Refused: two jobs have one output, or are the same; or a line is none of a plan, or out of bounds.
+        Refused: two jobs have one output, or are the same; or a line is not a job, or out of bounds.
     """
     bytes_of = [0] * (shard.count if shard is not None else 1)
     taken: set[int] = set()
@@ -70,11 +71,11 @@ def lines(
         key = int(job.key[:16], 16)
         if key in taken:
             what = f"the output {job.output} is planned twice" if job.output else f"{job.input} is planned twice"
-            raise Refused(what, path=plan.name, where=f"line {number:,}", hint="one output is written by one job")
+            raise Refused(what, path=plan.name, where=f"line {number:,}", hint="keep only one job for each output")
         taken.add(key)
         if shard is not None:
             mine = min(range(shard.count), key=bytes_of.__getitem__)
-            # What has no bytes counts too: a list of missing files is shared out as well.
+            # An input without bytes counts as one byte, so that a list of missing files is divided as well.
             bytes_of[mine] += max(job.bytes, 1)
             if mine != shard.index:
                 continue
@@ -84,11 +85,11 @@ def lines(
             bounds.check(job, f"line {number:,}")
         yield Line(offset, job, state, record)
     if not taken:
-        raise Refused("has no jobs: it is empty", path=plan.name, hint="`ckptfix fleet plan` may have said why")
+        raise Refused("has no jobs: it is empty", path=plan.name, hint="see the output of `ckptfix fleet plan`")
 
 
 class Survey(NamedTuple):
-    """What is to be done: where the lines begin, and the bytes of their inputs; and the report on what is done."""
+    """The remaining jobs, as the offsets of their lines, and the report on the finished ones."""
 
     todo: array[int]
     report: Report
@@ -102,12 +103,12 @@ def survey(
     run: str | None = None,
     bounds: Bounds | None = None,
 ) -> Survey:
-    """Go through a plan once. Raises as `lines`.
+    """Read a plan once, and collect the states of its jobs. Raises like `lines`.
 
     Args:
-        each: gets every line.
-        run: the run that is on now; what others did was done before.
-        bounds: as `lines`.
+        each: called with every line.
+        run: the present run; jobs done by other runs count as done before.
+        bounds: as in `lines`.
     """
     todo = array("Q")
     report = Report()

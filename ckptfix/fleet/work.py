@@ -1,4 +1,4 @@
-"""One job, in the process that does it, on whatever machine: done, recorded, and safe to be done again."""
+"""A job in the process that does it, on any machine: done, recorded, and safe to repeat."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.urls import is_url
 
 Replace = Literal["no", "yes", "keep"]
-"""Whether an output that exists is replaced: one that an earlier try wrote is, one that was changed since is kept."""
+"""The treatment of an existing output: replace it if an earlier attempt wrote it, keep it if it was changed since."""
 
 _STEM = 40
-"""Characters of an output's name that its temp file has."""
+"""Characters of an output's name that its temporary file's name includes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Task:
         line: of the plan.
         folder: of the records.
         cwd: the folder that names are relative to.
-        run: what tells this run of the fleet from others.
-        tries: how often a process may be killed by this job, until it is given up.
-        since: when the run began, seconds since the epoch; 0 where others write at the same time.
-        bounds: of what the job may do.
+        run: distinguishes this run of the fleet from others.
+        tries: the number of processes that this job can kill before it is given up.
+        since: the start of the run, in seconds since the epoch; 0 if other runs write at the same time.
+        bounds: limits of the job.
     """
 
     line: bytes
@@ -54,7 +54,7 @@ class Task:
 
 
 class Ended(Protocol):
-    """What a verb on one input came to, as `cli.shared.many.Outcome`."""
+    """The result of a verb on one input, as in `cli.shared.many.Outcome`."""
 
     @property
     def code(self) -> int: ...
@@ -71,7 +71,7 @@ class Ended(Protocol):
 
 
 def do(task: Task) -> Summary:
-    """Do the job, unless it is done, and record what it came to. A failure is a result too.
+    """Do the job, unless it is done, and record its result. A failure is a result too.
 
     Raises:
         CkptfixError: the record cannot be written, or the job is out of bounds.
@@ -87,7 +87,7 @@ def do(task: Task) -> Summary:
     task.bounds.check(job, job.input)  # a folder may have become a link since the plan was read
     begun = records.begun(job.key)
     if begun is not None and record is not None and record["run"] == begun.run:
-        begun = None  # it ended: its process was killed before it could say so here
+        begun = None  # it ended, but its process was killed before it could record that
     tries = begun.tries if begun is not None and begun.run == task.run else 0
     if tries >= task.tries:
         return give_up(task, f"the process that worked on it was killed {tries} times")
@@ -101,7 +101,7 @@ def do(task: Task) -> Summary:
         before = identity(job.input)
         ended = _verb(job, replace, task.bounds)
     except BaseException:
-        if mine:  # stopped in good order: this try does not count
+        if mine:  # it was stopped properly, so this attempt does not count
             records.begin(job.key, Begun(task.run, tries))
         raise
     document = _record(job, record, before, ended)
@@ -112,7 +112,7 @@ def do(task: Task) -> Summary:
 
 
 def give_up(task: Task, message: str) -> Summary:
-    """Record that a job has failed which no process could end."""
+    """Record the failure of a job that no process could finish."""
     records = Records(task.folder)
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
@@ -146,7 +146,7 @@ def _verb(job: Job, replace: Replace, bounds: Bounds) -> Ended:
 
 
 def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tuple[Replace, bool]:
-    """Whether an output that exists is replaced, and whether what will be there is the job's own."""
+    """Return how to treat an existing output, and whether the new output will be the job's own."""
     if job.output is None or job.in_place:
         return "no", True
     now = identity(job.output)
@@ -161,12 +161,12 @@ def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tupl
 
 
 def _record(job: Job, record: dict[str, Any] | None, before: Identity | None, ended: Ended) -> dict[str, Any]:
-    """What is kept of a job that has ended."""
+    """Return the record of a job that has ended."""
     failed = ended.code == TROUBLE
     cause, message, fix = _why(job, ended)
     written = None
     if job.output is not None:
-        # What an earlier run wrote is still its own, where this one has failed.
+        # If this run has failed, the output of an earlier run is still the job's own.
         written = (record or {}).get("output_identity") if failed else identity(job.output)
     return {
         "input": job.input,
@@ -186,7 +186,7 @@ def _record(job: Job, record: dict[str, Any] | None, before: Identity | None, en
 
 
 def _digest(job: Job, ended: Ended) -> str | None:
-    """Of the output; of a verb without one, of what it says."""
+    """Return the digest of the output, or of the verb's documents if it has no output."""
     if job.output is not None:
         return digest(job.output) if identity(job.output) is not None else None
     import hashlib
@@ -197,7 +197,7 @@ def _digest(job: Job, ended: Ended) -> str | None:
 
 
 def _why(job: Job, ended: Ended) -> tuple[str | None, str | None, str | None]:
-    """The cause, a sentence on it, and the command that helps."""
+    """Return the cause, a sentence about it, and the command that fixes it."""
     if ended.usage is not None:
         return "UsageError", ended.usage, f"{command(job.argv[0])} --help"
     for document in ended.documents:
@@ -220,24 +220,24 @@ def _why(job: Job, ended: Ended) -> tuple[str | None, str | None, str | None]:
 
 
 def _command(hint: str | None) -> str | None:
-    """The command that a hint names; the hint itself where it names none."""
+    """Return the command that a hint contains; the hint itself if it contains no command."""
     named = re.search(r"`(ckptfix [^`]+)`", hint or "")
     return named[1] if named else hint or None
 
 
 def _clean_up(job: Job, records: Records, since: float) -> None:
-    """Remove what a process left that was killed while it did the job: temp files, and a half-done edit in place."""
+    """Remove leftovers of a process that was killed during the job: temporary files, or an unfinished in-place edit."""
     if job.output is None or is_url(job.output):
         return
     if job.in_place:
         if os.path.lexists(beside(os.path.realpath(job.output), JOURNAL)):
             from ckptfix.ops.undo import undo
 
-            with contextlib.suppress(CkptfixError):  # the verb then says why it cannot begin
+            with contextlib.suppress(CkptfixError):  # the verb then reports why it cannot begin
                 undo(job.output)
         return
     place = Path(os.path.realpath(job.output))
-    # A longer name shares its beginning with others, whose temp files may be in use.
+    # A longer name may share its beginning with other outputs, whose temporary files may be in use.
     own = len(place.name) < _STEM
     temp = re.compile(rf"\.{re.escape(place.name[:_STEM])}\.[0-9a-f]{{16}}\.ckptfix-tmp")
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The formats, found from content and never from the suffix alone.
+"""The formats, detected from content and never from the suffix alone.
 
 A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract/samples.py.
 """
@@ -33,7 +33,7 @@ from ckptfix.zips.several import BEHIND
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Where a format of folders is: most commands are about files, and do without its room."""
+    """The module of a folder format, imported only when needed: most commands work on single files."""
 
     module: str
     attribute: str = "FORMAT"
@@ -45,7 +45,7 @@ class _Room:
 
 
 class Formats(MutableMapping[str, Format]):
-    """name -> format; the room of one is imported when it is first asked for."""
+    """A mapping of name -> format; the module of a folder format is imported at its first use."""
 
     def __init__(self, rows: Mapping[str, Format | _Room]) -> None:
         self._rows = dict(rows)
@@ -69,7 +69,7 @@ class Formats(MutableMapping[str, Format]):
         return len(self._rows)
 
     def of(self, *, folder: bool) -> list[Format]:
-        """The formats whose checkpoints are folders, or the others."""
+        """Return the formats whose checkpoints are folders, or those whose checkpoints are files."""
         return [self[name] for name, row in self._rows.items() if row.folder is folder]
 
 
@@ -98,12 +98,12 @@ HEAD = 4096
 
 @opened_once()
 def detect(path: str | os.PathLike[str]) -> Format:
-    """The format of the file or folder at `path`.
+    """Return the format of the file or folder at `path`.
 
     Raises:
-        UnknownFormat: it is none of ours; the message says what it is instead.
-        DistributedPart: it is a file of a distributed checkpoint.
-        NoSuchFile: there is none.
+        UnknownFormat: it is in no known format; the message says what it is instead.
+        DistributedPart: it is one file of a distributed checkpoint.
+        NoSuchFile: the file does not exist.
         WrongType: `path` is not a file name.
         CkptfixError: it cannot be read.
     """
@@ -111,7 +111,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
 
 
 def _detected(name: str) -> Format:
-    """The format of what has this very name."""
+    """Return the format of the file or folder of exactly this name."""
     try:
         if is_local(name):
             status = as_path(name).stat()
@@ -139,7 +139,7 @@ def _detected(name: str) -> Format:
 
 
 def located(path: str | os.PathLike[str]) -> str:
-    """The path of the checkpoint that `path` means: `path` itself, or the one model among the files of a folder."""
+    """Return the path of the checkpoint that `path` means: `path` itself, or the one model in a folder."""
     name = file_name(path)
     if is_place(name) and found_as(name) == "folder" and not is_folder_checkpoint(name):
         return members.model_of(name, is_folder_checkpoint, _may_be_model) or name
@@ -147,7 +147,7 @@ def located(path: str | os.PathLike[str]) -> str:
 
 
 def _may_be_model(path: str) -> bool:
-    """Whether the file at `path` has tensors that may be a model's; True where it cannot be known."""
+    """Return whether the file at `path` has tensors that may be a model's; True if it cannot be read."""
     try:
         checkpoint = open_checkpoint(path)
     except CkptfixError:
@@ -157,20 +157,20 @@ def _may_be_model(path: str) -> bool:
 
 
 def is_folder_checkpoint(name: str) -> bool:
-    """Whether the folder `name` is a checkpoint of many files. Raises WriteFailed where it cannot be looked into."""
+    """Return whether the folder `name` is a checkpoint of many files. Raises WriteFailed if it cannot be read."""
     with named(name):
         return any(format.score(name, b"", 0) for format in FORMATS.of(folder=True))
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:
-    """The format that scores highest for a file that begins with `head`, or for a folder.
+    """Return the format that scores highest for a file that begins with `head`, or for a folder.
 
     Args:
-        folder: only formats of folders, or only of files; None for a file that may also be the index of a folder, which
-            is JSON.
+        folder: consider only formats of folders (True) or only of files (False); None for a file that may also be the
+            JSON index of a folder.
 
     Raises:
-        UnknownFormat: none does.
+        UnknownFormat: no format matches.
     """
     able = FORMATS.of(folder=folder is True)
     if folder is None and name.lower().endswith(".json"):
@@ -182,19 +182,19 @@ def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False
 
 
 def format_of(checkpoint: Checkpoint) -> Format:
-    """The format of the files that `checkpoint` was read from."""
+    """Return the format of the files that `checkpoint` was read from."""
     return FORMATS[checkpoint.format]
 
 
 def states(checkpoint: Checkpoint, aspect: Aspect) -> bool:
-    """Whether the format of `checkpoint` can state `aspect`; see `Format.states`."""
+    """Return whether the format of `checkpoint` can state `aspect`; see `Format.states`."""
     return aspect in format_of(checkpoint).states
 
 
 def weights_of(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
-    """One state dict of a checkpoint, or all of its tensors, with ties and views; see `Format.weights`.
+    """Return one state dict of a checkpoint, or all of its tensors, with ties and views; see `Format.weights`.
 
-    The state dict of a program, which has no format here, is as it stands.
+    The state dict of a program, which has no format here, is returned unchanged.
     """
     format = FORMATS.get(checkpoint.format)
     found = (plain_weights if format is None else format.weights)(checkpoint, at, views=views)
@@ -202,16 +202,16 @@ def weights_of(checkpoint: Checkpoint, at: str | None = None, *, views: bool = T
 
 
 def without_optimizer(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
-    """The tensors of one mapping without those of an optimizer whose state is in it too, as in Megatron's folders.
+    """Return the tensors of one dict without those of an optimizer state in the same dict, as Megatron's folders have.
 
-    All of them where there are no others.
+    If the dict holds nothing else, return all of them.
     """
     gone = kinds.optimizer_names(entry.key for entry in entries)
     return tuple(entry for entry in entries if entry.key not in gone) or entries if gone else entries
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether the file at `path` has the content of a checkpoint, intact or not; True where it cannot be read."""
+    """Return whether the file at `path` has the content of a checkpoint, intact or not; True if it cannot be read."""
     try:
         detect(path)
     except UnknownFormat:
@@ -224,11 +224,11 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
 @without_collections
 @opened_once()
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint of any format: names, shapes and places, not one tensor byte.
+    """Read a checkpoint of any format: names, shapes and offsets, but no tensor bytes.
 
     Raises:
-        UnknownFormat: it is none of ours; the message says what it is instead.
-        DamagedFile: it contradicts itself so far that nothing can be listed.
+        UnknownFormat: it is in no known format; the message says what it is instead.
+        DamagedFile: it contradicts itself so badly that nothing can be listed.
     """
     name = located(path)
     format = _detected(name)

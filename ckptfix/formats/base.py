@@ -1,7 +1,7 @@
 """The contract of a format: what its files can state, and the functions that read, judge and plan them.
 
-A format's module ends with one `Format`; tests/contract runs the same suite over all of them. No code outside this room
-compares names of formats: it asks what a format states, or calls its functions.
+A format's module ends with one `Format`; tests/contract runs the same suite over all of them. Code outside this package
+never compares format names: it asks what a format states, or calls its functions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ckptfix.findings.row import Finding
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
 ]  # fmt: skip
-"""What a file may state beside names, dtypes, shapes and bytes; see `Format.states`."""
+"""Properties that a file may state besides names, dtypes, shapes and bytes; see `Format.states`."""
 
 OF_OBJECTS: frozenset[Aspect] = frozenset(
     {"device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order"}
 )
-"""What a pickled object of torch states."""
+"""Properties that a pickled torch object states."""
 
 Shared = tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]
-"""The tensors to be written, metadata pairs from which `Format.weights` gets the rest, and what was noticed."""
+"""The tensors to write, metadata pairs from which `Format.weights` restores the rest, and findings."""
 
 
 class PlanWrite(Protocol):
@@ -45,38 +45,38 @@ class WeightsOf(Protocol):
 
 
 def plain_weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
-    """`Format.weights` of a format whose entries share their storages as the tensors did."""
+    """Return the tensors as they are: the `Format.weights` of a format whose entries already share storages."""
     return tuple(entry for entry in checkpoint.entries if at is None or entry.at == at)
 
 
 def no_ties(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """`Format.ties` of a format that ties no names beside its entries."""
+    """Return no ties: the `Format.ties` of a format that records no tied names besides its entries."""
     return {}
 
 
 def as_they_are(entries: Sequence[TensorEntry]) -> Shared:
-    """`Format.share` of a format in which tensors share storages."""
+    """Return the tensors unchanged: the `Format.share` of a format whose tensors can share storages."""
     return tuple(entries), {}, ()
 
 
 def nothing(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """`Format.remarks` of a format about whose files there is nothing to say."""
+    """Yield no finding: the `Format.remarks` of a format without general remarks."""
     return iter(())
 
 
 def nothing_beside(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
-    """`Format.beside` of a format of one file."""
+    """Return no files: the `Format.beside` of a format of single files."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What `convert` takes of a checkpoint that holds its weights in several forms.
+    """The part of a checkpoint that `convert` writes, when the checkpoint holds its weights in several forms.
 
     Attributes:
-        checkpoint: its object is what the output holds.
-        at: the address of that object in the whole; None for several.
-        left: addresses of what is not taken.
+        checkpoint: a checkpoint whose object is what the output holds.
+        at: the address of that object in the whole object; None for several.
+        left: addresses of the parts that are left out.
     """
 
     checkpoint: Checkpoint
@@ -92,7 +92,7 @@ ByFile = Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan]
 
 
 class Planned(Protocol):
-    """What a verb makes of one file."""
+    """The result of a command for one file."""
 
     @property
     def plan(self) -> Plan: ...
@@ -104,7 +104,7 @@ Made = TypeVar("Made", bound=Planned)
 def file_by_file(
     by_file: ByFile, checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Made], dest: str
 ) -> tuple[Plan, list[Made]]:
-    """The plan of a folder whose files a verb does one by one, and what it made of each."""
+    """Return the plan of a folder whose files a command changes one by one, and the result for each file."""
     done: list[Made] = []
 
     def one(file: Checkpoint, dest: str) -> Plan:
@@ -119,52 +119,55 @@ class Format:
     """A format of checkpoints.
 
     Attributes:
-        name: in commands.
-        title: in text.
-        suffixes: of its files.
-        states: what its files can state. ``device``, ``requires_grad``, ``parameter``, ``stride`` and ``detail`` are
-            fields of a tensor; ``sharing``: tensors that view one storage; ``objects``: any object, not a mapping of
-            tensors alone; ``order``: the order of the tensors is that of the state dict; ``metadata``: string pairs
-            beside the tensors; ``checksums``: of the data.
-        score: (path, first bytes, size) -> how surely the content is this format; 0 for not at all. `path` may be a
-            folder, which has no bytes.
-        read: forgiving; builds what it can and notes the rest as findings.
-        judge: strict; names all that is wrong with a checkpoint that was read.
-        skim: the same by what was read already, of a format whose `judge` reads more, and what that is: for
-            ``--fast`` in a store.
-        weights: (checkpoint, address) -> the tensors of that state dict, or of all for None, with ties and views as
-            they were before the file was written. ``views=False`` restores ties alone, which reads no tensor byte.
-        refuses: why files of the format cannot hold a tensor as it is; None if they can.
-        plan_edit: the checkpoint with edits; everything else byte for byte.
-        plan_write: a fresh file that holds one state dict.
-        folder: a checkpoint is a folder of files, not one file.
-        edits: `plan_edit` makes one of another; False for what is only read, and is converted to be edited.
-        writes: `plan_write` makes one.
-        sized: (bytes) -> a `plan_write` whose files hold at most so many bytes of tensors; None for a format of one
-            file.
-        by_file: (checkpoint, plan of one file, folder) -> the folder, each of its files planned anew by itself, and the
-            rest as it was; None for one file, or for files that say nothing by themselves.
-        beside: (checkpoint, folder) -> copies of what else lies in its folder, which go along to another one.
-        share: what of the tensors of a state dict `plan_write` gets.
-        ties: names that metadata ties to a tensor -> that tensor.
-        remarks: what is known of every file of the format.
-        since: the torch release that first read it; None where torch is not what reads it, or always did.
-        plan_state_dict: a fresh file of a `torch.weights.Weights`, with what is not dense and the versions of
-            modules, as ``torch.save(model.state_dict())`` writes it; None for a format without objects.
-        sized_recode: the same for `recode`.
-        recode: a checkpoint of another format with objects as this one, the object unchanged.
-        plan_packed: the file without bytes that no tensor claims, and how many they were; None for a format that
-            `slim` rewrites through its object.
-        take: (checkpoint, weights, optimizer) -> what `convert` takes of it: `weights` is ``"fp32"``, ``"model"`` or
-            None for what is usual, `optimizer` whether its state is taken too. None for a format that holds one form
-            of its weights.
-        read_stream: the container of a file and the pickle of its object, which is not parsed.
-        read_planned: what a planned folder will be read as; None where each of its files is a checkpoint by itself.
+        name: the name used in commands.
+        title: the name used in text.
+        suffixes: the suffixes of its files.
+        states: properties that its files can state. ``device``, ``requires_grad``, ``parameter``, ``stride`` and
+            ``detail`` are fields of a tensor; ``sharing``: several tensors can view one storage; ``objects``: any
+            object, not only a flat dict of tensors; ``order``: the tensors are in the order of the state dict;
+            ``metadata``: string pairs beside the tensors; ``checksums``: checksums of the data.
+        score: (path, first bytes, size) -> the confidence that the content is this format; 0 means that it is not.
+            `path` may be a folder, which has no bytes.
+        read: forgiving reader: builds what it can and reports the rest as findings.
+        judge: strict check: reports everything that is wrong with a checkpoint that was read.
+        skim: for a format whose `judge` reads more of the file: a description of the part that was read already, and
+            the same check on that part alone. ``--fast`` uses it on a store.
+        weights: (checkpoint, address) -> the tensors of that state dict, or all tensors for None, with ties and views
+            as they were before the file was written. ``views=False`` restores ties alone, which reads no tensor bytes.
+        refuses: the reason why files of the format cannot hold a tensor unchanged; None if they can.
+        plan_edit: the plan of the checkpoint with edits applied; everything else stays byte for byte the same.
+        plan_write: the plan of a new file that holds one state dict.
+        folder: the checkpoint is a folder of files, not one file.
+        edits: `plan_edit` is supported; False for a read-only format, which must be converted before it can be edited.
+        writes: `plan_write` is supported.
+        sized: (bytes) -> a `plan_write` whose files hold at most that many bytes of tensors; None for a format of
+            single files.
+        by_file: (checkpoint, planner of one file, folder) -> the plan of a folder in which each checkpoint file is
+            planned separately and the rest is unchanged; None for single files, or for files that mean nothing
+            separately.
+        beside: (checkpoint, folder) -> copies of the companion files in the checkpoint's folder, which go along to
+            another folder.
+        share: the tensors of a state dict -> the input of `plan_write`.
+        ties: keys that metadata ties to a tensor -> the key of that tensor.
+        remarks: findings that apply to every file of the format.
+        since: the first torch release that reads the format; None where torch is not its reader, or always was.
+        plan_state_dict: the plan of a new file of a `torch.weights.Weights`, including non-dense tensors and the
+            versions of modules, as ``torch.save(model.state_dict())`` writes it; None for a format without objects.
+        sized_recode: the same as `sized`, for `recode`.
+        recode: the plan that writes a checkpoint of another format with objects in this one, the object unchanged.
+        plan_packed: the plan of the file without bytes that no tensor uses, and the number of those bytes; None for a
+            format that `slim` rewrites through its object.
+        take: (checkpoint, weights, optimizer) -> the part that `convert` writes: `weights` is ``"fp32"``, ``"model"``
+            or None for the default; `optimizer` includes the optimizer state. None for a format that holds one form of
+            its weights.
+        read_stream: the container of a file and the unparsed pickle of its object.
+        read_planned: the checkpoint that a planned folder will be read as; None where each of its files is a checkpoint
+            by itself.
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
-            content in which data stays where it is, or moves as a whole by a multiple of ``block()`` bytes, if that is
-            not 0. None for a format that is not edited in place.
-        keeps_all: whether a plan surely is an edit that keeps each tensor but those at or below some addresses; False
-            says nothing.
+            content in which data keeps its offset, or moves as a whole by a multiple of ``block()`` bytes, if that is
+            not 0. None for a format that cannot be edited in place.
+        keeps_all: whether a plan is certainly an edit that keeps each tensor except those at or below the given
+            addresses; False means that it is unknown.
     """
 
     name: str
@@ -200,12 +203,12 @@ class Format:
     in_place: InPlace | None = None
 
     def check(self, path: str) -> Iterator[Finding]:
-        """What is wrong with the file at `path` as it stands: `judge` of what `read` makes of it."""
+        """Yield all faults of the file at `path`: read it, and run `judge` on the result."""
         yield from self.judge(self.read(path))
 
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:
-    """The error for a file or folder that is none of our formats: what it is instead, and what to do."""
+    """Return the error for a file or folder in no known format: it says what the file is, and what to do."""
     from ckptfix.formats.foreign import kinds
 
     kind, what, hint = kinds.describe(path, head, size)

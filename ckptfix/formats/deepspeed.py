@@ -1,13 +1,13 @@
-"""Which files a save of DeepSpeed has, and of which rank each is.
+"""The files of a DeepSpeed save, and the rank of each.
 
 ::
 
-    FOLDER/latest                                            the name of the newest of these, or latest_universal:
-    FOLDER/global_step3/mp_rank_00_model_states.pt           stages 0 to 2: the module, whole
-    FOLDER/global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt     stage 3: one of these for each rank
+    FOLDER/latest                                            the name of the newest save; or latest_universal
+    FOLDER/global_step3/mp_rank_00_model_states.pt           stages 0 to 2: the whole module
+    FOLDER/global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt     stage 3: one such file for each rank
     FOLDER/global_step3/[bf16_]zero_pp_rank_0_mp_rank_00_optim_states.pt
     FOLDER/zero_to_fp32.py                                   put there by stages 1 to 3
-    UNIVERSAL/zero/NAME/fp32.pt                              what ds_to_universal.py makes: a file a parameter
+    UNIVERSAL/zero/NAME/fp32.pt                              written by ds_to_universal.py: one file for each parameter
 
 Source: deepspeed/runtime/engine.py (``_get_ckpt_name``, ``_get_zero_ckpt_name``, ``_save_checkpoint``).
 """
@@ -31,7 +31,7 @@ PARAMETERS = "zero"
 """The folder of a universal checkpoint that has a folder for each parameter."""
 
 MAX_FILES = 200_000
-"""Files of a folder that are looked at: DeepSpeed writes two a rank."""
+"""The number of files of a folder that are looked at: DeepSpeed writes two for each rank."""
 
 STATES = ("_model_states.pt", "_optim_states.pt")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
@@ -49,13 +49,13 @@ class Save:
     Attributes:
         path: the folder that the user named.
         folder: the folder of the files.
-        pointer: the file that named `folder`; None where the user did, or where it is the only one.
+        pointer: the file that named `folder`; None where the user named it, or where it is the only save.
         models, optims: rank -> file name.
-        partitioned: each rank has model states of its own, as stage 3 writes them.
+        partitioned: each rank has its own model states, as stage 3 writes them.
         universal: each parameter has a folder of its own.
-        sliced: there are several model-parallel ranks, each with slices of parameters, and not all of them.
-        slices: the model states of those but the first.
-        trouble: why it cannot be read.
+        sliced: there are several model-parallel ranks, each with slices of some parameters.
+        slices: the model states of all model-parallel ranks but the first.
+        trouble: the error that says why the save cannot be read.
     """
 
     path: str
@@ -70,21 +70,21 @@ class Save:
     trouble: CkptfixError | None = None
 
     def expected(self, rank: int) -> str:
-        """The path that the optimizer's states of `rank` would have: as the ones of another rank."""
+        """Return the path that the optimizer states of `rank` would have, derived from the name for another rank."""
         name = next(iter(self.optims.values()), "zero_pp_rank_0_mp_rank_00_optim_states.pt")
         return os.path.join(self.folder, re.sub(r"pp_rank_\d+", f"pp_rank_{rank}", name))  # noqa: PTH118
 
 
 def rank_of(stem: str) -> int | None:
-    """The data-parallel rank in the name of a rank's file, without its suffix; None where it is no such name."""
+    """Return the data-parallel rank in the name of a rank's file, without its suffix; None for any other name."""
     found = _RANK.fullmatch(stem)
     return None if found is None else int(found[1])
 
 
 def find(path: str) -> Save | None:
-    """The save that the folder `path` is, or that its file ``latest`` names; None where it is none.
+    """Return the save in the folder `path`, or the save that its file ``latest`` names; None if there is no save.
 
-    A folder of one save alone needs no ``latest``.
+    A folder that contains only one save needs no ``latest``.
     """
     if not is_place(path) or not as_path(path).is_dir():
         return None
@@ -104,22 +104,22 @@ def find(path: str) -> Save | None:
 
 
 def read_save(path: str) -> Save:
-    """The save in the folder `path`.
+    """Return the save in the folder `path`.
 
     Raises:
-        Unsupported: it is cut in a way that only a running program can join.
-        DamagedFile: it is none any more; or two files claim to be the same.
+        Unsupported: it is partitioned in a way that only a running program can join.
+        DamagedFile: it is no longer a save, or two files claim to be the same.
     """
     found = find(path)
     if found is None:
-        raise DamagedFile("no save of DeepSpeed is in it", path=path)
+        raise DamagedFile("the folder contains no DeepSpeed save", path=path)
     if found.trouble is not None:
         raise found.trouble
     return found
 
 
 def _named(path: str, pointer: str) -> str | None:
-    """The folder that the file `pointer` names; None where it leads out of `path`, or is not there."""
+    """Return the folder that the file `pointer` names; None if the file is missing or the name leads out of `path`."""
     try:
         with open_source(pointer) as source:
             tag = source.read(0, min(source.size, 1024)).decode("utf-8", "replace").strip()
@@ -137,7 +137,7 @@ def _named(path: str, pointer: str) -> str | None:
 
 
 def entries_of(folder: str) -> list[str]:
-    """The names of what is in a folder, in order; none where it cannot be read."""
+    """Return the sorted names in a folder; an empty list if it cannot be read."""
     try:
         with scan_folder(folder) as rows:
             return sorted(row.name for row in islice(rows, MAX_FILES))
@@ -146,7 +146,7 @@ def entries_of(folder: str) -> list[str]:
 
 
 def _folders_of(folder: str) -> list[str]:
-    """The paths of the folders in a folder, in order; files, of which there may be many, are not looked at."""
+    """Return the sorted paths of the folders in a folder; files, which may be many, are not looked at."""
     try:
         with scan_folder(folder) as rows:
             return sorted(row.path for row in islice(rows, MAX_FILES) if row.is_dir())
@@ -155,7 +155,7 @@ def _folders_of(folder: str) -> list[str]:
 
 
 def _save(path: str, folder: str) -> Save | None:
-    """The save whose files are in `folder`, if they are."""
+    """Return the save whose files are in `folder`; None if there is no such file."""
     if not as_path(folder).is_dir():
         return None
     found = Save(path, folder)
@@ -177,7 +177,7 @@ def _save(path: str, folder: str) -> Save | None:
     if odd:
         stages = any(_LAYER.fullmatch(name) for name in odd)
         what = "pipeline stages" if stages else "experts"
-        message = f"a DeepSpeed checkpoint of {what} ({odd[0]}), whose parameters are cut by the program that saved it"
+        message = f"a DeepSpeed checkpoint of {what} ({odd[0]}): the program that saved it partitioned the parameters"
         found.trouble = Unsupported(message, path=folder, hint=to_universal(folder) if stages else EXPERTS)
     return found
 
@@ -186,47 +186,48 @@ def _note(save: Save, ranks: dict[int, str], rank: int, model_rank: int, name: s
     if model_rank:
         save.sliced = True
         save.slices += [name] if ranks is save.models else []
-        message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}), which does not say how it was cut"
+        message = f"a DeepSpeed checkpoint of several model-parallel ranks ({name}) that does not say how it was split"
         hint = to_universal(save.folder)
         if not as_path(save.folder, PARAMETERS).is_dir():
             save.trouble = save.trouble or Unsupported(message, path=save.folder, hint=hint)
         return
     if rank in ranks:
-        message = f"two files of rank {rank}, {ranks[rank]} and {name}: two saves went into one folder"
-        save.trouble = save.trouble or DamagedFile(message, path=save.folder, hint="move the files of one of them away")
+        message = f"rank {rank} has two files, {ranks[rank]} and {name}: two saves are in one folder"
+        save.trouble = save.trouble or DamagedFile(message, path=save.folder, hint="move the files of one save away")
     ranks[rank] = name
 
 
 EXPERTS = (
-    "load it in the program that saved it, and save the model's state dict there: ds_to_universal.py of DeepSpeed "
-    "joins no experts but those that AutoEP placed"
+    "load it in the program that saved it, and save the model's state dict there: DeepSpeed's ds_to_universal.py "
+    "joins only experts that AutoEP placed"
 )
 
 
 def to_universal(folder: str) -> str:
-    """What joins what only DeepSpeed can join: the model states say which parameters the ranks cut, and along what.
+    """Return a hint to run DeepSpeed's own script, for partitions that only the model states describe.
 
-    Source: deepspeed/checkpoint/ds_to_universal.py of 0.19: without ``universal_checkpoint_info`` it ends in an
-    AssertionError; ``--inject_missing_state`` makes an empty one, by which every parameter is cut along dimension 0.
+    Source: deepspeed/checkpoint/ds_to_universal.py of 0.19: without ``universal_checkpoint_info`` it fails with an
+    AssertionError; ``--inject_missing_state`` adds an empty one, with which every parameter is joined along dimension
+    0.
     """
     out = quoted(f"{str(folder).rstrip('/')}_universal")
     line = f"python -m deepspeed.checkpoint.ds_to_universal --input_folder {quoted(folder)} --output_folder {out}"
     return (
-        f"`{line}` joins it, where DeepSpeed is installed and the model states have universal_checkpoint_info, as "
-        "Megatron-DeepSpeed saves it; the folder that it writes is read. With --inject_missing_state it would join "
-        "what is cut otherwise, or not at all, along dimension 0"
+        f"run `{line}` to join it, where DeepSpeed is installed and the model states have universal_checkpoint_info "
+        "(Megatron-DeepSpeed saves it); ckptfix reads the folder that it writes. With --inject_missing_state it would "
+        "join along dimension 0 even parameters that were split otherwise, or not at all"
     )
 
 
 def parameters(folder: str) -> Iterator[str]:
-    """The names of the parameters of a universal checkpoint."""
+    """Yield the names of the parameters of a universal checkpoint."""
     for name in entries_of(str(as_path(folder, PARAMETERS))):
         if as_path(folder, PARAMETERS, name, "fp32.pt").is_file():
             yield name
 
 
 def way_out(path: str) -> tuple[str, bool]:
-    """(what makes one file of the checkpoint that the file or folder `path` belongs to, whether it is a command)."""
+    """Return how to get one file from the save that the path `path` belongs to, and whether that is a command."""
     place = as_path(path)
     folder = place if place.is_dir() else place.parent
     found = find(str(folder))
@@ -237,20 +238,20 @@ def way_out(path: str) -> tuple[str, bool]:
     below = [] if found is not None or not place.is_dir() else steps(path)
     if below:
         return command("convert", place / below[-1], "OUT.pth"), True
-    put = "put it back in its folder, beside the files of the other ranks; then " if place.is_file() else ""
+    put = "put it back in its folder, next to the files of the other ranks; then run " if place.is_file() else ""
     return f"{put}`{command('convert', 'FOLDER', 'OUT.pth')}`, where FOLDER holds the files of one save", False
 
 
 def steps(folder: str) -> list[str]:
-    """The names of the folders in `folder` that are saves, the newest last."""
+    """Return the names of the folders in `folder` that are saves, the newest last."""
     return sorted((name for name in entries_of(folder) if _save(folder, str(as_path(folder, name)))), key=_natural)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts global_step9 before global_step10."""
+    """Return a sort key that places global_step9 before global_step10."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _is_complete(save: Save) -> bool:
-    """Whether a folder of one rank's file could be a whole save."""
+    """Return whether the save could be complete, judged by the kinds of files it has."""
     return save.universal or bool(save.models and (save.optims or not save.partitioned))

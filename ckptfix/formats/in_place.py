@@ -1,4 +1,4 @@
-"""Plans whose output is their input, laid out so that data stays where it is; see `Format.in_place`."""
+"""In-place plans: the output is the input, laid out so that data stays where it is; see `Format.in_place`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ A_COPY = "write a copy: give OUT"
 
 
 def as_planned(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """`Format.in_place` of a format whose plans leave data where it is."""
+    """Return `plan` unchanged: the `Format.in_place` of a format whose plans leave data where it is."""
     return plan
 
 
 def unchanged(file: OutputFile) -> bool:
-    """Whether the plan is a copy of the whole file."""
+    """Return whether the plan is a copy of the whole file."""
     return all(isinstance(segment, ByteRange) for segment in file.segments) and len(file.segments) < 2
 
 
 def head_of(file: OutputFile, size: int) -> tuple[bytes, ByteRange]:
-    """What stands before the data of a planned file, and its data, which is the end of a file of `size` bytes.
+    """Return the bytes before the data of a planned file, and its data, which ends a file of `size` bytes.
 
     Raises:
-        Unsupported: data changes too.
+        Unsupported: the edit changes data too.
     """
     data = file.segments[-1]
     if not isinstance(data, ByteRange) or data.end != size:
@@ -41,24 +41,24 @@ def head_of(file: OutputFile, size: int) -> tuple[bytes, ByteRange]:
 
 
 def data_moves(path: str) -> Unsupported:
-    """The error for an edit that changes more than what stands before the data."""
-    message = "the edit changes data too, and in place only names and devices can change"
+    """Return the error for an edit that changes more than the bytes before the data."""
+    message = "the edit changes data too; an in-place edit can change only names and devices"
     return Unsupported(message, path=path, hint=A_COPY)
 
 
 def room_for(size: int, room: int, block: Callable[[], int], path: str) -> int:
-    """The bytes that a header of `size` gets where `room` bytes stand before the data: so many, or whole blocks more.
+    """Return the bytes for a header of `size` if `room` bytes are before the data: `room`, or whole blocks more.
 
     Raises:
-        Unsupported: it does not fit, and the file system cannot put blocks in front of the data.
+        Unsupported: it does not fit, and the file system cannot insert blocks before the data.
     """
     if size <= room:
         return room
     unit = block()
     if not unit:
         raise Unsupported(
-            f"the new header needs {size - room:,} bytes more than stand before the data, and this file system cannot "
-            "put blocks in front of it",
+            f"the new header needs {size - room:,} bytes more than there are before the data, and this file "
+            "system cannot insert blocks there",
             path=path,
             hint=A_COPY,
         )

@@ -1,7 +1,7 @@
-"""A folder of files as a trainer leaves it: what each of them is, and which one is the model.
+"""The role of each file in a trainer's folder, and the choice of the one that is the model.
 
-A checkpoint of many files is a format of its own. Here the files are checkpoints by themselves, and only one of them is
-what a command means by the folder's name.
+A checkpoint of many files is a format of its own. Here the files are checkpoints by themselves, and a command that
+names the folder means only one of them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from ckptfix.errors import printable
 from ckptfix.urls import as_path
 
 CHECKPOINTS = (".pth", ".pt", ".ckpt", ".bin", ".th", ".safetensors", ".distcp", ".pth.tar")
-"""How the names of checkpoints end."""
+"""Suffixes of checkpoint files."""
 
 MOST = 2000
-"""Entries of a folder that are looked at."""
+"""The number of entries of a folder that are looked at."""
 
 Role = Literal["model", "optimizer", "beside", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a file or folder is among those that a trainer saves.
+    """The kind of a file or folder among those that a trainer saves.
 
     Attributes:
-        role: ``"model"``; ``"optimizer"`` and ``"beside"`` are what trainers save with one; ``"other"`` is not known.
-        what: it in words; ``""`` where nothing is known.
+        role: ``"model"``; ``"optimizer"`` and ``"beside"`` are files that trainers save with a model; ``"other"`` is
+            unknown.
+        what: a description; ``""`` where nothing is known.
     """
 
     role: Role
@@ -56,7 +57,7 @@ TOKENIZER = Kind("beside", "the tokenizer")
 UNKNOWN = Kind("other", "")
 
 _RANK = r"([._-]world[._-]?size[._-]?\d+)?[._-]rank[._-]?\d+"
-"""What a file's name has for the rank that saved it, with verl's size of the job before it."""
+"""The part of a file's name that gives the rank that saved it, with verl's job size before it."""
 
 KINDS: tuple[tuple[str, Kind], ...] = (
     # transformers, diffusers, peft, accelerate: `save_pretrained`, `Trainer._save`, `save_state`, `save_fsdp_model`
@@ -77,20 +78,20 @@ KINDS: tuple[tuple[str, Kind], ...] = (
     (r"(.*_)?config\.json|model_index\.json|modules\.json", CONFIGURATION),
     (r"(tokenizer|special_tokens|vocab|merges|added_tokens).*\.(json|txt|model)", TOKENIZER),
 )
-"""(what the name matches, what such a file is): the one table, for what lists files and for what chooses among them."""
+"""(pattern of the name, kind of the file): the one table for listing files and for choosing among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file or folder of a folder.
+    """A file or folder inside a folder.
 
     Attributes:
-        name: in the folder.
-        role: ``"model"`` by its name; ``"optimizer"`` and ``"beside"`` are what trainers save with one; ``"other"`` for
-            names that say nothing.
-        what: in words; ``""`` where the name says nothing.
+        name: its name in the folder.
+        role: ``"model"`` by its name; ``"optimizer"`` and ``"beside"`` are files that trainers save with a model;
+            ``"other"`` where the name says nothing.
+        what: a description; ``""`` where the name says nothing.
         size: bytes; 0 for a folder.
-        folder: it is one.
+        folder: it is a folder.
     """
 
     name: str
@@ -101,15 +102,15 @@ class Member:
 
     @property
     def may_be_checkpoint(self) -> bool:
-        # A .distcp is a part of its folder.
+        # A .distcp file is only a part of its folder.
         return self.folder or (self.name.lower().endswith(CHECKPOINTS) and not self.name.endswith(".distcp"))
 
 
 def members(folder: str) -> tuple[Member, ...]:
-    """The files and folders in `folder`, in the order of their names; hidden ones are left out.
+    """Return the files and folders in `folder`, sorted by name, without hidden ones.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the folder cannot be read.
     """
     entries = sorted(islice(as_path(folder).iterdir(), MOST), key=lambda entry: entry.name)
     return tuple(_member(entry) for entry in entries if not entry.name.startswith("."))
@@ -123,28 +124,28 @@ def _member(entry: Path) -> Member:
 
 
 def kind_of(name: str) -> Kind:
-    """What a file or folder is among those that trainers save, as far as its name says."""
+    """Return the kind of a file or folder that a trainer saves, judged by its name alone."""
     return next((kind for pattern, kind in KINDS if re.fullmatch(pattern, name)), UNKNOWN)
 
 
 def role_of(name: str) -> Role:
-    """The role of that kind."""
+    """Return the role of a file or folder, judged by its name alone."""
     return kind_of(name).role
 
 
 def model_of(
     folder: str, is_checkpoint: Callable[[str], bool], holds_weights: Callable[[str], bool] = lambda path: True
 ) -> str | None:
-    """The path of the one checkpoint in `folder` that is a model, as far as names say; None where there are several.
+    """Return the path of the one checkpoint in `folder` that is a model, judged by names; None where there are several.
 
-    Names of models come before names that say nothing, files before folders of equal standing, and of the same name
-    safetensors before a pickle, as ``from_pretrained`` takes them. What a trainer saves beside a model is taken only
-    where nothing else is there.
+    A name of a model is preferred to a name that says nothing, a file to a folder of the same role, and with the same
+    stem safetensors to a pickle, as in ``from_pretrained``. A file that a trainer saves beside a model is chosen only
+    if nothing else is there.
 
     Args:
         is_checkpoint: whether the folder at a path is a checkpoint.
-        holds_weights: whether the file at a path has tensors that may be a model's, for a file whose name says nothing
-            and that has a folder with a checkpoint beside it.
+        holds_weights: whether the file at a path has tensors that may be a model's. It is asked about a file whose name
+            says nothing, when a folder with a checkpoint is beside it.
     """
     try:
         found = [member for member in members(folder) if member.may_be_checkpoint]
@@ -161,7 +162,7 @@ def model_of(
     folders = [member for member in found if member.folder]
     models = [member for member in folders if member.role == "model"]
     if models:
-        # One that is damaged is the model all the same: nothing beside it is.
+        # A damaged model folder is still the model: no file beside it can be.
         return path(models[0]) if len(models) == 1 and is_checkpoint(path(models[0])) else None
     inner = [member for member in folders if member.role == "other" and is_checkpoint(path(member))]
     if unnamed and not (inner and _is_one(unnamed) and not holds_weights(path(_preferred(unnamed)))):
@@ -173,7 +174,7 @@ def model_of(
 
 
 def _is_one(files: Sequence[Member]) -> bool:
-    """Whether the names of `files` are of one thing."""
+    """Return whether the names of `files` differ only in format, so that they are one model."""
     return len({_stem(member.name) for member in files}) == 1
 
 
@@ -186,7 +187,7 @@ def _stem(name: str) -> str:
 
 
 def rivals_of(folder: str, taken: str) -> tuple[str, ...]:
-    """The other files in `folder` that are called a model as the file `taken` of it is."""
+    """Return the other files in `folder` whose names make them the same kind of model as the file `taken`."""
     own = as_path(taken).name
     try:
         found = [member for member in members(folder) if member.may_be_checkpoint and not member.folder]
@@ -197,7 +198,7 @@ def rivals_of(folder: str, taken: str) -> tuple[str, ...]:
 
 
 def optimizer_of(path: str) -> str | None:
-    """The file or folder that a trainer saved beside the model in the folder `path`; None for another path."""
+    """Return the only optimizer file or folder that a trainer saved in the folder `path`; None without one."""
     if not as_path(path).is_dir():
         return None
     try:
@@ -208,7 +209,7 @@ def optimizer_of(path: str) -> str | None:
 
 
 def listed(folder: str) -> str:
-    """What is in a folder, in a few words."""
+    """Return a short list of the checkpoints in a folder."""
     names = [member.name + ("/" if member.folder else "") for member in members(folder) if member.may_be_checkpoint]
     shown = ", ".join(map(printable, names[:4]))
     return f"{shown} and {len(names) - 4:,} more" if len(names) > 4 else shown

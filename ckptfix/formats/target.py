@@ -1,4 +1,4 @@
-"""Which format an output has, and what that format cannot hold."""
+"""The format of an output, and the tensors that this format cannot hold."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ckptfix.formats import FORMATS
 from ckptfix.formats.base import Format
 
 FormatName = Literal["zip", "torch", "legacy", "safetensors", "hf", "dcp"]
-"""A format that can be written; ``"torch"`` is zip."""
+"""A format that can be written; ``"torch"`` means zip."""
 
 ALIASES = {"torch": "zip", "pt": "zip", "pth": "zip", "pytorch": "zip", "st": "safetensors", "huggingface": "hf"}
 
 
 def target_format(source: str, dest: str, to: str | None) -> str:
-    """The name of the format that `source` is to be written in: `to`, or what the suffix of `dest` says.
+    """Return the name of the format to write `source` in: `to`, or the format that the suffix of `dest` names.
 
     Raises:
         Unsupported: neither determines it.
-        Refused: as `refuse_other_suffix`.
+        Refused: as in `refuse_other_suffix`.
     """
     name = _target_format(dest, to)
     refuse_other_suffix(source, dest, name, chosen=True)
@@ -33,10 +33,10 @@ def target_format(source: str, dest: str, to: str | None) -> str:
 
 
 def named_format(to: str) -> Format:
-    """The format that a user calls `to`.
+    """Return the format that a user calls `to`.
 
     Raises:
-        Unsupported: there is none, or it is only read.
+        Unsupported: no format has this name, or it is read-only.
     """
     name = ALIASES.get(to.lower(), to.lower())
     if name not in FORMATS or not FORMATS[name].writes:
@@ -59,23 +59,23 @@ def _target_format(dest: str, to: str | None) -> str:
 
 
 def of_suffix(dest: str) -> str | None:
-    """The name of the format that the suffix of `dest` stands for."""
+    """Return the name of the format that the suffix of `dest` names; None if it names no format."""
     return next((format.name for format in FORMATS.of(folder=False) if dest.lower().endswith(format.suffixes)), None)
 
 
 def is_folder(to: str | None) -> bool:
-    """Whether the format that the user asks for by `to` writes a folder; one that a suffix names never does."""
+    """Return whether the format that the user requests with `to` writes a folder; no suffix names such a one."""
     format = None if to is None else FORMATS.get(ALIASES.get(to.lower(), to.lower()))
     return format is not None and format.folder
 
 
 def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = False) -> None:
-    """A file of one format must not have another's suffix: its reader would take it for that format.
+    """Refuse an output whose suffix belongs to another format: readers would take it for that format.
 
     Args:
-        source: the file that `dest` is made of.
+        source: the file that `dest` is made from.
         name: the format of the output.
-        chosen: the user asked for this format (``--to``), instead of what the suffix says.
+        chosen: the user requested this format (``--to``), instead of leaving it to the suffix.
 
     Raises:
         Refused: the suffix of `dest` belongs to another format, and not to `name`.
@@ -84,7 +84,7 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     for other in FORMATS.of(folder=False):
         if dest.lower().endswith(other.suffixes) and not dest.lower().endswith(own):
             way = command("convert", source, dest)
-            first = f"without --to it writes {other.name}" if chosen else f"`{way}` first, and work on that"
+            first = f"without --to it writes {other.name}" if chosen else f"run `{way}` first, then work on its output"
             raise Refused(
                 f"the output would be {FORMATS[name].title}, but its suffix suggests {other.title}",
                 path=dest,
@@ -95,10 +95,11 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
 def fitting(
     entries: Sequence[TensorEntry], target: Format, *, drop_unsupported: bool, path: str, at: str, hint: str
 ) -> tuple[list[TensorEntry], tuple[str, ...]]:
-    """The tensors of the state dict `at` that `target` can hold, and the keys of the others.
+    """Return the tensors of the state dict `at` that `target` can hold, and the keys of the other tensors.
 
     Raises:
-        WouldLoseData: there are others, without `drop_unsupported`; the error is about `path`, and has `hint`.
+        WouldLoseData: there are other tensors, and `drop_unsupported` is not set; the error is about `path`, and has
+            `hint`.
     """
     refused = {entry.key: why for entry in entries if (why := target.refuses(entry)) is not None}
     odd = tuple(entry.key for entry in entries if entry.key in refused)
@@ -111,6 +112,6 @@ def fitting(
 
 
 def not_written(left: Iterable[str], lost: Iterable[str], target: Format) -> list[Finding]:
-    """The findings for addresses in `left`, which the output lacks, and keys in `lost`, which it cannot hold."""
+    """Return the findings for addresses in `left`, which the output lacks, and keys in `lost`, which it cannot hold."""
     behind = [found("left-behind", "is not in the output", where=address) for address in left]
     return behind + [found("lost", f"{target.name} cannot hold it", where=key) for key in lost]

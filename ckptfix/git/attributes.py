@@ -1,4 +1,4 @@
-"""Our lines in a file of attributes that is somebody's own: between two marks, and nothing else is touched."""
+"""Our lines in a user's attributes file: they are between two marks, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 PATTERNS = (
     "*.pth", "*.pt", "*.ckpt", "*.safetensors", "*.pth.tar", "pytorch_model*.bin", "adapter_model.bin",
 )  # fmt: skip
-"""What checkpoints are called. ``*.bin`` alone is called so much else that it is not among them."""
+"""Patterns for checkpoints. Plain ``*.bin`` is missing, because many other kinds of files have that suffix."""
 
 DRIVER = "ckptfix"
 
@@ -20,17 +20,17 @@ _BLOCK = re.compile(rb"%b(%b)?\r?\n.*?%b\r?\n?" % tuple(_MARKS), re.S)
 
 
 def lines() -> list[str]:
-    """The lines that give checkpoints the driver."""
+    """Return the lines that assign the driver to checkpoints."""
     return [f"{pattern} diff={DRIVER}" for pattern in PATTERNS]
 
 
 def enabled(content: bytes) -> bool:
-    """Whether a file has our lines."""
+    """Return whether a file has our lines."""
     return _BLOCK.search(content) is not None
 
 
 def with_block(content: bytes) -> bytes:
-    """`content` with our lines at its end, where they count more than those before; as it is where they do already."""
+    """Return `content` with our lines at its end, where they take precedence; unchanged if they already do."""
     ours = "".join(f"{line}\n" for line in lines()).encode()
     found = _BLOCK.search(content)
     if found is not None and found[0].endswith(ours + _END) and not any(overridden(content[found.end() :])):
@@ -42,7 +42,7 @@ def with_block(content: bytes) -> bytes:
 
 
 def without_block(content: bytes) -> bytes:
-    """`content` as it was before `with_block`."""
+    """Undo `with_block`: return `content` without our lines."""
     found = _BLOCK.search(content)
     if found is None:
         return content
@@ -54,7 +54,7 @@ def without_block(content: bytes) -> bytes:
 
 
 def overridden(content: bytes) -> Iterator[str]:
-    """Lines of the user that give our patterns another driver, and count less than ours."""
+    """Yield the user's lines that assign a different driver to our patterns, and that our lines override."""
     for line in without_block(content).decode("utf-8", "replace").splitlines():
         words = line.split()
         if words and words[0] in PATTERNS and any(re.fullmatch(r"-?diff(=.*)?", word) for word in words[1:]):

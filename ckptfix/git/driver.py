@@ -1,4 +1,4 @@
-"""``ckptfix git enable``, ``disable`` and ``status``: the driver in git's configuration, and the paths that have it."""
+"""``ckptfix git enable``, ``disable`` and ``status``: the driver in git's configuration, and the paths that use it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ckptfix.io.source import found_as, open_source
 from ckptfix.io.write import write_plan
 
 CACHE = f"refs/notes/textconv/{DRIVER}"
-"""Where git keeps the texts, by the ids of the blobs."""
+"""The ref under which git caches the texts, by blob id."""
 
 TOOLS = (DRIVER, f"{DRIVER}-html")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is set up, or was changed.
+    """The setup of git, or a change of it.
 
     Attributes:
         action: ``"enable"``, ``"disable"`` or ``"status"``.
-        scope: ``"local"``: this repository; ``"global"``: all of this user.
+        scope: ``"local"`` for this repository; ``"global"`` for all repositories of this user.
         enabled: whether both the driver and its paths are set.
         written: whether anything was changed.
-        attributes: the file that names the paths.
+        attributes: the file that lists the paths.
         config: key -> value of the driver and the tools.
-        lines: it in sentences.
+        lines: the same in sentences.
     """
 
     action: str
@@ -47,7 +47,7 @@ class Setup:
     lines: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields for JSON."""
         return {
             "action": self.action,
             "scope": self.scope,
@@ -61,10 +61,10 @@ class Setup:
 
 
 def commands() -> dict[str, str]:
-    """The keys and values of git's configuration.
+    """Return the keys and values for git's configuration.
 
-    They name this interpreter, as ``ckptfix`` need not be on PATH. git runs them by a shell, in the folder of the
-    repository: ``-P`` keeps modules that lie there from being imported.
+    They name this interpreter, as ``ckptfix`` may not be on PATH. git runs them in a shell, in the folder of the
+    repository: ``-P`` prevents importing modules from that folder.
     """
     run = f"{shlex.quote(sys.executable)} -P -m ckptfix" if sys.executable else "ckptfix"
     page = '"$(git rev-parse --absolute-git-dir)/ckptfix-$(basename -- "$MERGED").html"'
@@ -78,20 +78,20 @@ def commands() -> dict[str, str]:
 
 
 def enable(scope: Scope, *, shared: bool = False, dry_run: bool = False) -> Setup:
-    """Set the driver, and give it the paths of checkpoints.
+    """Set the driver, and assign it to the paths of checkpoints.
 
     Args:
-        shared: name the paths in ``.gitattributes``, which is committed, and not in the clone's own file.
+        shared: list the paths in ``.gitattributes``, which is committed, and not in the clone's own file.
 
     Raises:
-        Refused: not in a repository; or git does not do it.
-        WriteFailed: the file of attributes cannot be written.
+        Refused: the current folder is not in a repository, or git fails.
+        WriteFailed: the attributes file cannot be written.
     """
     return _change("enable", scope, shared=shared, dry_run=dry_run)
 
 
 def disable(scope: Scope, *, dry_run: bool = False) -> Setup:
-    """Take back what `enable` did, with or without `shared`, and nothing else. Raises as `enable`."""
+    """Undo `enable`, with or without `shared`, and nothing else. Raise like `enable`."""
     return _change("disable", scope, shared=False, dry_run=dry_run)
 
 
@@ -110,13 +110,13 @@ def _change(action: str, scope: Scope, *, shared: bool, dry_run: bool) -> Setup:
         new = attributes.with_block(old or b"") if on else attributes.without_block(old or b"")
         if new != (old or b""):
             files.append((path, old, new))
-            what = f"{'added' if on else 'removed'} diff={DRIVER} of {len(attributes.PATTERNS)} patterns"
+            what = f"{'added' if on else 'removed'} diff={DRIVER} for {len(attributes.PATTERNS)} patterns"
             lines.append(f"{path}: {what}")
             less = attributes.overridden(new) if on else ()
-            lines += [f"{path}: the diff= of this line counts less than ours now: {line}" for line in less]
+            lines += [f"{path}: the new lines override this diff= line: {line}" for line in less]
     cached = scope == "local" and _has_cache()
     if cached:
-        lines.append("forgot the texts that git kept")
+        lines.append("deleted the texts that git cached")
     if not dry_run:
         for key, value in changed.items():
             repository.set_config(scope, key, value)
@@ -127,8 +127,8 @@ def _change(action: str, scope: Scope, *, shared: bool, dry_run: bool) -> Setup:
         if cached:
             git("update-ref", "-d", CACHE)
     done = bool(lines)
-    what = f"git diff, git log -p and git show have a line for each tensor of a checkpoint, {_where(scope)}"
-    lines.append(what if on else f"git shows checkpoints as it did before, {_where(scope)}")
+    what = f"git diff, git log -p and git show print a line for each tensor of a checkpoint, {_where(scope)}"
+    lines.append(what if on else f"git shows checkpoints as before, {_where(scope)}")
     if not done:
         lines = [f"nothing to do: {lines[-1]}"]
     lines += _hints(scope, shared=shared) if on and not dry_run else []
@@ -141,7 +141,7 @@ def _change(action: str, scope: Scope, *, shared: bool, dry_run: bool) -> Setup:
 
 
 def status(scope: Scope) -> Setup:
-    """What is set up. Raises Refused outside of a repository, where `scope` is local."""
+    """Return the current setup. Raise Refused outside a repository if `scope` is local."""
     if scope == "local":
         repository.refuse_outside()
     found = {key: value for key in commands() if (value := config(scope, key)) is not None}
@@ -152,7 +152,7 @@ def status(scope: Scope) -> Setup:
     lines += [f"paths: {path}" for path in files]
     lines += [f"{key} = {value}" for key, value in found.items()]
     if found and found != commands():
-        lines.append("the driver is that of another ckptfix or Python; `ckptfix git enable` sets this one")
+        lines.append("the driver belongs to a different ckptfix or Python; run `ckptfix git enable` to set this one")
     lines += _hints(scope, shared=False) if enabled else []
     return Setup(
         action="status", scope=scope, enabled=enabled, written=False, attributes=(files or [""])[0], config=found,
@@ -165,24 +165,24 @@ def _where(scope: Scope) -> str:
 
 
 def _files(scope: Scope, *, shared: bool, all_of_them: bool) -> Iterator[str]:
-    """The files of attributes that are to be looked at."""
+    """Yield the attributes files to look at."""
     yield attributes_file(scope, shared=shared)
     if all_of_them and scope == "local" and git("rev-parse", "--show-toplevel", fails=False):
         yield attributes_file(scope, shared=True)
 
 
 def _hints(scope: Scope, *, shared: bool) -> Iterator[str]:
-    """What else is to be known: who else has to do it, and what has the last word on a path."""
+    """Yield further hints: who else must enable it, and which setting overrides it."""
     if shared:
-        yield "commit .gitattributes; as git takes no program from a repository, each clone runs `ckptfix git enable`"
+        yield "commit .gitattributes; in each clone, run `ckptfix git enable`, as git runs no program from a repository"
     if git("rev-parse", "--git-dir", fails=False) is None:
         return
     for pattern in ("x.pth", "x.safetensors"):
         found = repository.effective(pattern)
         if found not in (DRIVER, "unspecified"):
             yield (
-                f"in this repository .gitattributes gives {pattern.replace('x.', '*.')} diff={found} (git-lfs does), "
-                "which counts more: `ckptfix git enable` without --global"
+                f"in this repository .gitattributes sets {pattern.replace('x.', '*.')} diff={found} (as git-lfs does), "
+                "which overrides this: run `ckptfix git enable` without --global"
             )
             return
 
@@ -199,13 +199,13 @@ def _content(path: str) -> bytes | None:
 
 
 def _write(path: str, old: bytes | None, new: bytes) -> None:
-    """Write a file of attributes beside itself and rename it; one that we made and that is empty again goes."""
-    place = Path(path).resolve()  # a link stays one
+    """Replace an attributes file atomically; delete one of ours that is empty again."""
+    place = Path(path).resolve()  # a link remains a link
     if not new and old is not None:
         place.unlink()
         return
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CkptfixError(f"cannot be made: {error.strerror}", path=str(place.parent)) from error
+        raise CkptfixError(f"cannot create it: {error.strerror}", path=str(place.parent)) from error
     write_plan(Plan((OutputFile.of(str(place), [new]),)), overwrite=True)

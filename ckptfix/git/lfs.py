@@ -1,4 +1,4 @@
-"""git-lfs: a pointer stands in git for a file that is kept elsewhere, under its SHA-256.
+"""git-lfs: a pointer in git represents a file that is stored elsewhere, under its SHA-256.
 
 https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 """
@@ -14,7 +14,7 @@ from ckptfix.git.repository import git
 from ckptfix.io.source import found_as, open_source
 
 MOST = 1024
-"""Bytes of a pointer at most."""
+"""Maximum bytes of a pointer."""
 
 _POINTER = re.compile(
     rb"version https://(?:git-lfs\.github\.com|hawser\.github\.com)/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\n"
@@ -23,14 +23,14 @@ _POINTER = re.compile(
 
 
 class Pointer(NamedTuple):
-    """What a pointer says of its file."""
+    """The contents of a pointer: the SHA-256 and size of its file."""
 
     oid: str
     size: int
 
 
 def pointer(path: str) -> Pointer | None:
-    """What the file says where it is a pointer."""
+    """Parse the file as a pointer; return None if it is not a pointer."""
     if found_as(path) == "folder":
         return None
     with open_source(path) as source:
@@ -39,7 +39,7 @@ def pointer(path: str) -> Pointer | None:
 
 
 def stored(found: Pointer) -> str | None:
-    """The file that a pointer stands for, where this clone has it."""
+    """Return the file of a pointer, if this clone has it."""
     try:
         folder = git("rev-parse", "--git-common-dir", fails=False)
         if folder is None:

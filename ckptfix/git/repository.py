@@ -1,4 +1,4 @@
-"""git, run as a program: the repository around the current folder, and its configuration."""
+"""Running git: the repository around the current folder, and its configuration."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Scope = Literal["local", "global"]
 
 
 def git(*words: str, fails: bool = True) -> str | None:
-    """What ``git WORDS`` prints, without the last newline; None where it fails.
+    """Return the output of ``git WORDS``, without the last newline; None if it fails.
 
     Args:
-        fails: a failure is an error.
+        fails: treat a failure as an error.
 
     Raises:
-        Refused: git is not installed; or it failed, with what it said.
+        Refused: git is not installed, or it failed; the message includes git's own.
     """
     try:
         done = subprocess.run(["git", *words], capture_output=True, check=False, stdin=subprocess.DEVNULL)
@@ -34,7 +34,7 @@ def git(*words: str, fails: bool = True) -> str | None:
 
 
 def refuse_outside() -> None:
-    """Raises Refused where the current folder is in no git repository."""
+    """Raise Refused if the current folder is not in a git repository."""
     if git("rev-parse", "--git-dir", fails=False) is None:
         said = _why_not()
         hint = "run it in a repository, or use --global for all of yours"
@@ -42,7 +42,7 @@ def refuse_outside() -> None:
 
 
 def _why_not() -> str:
-    """What git says where it finds no repository: that there is none, or that it belongs to somebody else."""
+    """Return git's reason for finding no repository: there is no repository, or it belongs to a different user."""
     try:
         git("rev-parse", "--git-dir")
     except Refused as error:
@@ -52,12 +52,12 @@ def _why_not() -> str:
 
 
 def config(scope: Scope, key: str) -> str | None:
-    """The value of `key` in the configuration of one scope; None where it has none."""
+    """Return the value of `key` in the configuration of one scope; None if it is not set."""
     return git("config", f"--{scope}", "--get", key, fails=False)
 
 
 def set_config(scope: Scope, key: str, value: str | None) -> None:
-    """Give `key` a value, or take it away."""
+    """Set the value of `key`, or unset it."""
     if value is not None:
         git("config", f"--{scope}", "--replace-all", key, value)
     elif config(scope, key) is not None:
@@ -65,13 +65,13 @@ def set_config(scope: Scope, key: str, value: str | None) -> None:
 
 
 def remove_empty_section(scope: Scope, section: str) -> None:
-    """Remove what git leaves behind of a section whose last key was taken away."""
+    """Remove the empty section that git leaves behind when its last key is unset."""
     if git("config", f"--{scope}", "--get-regexp", f"^{section.replace('.', '[.]')}[.]", fails=False) is None:
         git("config", f"--{scope}", "--remove-section", section, fails=False)
 
 
 def attributes_file(scope: Scope, *, shared: bool) -> str:
-    """The file whose attributes count: of this clone alone, of everybody who clones it, or of this user.
+    """Return the attributes file for this clone alone, for everybody who clones it, or for this user.
 
     Raises:
         Refused: `shared`, in a repository without a work tree.
@@ -89,6 +89,6 @@ def attributes_file(scope: Scope, *, shared: bool) -> str:
 
 
 def effective(path: str) -> str:
-    """The diff driver that git uses for `path`, whatever file says so; ``unspecified`` for none."""
+    """Return the diff driver that git uses for `path`, from any file; ``unspecified`` without one."""
     found = git("check-attr", "-z", "diff", "--", path, fails=False)
     return found.split("\0")[2] if found and found.count("\0") >= 2 else "unspecified"

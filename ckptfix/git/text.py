@@ -1,13 +1,13 @@
-"""A checkpoint as lines of text, which say the same of the same content, whatever its file is called and where it is.
+"""A checkpoint as lines of text, which depend only on its content, and not on its name or path.
 
-A line a tensor, sorted by name, so that a line that differs is a tensor that differs::
+There is one line per tensor, sorted by name, so a changed line is a changed tensor::
 
     format: PyTorch zip
     tensors: 2, 32 B, 8 parameters
     epoch = 3
     fc.bias  float32 [2]  mean 7.5 std 0.7071 min 7 max 8  sha256:9f1b...
 
-git keeps the text by the id of the blob and the command that made it: `FORM` is part of that command, and goes up when
+git caches the text by the blob id and the command that made it. `FORM` is part of that command, and increases when
 the text changes.
 """
 
@@ -34,17 +34,17 @@ from ckptfix.words import natural, plural, shape, size
 FORM = 1
 
 DIGITS = 16
-"""Hexadecimal digits of a digest that are shown: enough to tell tensors apart."""
+"""Hexadecimal digits of a digest: enough to distinguish tensors."""
 
 LONGEST = 200
-"""Characters of a value."""
+"""Maximum characters of a value."""
 
 
 def text(path: str) -> str:
-    """The text of a file; what cannot be read is said in it, as git shows nothing at all where this fails.
+    """Return the text of a file; read errors become lines, because git shows nothing at all if this fails.
 
     Raises:
-        NoSuchFile: there is none.
+        NoSuchFile: the file does not exist.
     """
     if not found_as(path):
         raise NoSuchFile(path)
@@ -60,7 +60,7 @@ def text(path: str) -> str:
 
 
 def _lines(path: str) -> Iterator[str]:
-    """Of the file; of what it stands for, where it is a pointer of git-lfs."""
+    """Yield the lines for a file; for a git-lfs pointer, those for the file that it represents."""
     found = lfs.pointer(path)
     if found is None:
         yield from _of_file(path)
@@ -71,7 +71,7 @@ def _lines(path: str) -> Iterator[str]:
 
 
 def _of_file(path: str) -> Iterator[str]:
-    """Of a file. It is read under a name that says nothing, alone in its folder: the text must not depend on them."""
+    """Yield the lines for a file. A link hides its name and folder, as the text must not depend on them."""
     with tempfile.TemporaryDirectory(prefix="ckptfix-git-") as folder:
         link = Path(folder, "checkpoint")
         link.symlink_to(Path(path).absolute())
@@ -86,7 +86,7 @@ def _of_file(path: str) -> Iterator[str]:
 
 
 def _said(error: CkptfixError) -> str:
-    """An error without the path of the file."""
+    """Return an error's message, without the path of the file."""
     place = " ".join(
         part for part in (error.where or "", "" if error.offset is None else f"@ {error.offset:#x}") if part
     )

@@ -1,4 +1,4 @@
-"""Histograms: as SVG where they stand in the page, and short enough that thousands of them do."""
+"""Histograms as SVG, and in a compact form, so that thousands of them fit in a page."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ckptfix.ops.histogram import Bins, Distribution, Values
 from ckptfix.words import short
 
 LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-"""A height, from nothing to the highest bar, is one of these."""
+"""The heights of bars, from zero to the highest bar; each is one of these characters."""
 
 WIDTH, HEIGHT = 240, 64
 
 
 def heights(bins: Bins | None, peak: int) -> str:
-    """The bars as letters; one that has any element is seen."""
+    """Return the bars as characters; every bar with an element is visible."""
     if bins is None or not peak:
         return ""
     top = len(LEVELS) - 1
@@ -24,7 +24,7 @@ def heights(bins: Bins | None, peak: int) -> str:
 
 
 def packed(found: Distribution) -> list[object]:
-    """What the script draws: range and bars of both sides, the same of the difference, and the numbers of each."""
+    """Return the data for the script: range and bars of both sides and of the difference, and their statistics."""
     peak = _peak(found.a, found.b)
     one = next((values.bins for values in (found.a, found.b) if values is not None and values.bins is not None), None)
     row: list[object] = [*_range(one)]
@@ -46,11 +46,11 @@ def _peak(*sides: Values | None) -> int:
 
 
 COLUMNS = ("min", "max", "mean", "std", "zeros", "NaN", "infinite")
-"""What is said of the values of a side."""
+"""The statistics shown for the values of a side."""
 
 
 def _numbers(values: Values | None) -> list[str] | int:
-    """The values of `COLUMNS`; 0 where there is no such side."""
+    """Return the values of `COLUMNS`; 0 if there is no such side."""
     if values is None:
         return 0
     found = values.moments
@@ -67,7 +67,7 @@ def _shown(value: float | None) -> str:
 
 
 def drawn(found: Distribution) -> Html:
-    """The two charts of a distribution, with their ranges below."""
+    """Draw the two charts of a distribution, with their ranges below."""
     row = packed(found)
     a, b, apart = str(row[2]), str(row[3]), str(row[6])
     what = "absolute values, A and B" if found.absolute else "A and B"
@@ -90,7 +90,7 @@ def _chart(sides: Sequence[tuple[str, str]], what: str, between: Sequence[object
 
 
 def path(bars: str) -> str:
-    """The outline of bars as letters."""
+    """Return the SVG outline of bars given as characters."""
     step = WIDTH / len(bars)
     top = len(LEVELS) - 1
     points = [f"M0 {HEIGHT}"]

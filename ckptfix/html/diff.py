@@ -20,13 +20,13 @@ from ckptfix.ops.histogram import Distribution, Pair, distributions
 from ckptfix.words import plural, shape, short
 
 HISTOGRAMS = 2_000
-"""Tensors whose values are drawn: those that changed most."""
+"""Maximum tensors whose values are drawn: those that changed most."""
 
 CARDS = 6
-"""Of these, the ones that are drawn without a script too."""
+"""Number of tensors that are drawn even without a script."""
 
 EQUAL, CHANGED, OTHER, RENAMED, ONLY_A, ONLY_B = range(6)
-STATES = ("equal", "other values", "other properties", "renamed", "only in A", "only in B")
+STATES = ("equal", "different values", "different properties", "renamed", "only in A", "only in B")
 
 ARROW, MINUS, UNEQUAL = "\N{RIGHTWARDS ARROW}", "\N{MINUS SIGN}", "\N{NOT EQUAL TO}"
 
@@ -41,7 +41,7 @@ STATE, CHANGE = 2, 6
 def page(
     result: DiffResult, *, histograms: bool = True, command: str | None = None, progress: Progress | None = None
 ) -> str:
-    """The page; see `DiffResult.to_html`."""
+    """Return the page; see `DiffResult.to_html`."""
     compared = result.tensors.compared
     drawn = _drawn(result, progress) if histograms and not result.keys_only else {}
     changes = [_change(row) for row in compared]
@@ -74,17 +74,17 @@ def page(
 
 _LEGEND = Html(
     '<span class="key a"></span> values of A <span class="key b"></span> values of B '
-    f'<span class="key d"></span> B {MINUS} A, without the elements that are equal. NaN and infinities are in '
+    f'<span class="key d"></span> B {MINUS} A, without the elements that are equal. NaN and infinities have '
     "no bar."
 )
 _HEAT = (
-    f"One row a layer, one column a kind of tensor. \N{MIDDLE DOT} is equal, + only in B, {MINUS} only in A, "
-    f"{UNEQUAL} another shape or dtype, ! values that have no relative change, such as NaN."
+    f"One row per layer, one column per kind of tensor. \N{MIDDLE DOT} means equal, + only in B, {MINUS} only in A, "
+    f"{UNEQUAL} a different shape or dtype, ! values without a relative change, such as NaN."
 )
 
 
 def _names(a: str, b: str) -> tuple[str, str]:
-    """What the files are called, with as many folders as tell them apart."""
+    """Return the names of the files, with enough folders to distinguish them."""
     parts_a, parts_b = PurePath(a).parts, PurePath(b).parts
     count = 1
     while parts_a[-count:] == parts_b[-count:] and count < max(len(parts_a), len(parts_b)):
@@ -101,14 +101,14 @@ def _verdict(result: DiffResult) -> Html:
     found = [
         (counts.matched, "tensors in both", ""),
         (counts.equal, "equal", "good"),
-        (values, "with other values", "bad"),
-        (both, "of these with other properties too", "bad"),
-        (other, "with other properties", "bad"),
+        (values, "with different values", "bad"),
+        (both, "of these with different properties too", "bad"),
+        (other, "with different properties", "bad"),
         (len(result.only_a), "only in A", "gone"),
         (len(result.only_b), "only in B", "new"),
         (len(result.renamed), "renamed", ""),
-        (len(result.wrapped), "with another wrapper's prefix", ""),
-        (len(result.close), "equal but for bits", ""),
+        (len(result.wrapped), "with a different wrapper prefix", ""),
+        (len(result.close), "equal values, different bytes", ""),
         (len(result.values), "other values that differ", "bad"),
     ]
     kept = [(f"{count:,}", what, kind if count else "") for count, what, kind in found if count or what == "equal"]
@@ -133,7 +133,7 @@ def _size(result: DiffResult, side: int) -> tuple[str, str]:
 
 
 def _change(row: Compared) -> float | None:
-    """||A - B|| / ||B||; None where it has none."""
+    """Return ||A - B|| / ||B||; None if it is undefined."""
     if row.change is None:
         return 0.0
     values = row.change.values
@@ -141,7 +141,7 @@ def _change(row: Compared) -> float | None:
 
 
 def _sign(row: Compared) -> str:
-    """What stands in the map instead of a change."""
+    """Return the sign that the map shows instead of a change."""
     change = row.change
     if change is None:
         return ""
@@ -153,19 +153,19 @@ def _sign(row: Compared) -> str:
 
 
 def _weight(row: Compared) -> tuple[bool, float]:
-    """How far up among the largest changes: numbers that stand alone, such as counters, behind all others."""
+    """Return the sort key for the largest changes: single numbers, such as counters, come after all others."""
     values = row.change.values if row.change is not None else None
     if values is None or not values.differing:
         return False, -1.0
     if values.rel_l2 is not None:
         return values.elements > 1, values.rel_l2
-    # NaN and infinities on one side are the largest change; squares beyond the range of float64 are none.
+    # NaN and infinities on one side are the largest change; overflow of float64 in the squares counts as no change.
     odd = values.nan_a or values.nan_b or values.infinite or values.max_abs is None
     return values.elements > 1, float("inf") if odd else 0.0
 
 
 def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribution]:
-    """Number of the tensor in the table -> its distribution, of those that changed most, the largest change first."""
+    """Return index in the table -> distribution for the tensors that changed most, the largest change first."""
     found = result.tensors
     for file in found.files:
         refuse_changed(file.path, stamp(file.path), file.stamp)
@@ -247,7 +247,7 @@ def _compared(row: Compared, scale: Scale) -> Tensor:
 
 
 def _finite(value: float | None) -> float | None:
-    """A number to sort by: five digits do."""
+    """Round a number for sorting: five digits are enough."""
     return value if value is None or (isinstance(value, int) and abs(value) < 1 << 53) else float(f"{value:.5g}")
 
 
@@ -263,7 +263,7 @@ def _special(values: ValueDiff | None) -> Iterator[str]:
     if values.reason is not None:
         yield values.reason
     if not values.differing and values.reason is None:
-        yield "other bytes, equal values"
+        yield "different bytes, equal values"
     for count, what in (
         (values.nan_a, "NaN in A only"), (values.nan_b, "NaN in B only"), (values.infinite, "infinite on one side"),
     ):  # fmt: skip
@@ -272,7 +272,7 @@ def _special(values: ValueDiff | None) -> Iterator[str]:
 
 
 def _summed(scale: Scale) -> Callable[[Sequence[Tensor]], Sequence[object]]:
-    """What stands in the row of a module."""
+    """Return a function that makes the cells of a module's row."""
 
     def cells(tensors: Sequence[Tensor]) -> Sequence[object]:
         changed = int(sum(one.counts[1] for one in tensors))
@@ -313,21 +313,21 @@ def _sentence(values: ValueDiff) -> str:
 
 
 def _lists(result: DiffResult) -> Iterator[Html]:
-    """The sections of what is not in the table of tensors, or not in all words."""
+    """Yield sections for everything that the table of tensors does not show, or shows only in part."""
     pair = ("A", "B")
     values = [(row.name_a or row.name_b, _value(row.name_a, row.a), _value(row.name_b, row.b)) for row in result.values]
     found = [(_name(row), found) for row in result.changed for found in row.differences]
     properties = [(name, row.what, _plain(row.a), _plain(row.b)) for name, row in found]
     lists: tuple[tuple[str, Sequence[str], Sequence[Sequence[object]]], ...] = (
-        ("Other than tensors", ("Name", *pair), values),
-        ("Properties", ("Name", "What", *pair), properties),
+        ("Values that are not tensors", ("Name", *pair), values),
+        ("Properties", ("Name", "Property", *pair), properties),
         ("Renamed", pair, [(row.name_a, row.name_b) for row in result.renamed]),
-        ("Equal names but for a wrapper's prefix", pair, [(row.name_a, row.name_b) for row in result.wrapped]),
-        ("Equal to each other, so the pairs are not certain", pair,
+        ("Same keys except for a wrapper's prefix", pair, [(row.name_a, row.name_b) for row in result.wrapped]),
+        ("Equal to each other, so the pairing is ambiguous", pair,
          [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]),
         ("Storage shared on one side only", ("In", "Names"),
          [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]),
-        ("Could not be read", ("What", "Where", ""),
+        ("Could not be read", ("Severity", "Where", "Message"),
          [(row.severity, row.where, row.message) for row in result.unread]),
     )  # fmt: skip
     for title, headers, rows in lists:
@@ -353,4 +353,4 @@ def _notes(result: DiffResult, made: Grid, drawn: dict[int, Distribution]) -> It
         yield f"The table has no room for {plural(made.left, 'tensor')}, most of them equal; --json has all."
     changed = sum(map(_looked_at, result.tensors.compared))
     if drawn and changed > HISTOGRAMS:
-        yield f"Histograms are of the {HISTOGRAMS:,} tensors that changed most, of {changed:,}."
+        yield f"Histograms show the {HISTOGRAMS:,} tensors that changed most, of {changed:,}."

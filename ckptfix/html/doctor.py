@@ -21,11 +21,11 @@ from ckptfix.words import plural
 WORDS = {"error": "Errors", "warning": "Warnings", "info": "Notes"}
 
 PLACES = 100
-"""Places that a finding lists."""
+"""Maximum places listed for a finding."""
 
 
 def page(done: Diagnosis, *, command: str | None = None) -> str:
-    """The page; see `Diagnosis.to_html`."""
+    """Return the page; see `Diagnosis.to_html`."""
     inspection = _inspected(done)
     name = PurePath(done.path).name or done.path or "An error message"
     counts = {severity: sum(row.severity == severity for row in done.findings) for severity in WORDS}
@@ -33,7 +33,7 @@ def page(done: Diagnosis, *, command: str | None = None) -> str:
     if counts["error"]:
         kind, word = "error", "Errors"
     if not done.path:
-        kind, word = "warn", "A message, without its file"
+        kind, word = "warn", "An error message without its file"
     rows = [
         (f"{count:,}", WORDS[severity].lower() if count != 1 else WORDS[severity].lower()[:-1], mark if count else "")
         for (severity, count), mark in zip(counts.items(), ("error", "bad", ""), strict=True)
@@ -46,17 +46,17 @@ def page(done: Diagnosis, *, command: str | None = None) -> str:
     sections = [*_fix(done), *_message(done), *_findings(done)]
     if inspection is not None:
         known = [row for row in summed_up(inspection, 20) if row[0] not in ("metadata", "globals", "folder", "traits")]
-        sections += [section("What it is", facts(known)), *globals_of(inspection)]
+        sections += [section("About this file", facts(known)), *globals_of(inspection)]
     elif done.path:
-        sections.append(section("What it is", facts([("file", [done.path]), ("what", [done.title])])))
+        sections.append(section("About this file", facts([("file", [done.path]), ("type", [done.title])])))
     if done.looked_at:
-        sections.append(section("What was checked", tag("p", ", ".join(done.looked_at))))
+        sections.append(section("Checks", tag("p", ", ".join(done.looked_at))))
     sections.append(section("Made by", pasted(command or line_of("doctor", *([done.path] if done.path else [])))))
     return whole(f"{name}: {word.lower()}", "ckptfix doctor", head, sections, [], {})
 
 
 def _inspected(done: Diagnosis) -> Inspection | None:
-    """What the file is, where it can be read."""
+    """Inspect the file, if it can be read."""
     if not done.path or not found_as(done.path):
         return None
     try:
@@ -66,14 +66,14 @@ def _inspected(done: Diagnosis) -> Inspection | None:
 
 
 def _fix(done: Diagnosis) -> Iterator[Html]:
-    """What to run or to do about all that is found."""
+    """Yield the section with the commands and the advice for everything found."""
     parts: list[object] = [] if done.advice is None else [tag("p", "Try: ", done.advice)]
     for line in done.lines():
         if line.kind == "command":
             word, _, text = line.text.partition(": ")
             parts += [tag("p", f"{word}:", class_="note"), pasted(text)]
     if parts:
-        yield section("What fixes it", *parts)
+        yield section("Fix", *parts)
 
 
 def _message(done: Diagnosis) -> Iterator[Html]:
@@ -81,9 +81,9 @@ def _message(done: Diagnosis) -> Iterator[Html]:
     if message is None:
         return
     if message.explained:
-        said = [f"This matches your error message: {', '.join(message.explained)}."]
+        said = [f"It is explained by: {', '.join(message.explained)}."]
     else:
-        said = [f"It usually means: {meaning}" for meaning in message.meanings] or ["It is not known to ckptfix."]
+        said = [f"It usually means: {meaning}" for meaning in message.meanings] or ["ckptfix does not know it."]
     yield section("The error message", *(tag("p", line) for line in said))
 
 
@@ -96,20 +96,20 @@ def _findings(done: Diagnosis) -> Iterator[Html]:
 
 
 def _group(group: Group) -> Html:
-    """A finding: what, why, where, and what helps."""
+    """Draw a finding: the problem, its cause, its places, and the remedy."""
     entry = ENTRIES.get(group.id)
     parts: list[object] = [tag("h3", group.text()), tag("span", group.id, class_="id")]
     fix = None if group.id in OF_THE_FORMAT else next((row.fix for row in group.findings if row.fix), None)
     if fix is not None and fix.startswith("ckptfix "):
         parts.append(pasted(fix))
     elif group.advice or fix:
-        parts.append(tag("p", "What helps: ", group.advice or fix))
+        parts.append(tag("p", "Remedy: ", group.advice or fix))
     if entry is not None:
-        parts.append(tag("details", tag("summary", "What it means"), tag("p", entry.story)))
+        parts.append(tag("details", tag("summary", "Meaning"), tag("p", entry.story)))
     rows = [
         (row.where, "" if row.offset is None else f"{row.offset:#x}", row.message) for row in group.findings[:PLACES]
     ]
     if len(rows) > 1 or any(row[1] for row in rows):
         places = tag("summary", plural(len(group.findings), "place"))
-        parts.append(tag("details", places, table(("Where", "Offset", "What"), rows)))
+        parts.append(tag("details", places, table(("Where", "Offset", "Message"), rows)))
     return tag("div", *parts, class_=f"finding {group.severity}")

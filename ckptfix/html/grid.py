@@ -1,4 +1,4 @@
-"""The table of tensors, as a tree of modules: its rows, and what the script sorts and folds them by."""
+"""The table of tensors as a tree of modules: its rows, and the data by which the script sorts and folds them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ckptfix.html import tree
 from ckptfix.html.text import Html, data, join, tag, text
 
 OVERHEAD = 70
-"""Bytes of a row beside its text: tags, its part of a module's row, and what it is sorted by. An estimate."""
+"""Estimated bytes of a row besides its text: tags, its share of a module's row, and its sort keys."""
 
 LEAST = 20_000
-"""Bytes of rows below which there is no more to be saved."""
+"""Bytes of rows below which shrinking the table further saves nothing."""
 
 LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, and whether it is of numbers."""
+    """A column: its title, and whether it contains numbers."""
 
     title: str
     number: bool = False
@@ -32,13 +32,13 @@ class Tensor:
     """A tensor in the table.
 
     Attributes:
-        entry: names it.
-        cells: what stands in the columns behind its name.
-        values: what these are sorted by, None where by the text.
+        entry: the tensor's entry, which names it.
+        cells: the contents of the columns after the name.
+        values: their sort keys; None to sort by the text.
         state: number of the filter that it belongs to.
-        marks: classes of cells, by their numbers.
-        counts: what a module adds up.
-        worst: what a module has the largest of.
+        marks: cell number -> class.
+        counts: numbers that a module adds up.
+        worst: number that a module shows the maximum of.
     """
 
     entry: TensorEntry
@@ -53,7 +53,7 @@ class Tensor:
 
 @dataclass(slots=True)
 class Grid:
-    """A table with what its script needs, and how many tensors had no room in it."""
+    """A table with the data for its script, and the number of tensors that did not fit."""
 
     html: Html
     data: dict[str, Any]
@@ -70,15 +70,15 @@ def grid(
     room: int,
     first: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> Grid:
-    """The table.
+    """Return the table.
 
     Args:
-        columns: those behind the name.
-        states: the filters; a tensor belongs to one.
-        summed: the cells of a module that holds these tensors.
-        kind: the class of the table, by which the style knows its columns.
-        room: bytes that it may have.
-        first: which tensors stay where there is no room for all.
+        columns: the columns after the name.
+        states: the filters; each tensor belongs to one.
+        summed: returns the cells of a module that holds these tensors.
+        kind: the class of the table, from which the style knows its columns.
+        room: maximum bytes.
+        first: selects the tensors to keep if not all fit.
     """
     estimate = room
     while True:
@@ -86,7 +86,7 @@ def grid(
         size = len(made.html.encode()) + len(data(made.data))
         if size <= room or estimate < LEAST:
             return made
-        # The rows of modules took more than was thought.
+        # The rows of modules took more room than estimated.
         estimate = int(estimate * room / size * 0.97)
 
 
@@ -98,7 +98,7 @@ def _grid(
     summed: Callable[[Sequence[Tensor]], Sequence[object]],
     kind: str,
 ) -> Grid:
-    """The table of the tensors that are kept."""
+    """Return the table of the kept tensors."""
     rows = tree.rows((one.entry.at, one.entry.key, (one.entry.dtype, one.entry.shape), one) for one in kept)
     made: list[str] = []
     levels: list[str] = []
@@ -132,7 +132,7 @@ def _grid(
 
 
 def _controls(tensors: Sequence[Tensor], states: Sequence[str]) -> Html:
-    """The search and the filters, for which there are scripts alone."""
+    """Return the search box and the filters, which only work with scripts."""
     counts = [sum(one.state == index for one in tensors) for index in range(len(states))]
     buttons = [
         tag("button", f"{name} ", tag("b", f"{count:,}"), type="button", data_filter=index)
@@ -156,7 +156,7 @@ def _controls(tensors: Sequence[Tensor], states: Sequence[str]) -> Html:
 
 
 def _that_fit(tensors: Sequence[Tensor], first: Callable[[Tensor], bool], room: int) -> list[Tensor]:
-    """Those for which there is room, in their order."""
+    """Return the tensors that fit, in their order."""
     chosen: set[int] = set()
     for wanted in (True, False):
         for index, one in enumerate(tensors):
@@ -176,12 +176,12 @@ def _row(
     name = f"<i>{text(row.prefix, 160)}</i>{text(row.label, 240)}"
     if one is None:
         if row.alike:
-            name += f' <em>{row.alike} alike</em>'
+            name += f' <em>{row.alike} similar</em>'
         cells, marks, kind = summed(row.items), dict[int, str](), "m"
     else:
         cells, marks, kind = one.cells, one.marks, "t" if one.detail is None else "t d"
     made = [f'\n<tr class="{kind} l{level}"><td>{name}']
     for index, cell in enumerate(cells):
-        # HTML does without the ends of cells and rows: a page of ten thousand rows is a third smaller.
+        # End tags of cells and rows are optional in HTML: this makes a page of ten thousand rows a third smaller.
         made.append(f"<td class={marks[index]}>{text(cell)}" if index in marks else f"<td>{text(cell)}")
     return "".join(made)

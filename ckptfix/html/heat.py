@@ -13,15 +13,15 @@ from ckptfix.html.text import Html, join, tag, text
 
 LAYERS = 150
 KINDS = 30
-"""Rows and columns at most."""
+"""Maximum rows and columns."""
 
 STEPS = 9
-"""Colours of the scale."""
+"""Number of colors in the scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A tensor in the map: `change` is ``||A - B|| / ||B||``, 0 where the values are equal; else there is a `sign`."""
+    """A tensor in the map: `change` is ``||A - B|| / ||B||``, 0 if the values are equal; if it is None, see `sign`."""
 
     entry: TensorEntry
     change: float | None
@@ -29,7 +29,7 @@ class Spot:
 
 
 class Scale:
-    """Colours for changes, from the smallest to the largest, by their logarithms; over a factor of ten at least."""
+    """Colors for changes, on a logarithmic scale from the smallest to the largest, over at least a factor of ten."""
 
     def __init__(self, changes: Sequence[float]) -> None:
         found = [change for change in changes if change > 0]
@@ -39,14 +39,14 @@ class Scale:
         self.empty = not found
 
     def mark(self, change: float | None) -> str:
-        """The class of a cell; empty for no colour."""
+        """Return the class of a cell; empty for no color."""
         if not change:
             return ""
         share = math.log(max(change, self.low) / self.low) / math.log(self.high / self.low)
         return f"h{1 + round(share * (STEPS - 1))}"
 
     def legend(self) -> Html:
-        """The colours with what they mean."""
+        """Draw the colors with their meaning."""
         if self.empty:
             return Html("")
         steps = [tag("span", class_=f"h{step} step") for step in range(1, STEPS + 1)]
@@ -61,9 +61,9 @@ _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])")
 
 
 def placed(entry: TensorEntry) -> tuple[str, str]:
-    """The layer of a tensor, which ends with the first number of its name, and its kind, which is what follows.
+    """Return the layer of a tensor (its name up to the first number) and its kind (the rest of the name).
 
-    Later numbers in the kind are one: ``experts.*.w1``. Those of the state of an optimizer are too.
+    Later numbers in the kind become one: ``experts.*.w1``. Numbers in the address of optimizer state do too.
     """
     parts = entry.key.split(".")
     number = next((index for index, part in enumerate(parts[:-1]) if part.isdecimal()), None)
@@ -75,7 +75,7 @@ def placed(entry: TensorEntry) -> tuple[str, str]:
 
 
 def heat_map(spots: Sequence[Spot], scale: Scale) -> tuple[Html, str]:
-    """The map as a table, and a sentence on what it leaves out."""
+    """Return the map as a table, and a sentence on what it leaves out."""
     cells: dict[str, dict[str, Spot]] = {}
     common: Counter[str] = Counter()
     for spot in spots:
@@ -121,6 +121,6 @@ def _cell(spot: Spot | None, scale: Scale) -> Html:
 
 
 def _brief(change: float) -> str:
-    """Two digits: ``0.012``, ``3.4e-5``."""
+    """Format a change with two digits: ``0.012``, ``3.4e-5``."""
     made = f"{change:.2g}"
     return re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].replace('+', '')}{found[2]}", made)

@@ -20,12 +20,12 @@ from ckptfix.ops.inspect.describe import Inspection, notes, summed_up
 from ckptfix.words import plural, shape, short, size
 
 HISTOGRAMS = 5_000
-"""Tensors whose values are drawn: the first of the file."""
+"""Maximum tensors whose values are drawn: the first of the file."""
 
 COLUMNS = (Column("Dtype"), Column("Shape"), Column("Size", True), Column("Device"), Column("Note"))
 
 NUMBERS = tuple(Column(title, True) for title in ("Min", "Max", "Mean", "Std", "NaN, inf"))
-"""The columns of values, where these were read."""
+"""The columns of values, used if the values were read."""
 
 
 @opened_once()
@@ -37,13 +37,13 @@ def page(
     command: str | None = None,
     progress: Progress | None = None,
 ) -> str:
-    """The page; see `Inspection.to_html`."""
+    """Return the page; see `Inspection.to_html`."""
     entries = inspection.named_entries if entries is None else entries
     found: Sequence[Distribution] = ()
     if values and entries:
         checkpoint = open_checkpoint(located(inspection.path))
         if list(map(_place, checkpoint.entries)) != list(map(_place, inspection.entries)):
-            raise DamagedFile("it changed after it was looked at", path=inspection.path)
+            raise DamagedFile("the file changed after it was inspected", path=inspection.path)
         order = checkpoint.byteorder
         found = distributions([(entry, None) for entry in entries], (order, order), progress=progress)
     before = [_facts(inspection, command), *_training(inspection)]
@@ -60,7 +60,7 @@ def page(
 
 
 def _place(entry: TensorEntry) -> tuple[object, ...]:
-    """What is another where the file was written anew."""
+    """Return the properties that differ if the file was rewritten."""
     data = None if entry.storage is None else entry.storage.data
     return entry.name, entry.dtype, entry.shape, entry.offset, data if isinstance(data, ByteRange) else None
 
@@ -120,7 +120,7 @@ def _tiles(inspection: Inspection) -> Html:
 def _facts(inspection: Inspection, command: str | None) -> Html:
     rows = [row for row in summed_up(inspection, 40) if row[0] not in ("training", "metadata", "folder")]
     line = command or line_of("inspect", inspection.path)
-    return section("What it is", facts(rows), pasted(line))
+    return section("About this file", facts(rows), pasted(line))
 
 
 def _training(inspection: Inspection) -> Iterator[Html]:
@@ -136,20 +136,20 @@ def _value(value: object) -> str:
 
 
 def lists(inspection: Inspection) -> Iterator[Html]:
-    """Findings of the reader, globals, metadata and files."""
+    """Yield the sections for findings of the reader, globals, metadata and files."""
     rows = [(_severity(row.severity), row.id, row.where, row.message) for row in inspection.findings]
     if rows:
-        yield section("Findings", table(("", "Finding", "Where", "What"), rows))
+        yield section("Findings", table(("Severity", "Finding", "Where", "Message"), rows))
     yield from globals_of(inspection)
     if inspection.metadata:
         yield section("Metadata", table(("Name", "Value"), list(inspection.metadata.items())))
     if inspection.members:
         files = [(row.name, row.what, "a folder" if row.folder else size(row.size)) for row in inspection.members]
-        yield section("Files", table(("Name", "What", "Size"), files, right=(2,)))
+        yield section("Files", table(("Name", "Contents", "Size"), files, right=(2,)))
 
 
 def globals_of(inspection: Inspection) -> Iterator[Html]:
-    """The classes and functions that the pickle names, those that are refused first."""
+    """Yield the section for the classes and functions that the pickle names; refused ones come first."""
     if not inspection.globals:
         return
     rows = sorted(inspection.globals, key=lambda row: row[1])
@@ -169,6 +169,6 @@ def _left_out(made: Grid, found: Sequence[Distribution], drawn: Mapping[int, Dis
         yield f"The table has no room for the last {plural(made.left, 'tensor')}; --json has all."
     able = sum(one.a is not None for one in found)
     if able > HISTOGRAMS:
-        yield f"Histograms are of the first {len(drawn):,} tensors, of {able:,}."
+        yield f"Histograms show the first {len(drawn):,} tensors, of {able:,}."
     if not found:
-        yield "The values of the tensors were not read; --values adds statistics and histograms."
+        yield "The values of the tensors were not read; add --values for statistics and histograms."

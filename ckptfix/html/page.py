@@ -1,4 +1,4 @@
-"""The page around the tables: its head, its style and script, and the security policy that allows nothing else."""
+"""The page around the tables: its head, its style and script, and a security policy that allows nothing else."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ckptfix.html.text import Html, data, join, tag, text
 from ckptfix.ops.record import version
 
 LIMIT = 4_800_000
-"""Bytes of a page at most: it can be sent."""
+"""Maximum bytes of a page, small enough to send."""
 
 
 @cache
 def _part(name: str) -> str:
-    """The style or the script."""
+    """Read the style or the script."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8").strip()
 
 
 def _policy() -> str:
-    """Nothing is loaded from anywhere; this one style and this one script, by their hashes, are all that counts."""
+    """Return a policy that loads nothing, and allows only this style and this script, by their hashes."""
     sums = {
         name: base64.b64encode(hashlib.sha256(_part(name).encode()).digest()).decode()
         for name in ("report.css", "report.js")
@@ -32,20 +32,20 @@ def _policy() -> str:
 
 
 def whole(title: str, kicker: str, head: Html, sections: Iterable[Html], notes: Sequence[str], rows: object) -> str:
-    """The page.
+    """Return the page.
 
     Args:
-        title: of the window.
+        title: the title of the window.
         kicker: the small line above everything.
-        head: what stands at the top.
-        notes: what the page does not show, in sentences.
-        rows: what the script reads.
+        head: the content at the top.
+        notes: sentences on what the page does not show.
+        rows: the data for the script.
     """
     made = f"Made by ckptfix {version()}. Nothing was loaded, and nothing in the files was run."
     footer = tag("footer", *(tag("p", note) for note in notes), tag("p", made))
     body = join((
         tag("div", tag("span", kicker, class_="kicker"), Html(
-            '<button type="button" class="js" id="theme" title="Light, dark, or as the system has it">Theme</button>'
+            '<button type="button" class="js" id="theme" title="Light, dark, or the system setting">Theme</button>'
         ), class_="top"),
         tag("header", head),
         tag("main", *sections),
@@ -63,24 +63,24 @@ def whole(title: str, kicker: str, head: Html, sections: Iterable[Html], notes: 
 
 
 def room_beside(*parts: str) -> int:
-    """Bytes that are left for the table of tensors."""
+    """Return the bytes that are left for the table of tensors."""
     return LIMIT - sum(len(part.encode()) for part in (_part("report.css"), _part("report.js"), *parts)) - 20_000
 
 
 def section(title: str, *content: object, id: str | None = None, note: object = "") -> Html:
-    """A part of the page under its title."""
+    """Make a titled part of the page."""
     below = tag("p", note, class_="note") if note else ""
     return tag("section", tag("h2", title), below, *content, id=id)
 
 
 def tiles(found: Iterable[tuple[str, str, str]]) -> Html:
-    """Numbers that say it all: (number, what it counts, class)."""
+    """Draw the key numbers: (number, what it counts, class)."""
     rows = [(tag("b", count), tag("span", what), f"tile {kind}".strip()) for count, what, kind in found]
     return tag("div", *(tag("div", count, what, class_=kind) for count, what, kind in rows), class_="tiles")
 
 
 def pasted(line: str) -> Html:
-    """A command line with a button that copies it."""
+    """Draw a command line with a button that copies it."""
     button = Html('<button type="button" class="js copy">Copy</button>')
     return tag("div", tag("code", text(line, 0)), button, class_="command")
 
@@ -88,7 +88,7 @@ def pasted(line: str) -> Html:
 def table(
     headers: Sequence[str], rows: Iterable[Sequence[object]], *, right: Iterable[int] = (), most: int = 200
 ) -> Html:
-    """A plain table; of very many rows the first, and how many there are beyond them."""
+    """Make a plain table of at most `most` rows, with the number of hidden rows."""
     everything = list(rows)
     aligned = set(right)
     kinds = ["n" if index in aligned else None for index in range(len(headers))]
@@ -103,7 +103,7 @@ def table(
 
 
 def facts(rows: Iterable[tuple[str, Sequence[object]]]) -> Html:
-    """Names and their values."""
+    """List names and their values."""
     parts = []
     for name, values in rows:
         if values:

@@ -8,15 +8,15 @@ from html import escape
 from ckptfix.errors import printable
 
 LONGEST = 240
-"""Characters of a name or value; a longer one is cut in its middle."""
+"""Maximum characters of a name or value; a longer one loses its middle."""
 
 
 class Html(str):
-    """HTML that is complete as it stands. Made of other text by `text` alone."""
+    """Complete HTML. Only `text` makes it from other text."""
 
 
 def text(value: object, most: int = LONGEST) -> Html:
-    """`value` as text: control characters, directions and lone surrogates made visible, the rest escaped."""
+    """Escape `value`: HTML syntax, and also control characters, direction marks and lone surrogates."""
     if isinstance(value, Html):
         return value
     string = "" if value is None else str(value)
@@ -27,7 +27,7 @@ def text(value: object, most: int = LONGEST) -> Html:
 
 
 def tag(name: str, *content: object, **attributes: object) -> Html:
-    """An element; of the names of attributes, underscores become dashes, or go at the end. None leaves one out."""
+    """Make an element; underscores in attribute names become dashes, or are removed at the end. None omits one."""
     said = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value, 0)}"'
         for key, value in attributes.items()
@@ -37,12 +37,12 @@ def tag(name: str, *content: object, **attributes: object) -> Html:
 
 
 def join(parts: object, between: str = "") -> Html:
-    """Elements one after the other."""
+    """Join elements one after the other."""
     return Html(between.join(map(text, parts)))  # type: ignore[call-overload]
 
 
 def data(value: object) -> Html:
-    """`value` as JSON for a script element: ASCII, and nothing in it that could end the element or begin a comment."""
+    """Encode `value` as JSON for a script element: ASCII that cannot end the element or begin a comment."""
     made = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for char in "<>&":
         made = made.replace(char, f"\\u{ord(char):04x}")
@@ -50,7 +50,7 @@ def data(value: object) -> Html:
 
 
 def number(value: float | None) -> str:
-    """A number for a table: up to four digits."""
+    """Format a number for a table: up to four digits."""
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

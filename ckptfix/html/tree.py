@@ -1,4 +1,4 @@
-"""Tensors as a tree of modules, in rows: numbered siblings that are alike stand below one row for all of them."""
+"""Tensors as a tree of modules, in rows: similar numbered siblings are folded below one row for all of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 DEPTH = 24
-"""Levels at most; a longer name keeps its rest in one piece."""
+"""Maximum levels; a longer name keeps its rest in one piece."""
 
 ALIKE = 3
-"""Siblings from which on they are folded."""
+"""Minimum number of siblings that are folded."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
 class Node(Generic[Item]):
-    """A module, or a tensor where it has an `item`.
+    """A module, or a tensor if it has an `item`.
 
     Attributes:
-        name: its component of the names, with the dot or slash behind it.
-        likeness: equal for nodes whose contents are alike.
+        name: its component of the names, with the final dot or slash.
+        likeness: the same for nodes with equal contents.
     """
 
     name: str
@@ -32,14 +32,14 @@ class Node(Generic[Item]):
 
 @dataclass(slots=True)
 class Row(Generic[Item]):
-    """A row of the table: a tensor, a module, or several modules that are alike.
+    """A row of the table: a tensor, a module, or several similar modules.
 
     Attributes:
-        level: how deep it stands.
-        prefix, label: its name; `prefix` is that of the row above it.
+        level: its depth.
+        prefix, label: its name; the row above shows `prefix`.
         items: the tensors in it.
-        alike: how many modules it stands for, where they are alike.
-        tensor: whether it is one.
+        `alike`: the number of similar modules that it represents.
+        tensor: whether it is a tensor.
     """
 
     level: int
@@ -51,10 +51,10 @@ class Row(Generic[Item]):
 
 
 def rows(items: Iterable[tuple[str, str, object, Item]]) -> list[Row[Item]]:
-    """The rows of a table of tensors.
+    """Return the rows of a table of tensors.
 
     Args:
-        items: (address of the mapping, key, what is equal of tensors that are alike, the tensor).
+        items: (address of the mapping, key, a value that is equal for similar tensors, the tensor).
     """
     root: Node[Item] = Node("")
     likeness: dict[object, int] = {}
@@ -100,7 +100,7 @@ def _walk(node: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
 
 
 def _child(child: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
-    """The rows of a node; a module that holds one thing stands in the row of that."""
+    """Yield the rows of a node; a module with a single child is joined with it."""
     label = child.name
     while child.item is None:
         inside = _runs(child)
@@ -119,7 +119,7 @@ def _child(child: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
 
 
 def _row_of(run: list[Node[Item]], level: int, above: str, prefix: str) -> Iterator[Row[Item]]:
-    """The rows of modules that are alike, whose names begin with `prefix`: one for all, and those of each below."""
+    """Yield the rows of similar modules whose names begin with `prefix`: one for all, and below it those of each."""
     label = f"{prefix[len(above) :]}{run[0].name[:-1]}-{run[-1].name[:-1]}"
     yield Row(level, above, label, [item for node in run for item in _items(node)], alike=len(run))
     for node in run:
@@ -127,7 +127,7 @@ def _row_of(run: list[Node[Item]], level: int, above: str, prefix: str) -> Itera
 
 
 def _runs(node: Node[Item]) -> list[list[Node[Item]]]:
-    """The children, those that are numbered in a row and alike together."""
+    """Return the children, with similar ones that have consecutive numbers grouped."""
     runs: list[list[Node[Item]]] = []
     for child in node.children.values():
         last = runs[-1][-1] if runs else None

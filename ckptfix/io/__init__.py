@@ -1,1 +1,1 @@
-"""Bytes in and out."""
+"""Reading and writing of bytes."""

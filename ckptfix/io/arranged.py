@@ -1,8 +1,9 @@
-"""Tensors cut, joined and turned by their places: no byte is read when one is made, and few are held at once.
+"""Tensors cut, joined and transposed by their positions: creating one reads no data, and few bytes are held at once.
 
-An `Array` is a strided view of bytes. Cutting, turning and swapping dimensions only change the view. What is joined
-along its first dimension is a file of pieces (`planned.SplicedFile`), which the kernel copies; what is joined along
-another, and a view that has to be row-major for the next step, are streams that can be read anywhere (`Turned`).
+An `Array` is a strided view of bytes. Cutting, permuting and narrowing only change the view. Arrays that are joined
+along their first dimension become a file of pieces (`planned.SplicedFile`), which the kernel copies. Arrays that are
+joined along a different dimension, and views that must be row-major for the next step, become streams that can be read
+anywhere (`Turned`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Array:
         data: the bytes that it is a view of.
         itemsize: bytes of an element.
         shape, stride, offset: in elements.
-        crc32: the checksum that files state of its elements in row-major order; None where they do not.
+        crc32: the checksum that files state of its elements in row-major order; None if they do not state one.
     """
 
     data: ByteRange
@@ -45,7 +46,7 @@ class Array:
 
     @classmethod
     def whole(cls, data: ByteRange, itemsize: int, shape: tuple[int, ...], crc32: int | None = None) -> Array:
-        """The row-major tensor that `data` is."""
+        """Return `data` as a row-major tensor."""
         return cls(data, itemsize, shape, contiguous_stride(shape), 0, crc32)
 
     @property
@@ -62,7 +63,7 @@ class Array:
 
 
 def bytes_of(array: Array) -> Data:
-    """The elements in row-major order, to be written."""
+    """Return the elements in row-major order, ready to be written."""
     return in_one_piece(_run(array)) if array.is_contiguous else _gathered(array)
 
 
@@ -76,20 +77,20 @@ def _gathered(array: Array) -> Derived:
 
 
 def row_major(array: Array) -> Array:
-    """The same tensor as one run of bytes."""
+    """Return the same tensor as one run of bytes."""
     if array.is_contiguous:
         return Array.whole(_run(array), array.itemsize, array.shape, array.crc32)
     return Array.whole(ByteRange(Turned(array), 0, array.nbytes), array.itemsize, array.shape)
 
 
 def permuted(array: Array, dims: Sequence[int]) -> Array:
-    """The dimensions in this order."""
+    """Return the array with its dimensions in this order."""
     shape, stride = (tuple(sizes[dim] for dim in dims) for sizes in (array.shape, array.stride))
     return replace(array, shape=shape, stride=stride, crc32=None)
 
 
 def narrowed(array: Array, dim: int, start: int, size: int) -> Array:
-    """`size` rows from `start` on along `dim`."""
+    """Return `size` rows from `start` on along `dim`."""
     if size == array.shape[dim]:
         return array
     shape = (*array.shape[:dim], size, *array.shape[dim + 1 :])
@@ -97,14 +98,14 @@ def narrowed(array: Array, dim: int, start: int, size: int) -> Array:
 
 
 def selected(array: Array, dim: int, index: int) -> Array:
-    """One row along `dim`, without that dimension."""
+    """Return one row along `dim`, without that dimension."""
     row = narrowed(array, dim, index, 1)
     shape, stride = ((*sizes[:dim], *sizes[dim + 1 :]) for sizes in (row.shape, row.stride))
     return replace(row, shape=shape, stride=stride)
 
 
 def reshaped(array: Array, shape: tuple[int, ...]) -> Array:
-    """The same elements in the same order, in a shape of as many."""
+    """Return the same elements in the same order, with a different shape of the same size."""
     if array.is_contiguous:
         return replace(array, shape=shape, stride=contiguous_stride(shape))
     stride = _stride_of(array, shape)
@@ -114,12 +115,12 @@ def reshaped(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _stride_of(array: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The stride of a view of `array` in another shape; None where there is none."""
+    """Return the stride of a view of `array` with the shape `shape`; None if such a view does not exist."""
     old = [(size, step) for size, step in zip(array.shape, array.stride, strict=True) if size != 1]
     made: list[int] = []
     sizes = list(shape)
     while old:
-        # The innermost dimensions that can be walked as one, and the new dimensions that they are cut into.
+        # Join the innermost dimensions that can be walked as one, and split them into the new dimensions.
         size, step = old.pop()
         base = step
         while old and old[-1][1] == step * size and old[-1][0]:
@@ -136,10 +137,10 @@ def _stride_of(array: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def joined(arrays: Sequence[Array], dim: int, name: str) -> Array:
-    """The arrays behind each other along `dim`.
+    """Return the concatenation of the arrays along `dim`.
 
     Args:
-        name: what the file of their pieces is called in messages.
+        name: the name of the file of their pieces in messages.
     """
     first = arrays[0]
     if len(arrays) == 1:
@@ -174,13 +175,13 @@ def _spliced(arrays: Sequence[Array], itemsize: int, shape: tuple[int, ...], nam
 
 
 def stacked(arrays: Sequence[Array], dim: int, name: str) -> Array:
-    """Arrays of one shape as the rows of a new dimension."""
+    """Return arrays of one shape as the rows of a new dimension."""
     shape = arrays[0].shape
     return joined([reshaped(array, (*shape[:dim], 1, *shape[dim:])) for array in arrays], dim, name)
 
 
 def padded(array: Array, dim: int, size: int, name: str) -> Array:
-    """The array with rows of zeros behind it along `dim`, so that there are `size`."""
+    """Return the array with rows of zeros appended along `dim` until there are `size` rows."""
     shape = (*array.shape[:dim], size - array.shape[dim], *array.shape[dim + 1 :])
     nbytes = math.prod(shape) * array.itemsize
     zeros = Derived(nbytes, lambda: _zeros(nbytes), f"{nbytes} zeros")
@@ -198,12 +199,12 @@ def _zeros(nbytes: int) -> Iterator[bytes]:
 
 
 def _named(name: str) -> str:
-    """A name that no other file of pieces has: equal ranges of equal names would be the same bytes."""
+    """Return a unique name for a file of pieces: equal ranges of files with equal names count as the same bytes."""
     return f"{name} #{next(_NUMBERS)}"
 
 
 class Turned(Made, Spliced):
-    """The name of a file that holds a view in row-major order, a block of which is made when it is read."""
+    """The name of a virtual file that holds a view in row-major order, computed in blocks when it is read."""
 
     _array: Array
     _block: tuple[int, bytes]

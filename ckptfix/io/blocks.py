@@ -1,8 +1,8 @@
-"""Blocks that two files share on the disk, and the layout that lets them.
+"""Blocks that two files share on the disk, and the layout that makes sharing possible.
 
-XFS, btrfs and other file systems share blocks between files at no cost where a range begins and ends with a block in
-both (ioctl FICLONERANGE). A planned file lies alike in its blocks when what moves does so by whole blocks: then only
-the ends of a range are copied. The kernel also copies such ranges faster where nothing can be shared.
+XFS, btrfs and other file systems share blocks between files at no cost where a range begins and ends at a block
+boundary in both (ioctl FICLONERANGE). To keep ranges of a planned file aligned, data is moved by whole blocks: then
+only the ends of a range are copied. The kernel also copies such ranges faster where nothing can be shared.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from ckptfix.io.source import open_source
 
 try:
     import fcntl
-except ImportError:  # a system without it has no such call
+except ImportError:  # a system without fcntl has no such call
     fcntl = None  # type: ignore[assignment]
 
 PAGE = 4096
-"""Bytes of a page. Where source and destination lie differently in theirs, the kernel copies each page in two parts:
-on ext4 that takes a third longer than reading and writing (0.71 s a GiB against 0.52 s, synced)."""
+"""Bytes of a page. If source and destination are aligned differently, the kernel copies each page in two parts: on ext4
+that takes a third longer than reading and writing (0.71 s a GiB against 0.52 s, synced)."""
 
 SMALL = 128 << 10
-"""Ranges below this are read and batched: a call to the kernel costs about as much as copying so many bytes."""
+"""Ranges below this are read and batched: a call to the kernel costs about as much as copying this many bytes."""
 
 LARGE = 1 << 20
-"""Bytes from which on what moves does so by whole blocks."""
+"""The least amount of moved data, in bytes, that is kept aligned to whole blocks."""
 
 MOST = 1 << 17
-"""Bytes of the largest block that is believed (ZFS); others state what they like to transfer."""
+"""The largest block size to believe (ZFS); some file systems state their preferred transfer size instead."""
 
 CLONE_CHUNK = 256 << 20
-"""Bytes that one call shares. It takes below 0.1 ms, or as long as the disk where the source is not on it yet."""
+"""Bytes that one call shares. It takes less than 0.1 ms, or as long as the disk does if the source is not yet on it."""
 
 _FICLONERANGE = 0x4020940D
-"""``linux/fs.h``; some processors have another number, and are answered by ENOTTY."""
+"""From ``linux/fs.h``; on some processors the number differs, and the call fails with ENOTTY."""
 
 
 def whole_blocks(where: ByteRange, position: int, block: int) -> ByteRange | None:
-    """The part of a range that fills whole blocks of its file, and of an output that has it at `position`."""
+    """Return the part of a range that fills whole blocks, both in its file and at `position` of an output."""
     if (where.offset - position) % block:
         return None
     head = -where.offset % block
@@ -50,9 +50,10 @@ def whole_blocks(where: ByteRange, position: int, block: int) -> ByteRange | Non
 
 
 def share(out_fd: int, position: int, in_fd: int, offset: int, count: int) -> bool:
-    """Whether `count` bytes at `position` of one file now are those at `offset` of another, by sharing their blocks.
+    """Make `count` bytes at `position` of one file share the blocks of those at `offset` of the other.
 
-    What fails, for whatever reason, is to be copied: the copy tells what the reason means.
+    Returns:
+        Whether it worked. After any failure the bytes must be copied, and the copy reports the real cause.
     """
     if fcntl is None:
         return False
@@ -68,7 +69,7 @@ def share(out_fd: int, position: int, in_fd: int, offset: int, count: int) -> bo
 
 
 def block_of(place: str | int) -> int:
-    """Bytes of a block of the file system that a folder, or an open file, is on."""
+    """Return the block size, in bytes, of the file system that a folder or an open file is on."""
     try:
         size = os.statvfs(place).f_frsize
     except (OSError, AttributeError):
@@ -77,20 +78,20 @@ def block_of(place: str | int) -> int:
 
 
 def shift_for(dest: str) -> int:
-    """Bytes by multiples of which data moves in the new file `dest`: whole blocks of its file system, and pages."""
+    """Return the unit, in bytes, by which data moves in the new file `dest`: whole blocks and whole pages."""
     return max(PAGE, block_of(os.path.dirname(os.path.realpath(dest))))
 
 
 def best_start(segments: Iterable[Segment], unit: int, alignment: int = 1, share: float = 0.0) -> int | None:
-    """Where `segments` are to begin, modulo `unit`, for most of their bytes to lie as in their own files.
+    """Return the start of `segments`, modulo `unit`, that aligns most of their bytes as in their own files.
 
     Args:
-        segments: as `checkpoint.joined` gives them.
+        segments: as `checkpoint.joined` yields them.
         alignment: of the start.
-        share: of all the bytes, from which on it is worth it.
+        share: the part of all bytes that must be aligned to make it worthwhile.
 
     Returns:
-        None where less than `LARGE` bytes could lie so.
+        None if less than `LARGE` bytes could be aligned.
     """
     alike: Counter[int] = Counter()
     position = 0
@@ -103,7 +104,10 @@ def best_start(segments: Iterable[Segment], unit: int, alignment: int = 1, share
 
 
 def shareable(output: OutputFile, folder: str) -> int:
-    """Bytes of a file in `folder` that it would share with its sources; one block of each source is tried."""
+    """Return the number of bytes that a file in `folder` would share with its sources.
+
+    One block of each source is tried.
+    """
     block = block_of(folder)
     position = found = 0
     works: dict[str, bool] = {}

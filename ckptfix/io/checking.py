@@ -1,4 +1,4 @@
-"""Bytes compared with the checksums that their file states for them, in the background while they are copied."""
+"""A comparison of bytes with the checksums that their file states for them, in the background while they are copied."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 WAITING = 16
-"""Portions that the writer has read and that are not summed yet; the writer waits for the oldest."""
+"""Portions that the writer has read and that are not summed yet; at this limit, the writer waits for the oldest."""
 
 
 class Checking:
-    """The checks of a plan, one after the other, apart from the thread that writes.
+    """The checks of a plan, one after the other, in other threads than the writer's.
 
-    Bytes that the writer reads are summed as it has read them (`saw`), and so are those that a checksum of the output
-    is made of: checks of these come last, and join what was summed. Others are read here, while the writer has the
-    kernel copy them, in the same order: what one of them has read the other finds in the page cache. CRC-32 takes
-    0.4 s a GB, and leaves the interpreter to others.
+    Bytes that the writer reads are summed right afterwards (`saw`), and so are those that a checksum of the output
+    covers: their checks come last, and join these sums. Other bytes are read here, in the same order as the kernel
+    copies them: the later reader finds them in the page cache. CRC-32 takes 0.4 s per GB, and releases the interpreter
+    for other threads.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -39,7 +39,7 @@ class Checking:
         self._pool: ThreadPoolExecutor | None = None
         self._running: list[Future[None]] = []
         self._wanted: dict[str, tuple[list[int], list[int]]] = {}
-        """File -> where the ranges begin and end that are summed as the writer reads them."""
+        """File -> the starts and the ends of the ranges that are summed as the writer reads them."""
         self._room = BoundedSemaphore(WAITING)
         self._last: list[Check] = []
         if not plan.checks:
@@ -63,7 +63,7 @@ class Checking:
         self._running.append(self._pool.submit(run, now, self._stopped))
 
     def saw(self, name: str, offset: int, data: bytes) -> None:
-        """The writer has read these bytes of the file."""
+        """Process bytes of the file that the writer has read."""
         wanted = self._wanted.get(name)
         if wanted is None or self._pool is None or len(data) < PORTION:
             return
@@ -78,14 +78,14 @@ class Checking:
             raise
 
     def finish(self) -> None:
-        """Wait for all of them.
+        """Wait for all checks.
 
         Raises:
-            DamagedFile: bytes have another checksum.
+            DamagedFile: bytes do not match their checksum.
             CkptfixError: they cannot be read.
         """
         if self._pool is not None:
-            for _ in range(WAITING):  # all that was read is summed
+            for _ in range(WAITING):  # wait until all that was read is summed
                 self._room.acquire()
             self._running.append(self._pool.submit(run, self._last, self._stopped, Joined()))
         for running in self._running:
@@ -118,7 +118,7 @@ class _Ranges:
             places.sort()
 
     def meet(self, where: ByteRange) -> bool:
-        """Whether one of them begins in `where`, or holds its beginning."""
+        """Return whether one of the ranges begins in `where`, or contains its beginning."""
         places = self._starts.get(where.path, ())
         number = bisect_right(places, (where.offset, where.end))
         before = number > 0 and places[number - 1][1] > where.offset
@@ -126,7 +126,7 @@ class _Ranges:
 
 
 def _summed(plan: Plan) -> tuple[_Ranges, _Ranges]:
-    """What the checksums of the output are made of, and what the writer reads."""
+    """Return the ranges that the checksums of the output cover, and the ranges that the writer reads."""
     summed, read = _Ranges(), _Ranges()
     for file in plan.files:
         position = 0
@@ -148,10 +148,10 @@ def run(checks: Iterable[Check], stopped: Flag | None = None, joined: Joined | N
     """Compare bytes with their checksums, until `stopped`.
 
     Args:
-        joined: has what is summed of them; without it, all are read.
+        joined: the sums of bytes that were already read; without it, all bytes are read.
 
     Raises:
-        DamagedFile: bytes have another checksum.
+        DamagedFile: bytes do not match their checksum.
         CkptfixError: they cannot be read.
     """
     for check in checks:
@@ -172,12 +172,12 @@ def _place(check: Check) -> tuple[str, int]:
 
 
 def differs(check: Check) -> DamagedFile:
-    """An error about bytes that do not have their checksum."""
+    """Return an error about bytes that do not match their checksum."""
     path, offset = _place(check)
     return DamagedFile(
         "its bytes do not match the CRC-32 that the file states: they are damaged",
         path=path or None,
         where=f"storage {check.where}",
         offset=offset,
-        hint=f"`ckptfix repair {quoted(path)} OUT` keeps the tensors that are intact",
+        hint=f"keep the intact tensors with `ckptfix repair {quoted(path)} OUT`",
     )

@@ -1,4 +1,4 @@
-"""Copies of ranges of a file into another: shared blocks where the file system has them, else inside the kernel."""
+"""Copies of ranges from one file to another: by shared blocks where the file system has them, or in the kernel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ckptfix.io.blocks import CLONE_CHUNK, PAGE, SMALL, block_of, share, whole_b
 from ckptfix.io.source import BATCH, Source
 
 KERNEL_CHUNK = 16 << 20
-"""Bytes of one call to the kernel: some 10 ms, so that progress moves and an interrupt is answered."""
+"""Bytes per call to the kernel: some 10 ms, so that progress advances and an interrupt is answered."""
 
 LONG = 256 << 10
-"""Bytes of a piece that is not worth joining with others."""
+"""Bytes of a piece that is too long to be worth joining with others."""
 
 _OTHER_MEANS = {
     errno.EXDEV,  # two file systems
@@ -23,12 +23,12 @@ _OTHER_MEANS = {
     errno.ENOSYS,
     errno.EOPNOTSUPP,
     errno.ETXTBSY,
-    errno.EPERM,  # a sandbox that knows no such call, or an immutable file
-    errno.EIO,  # pread and write then show which side it was
+    errno.EPERM,  # a sandbox without this call, or an immutable file
+    errno.EIO,  # pread and write then show which side has failed
 }
 
 def by_kernel(where: ByteRange, position: int) -> bool:
-    """Whether a range that goes to `position` of the output need not be read."""
+    """Return whether the kernel can copy a range to `position` of the output, so that it need not be read."""
     return where.length >= SMALL and (where.offset - position) % PAGE == 0
 
 
@@ -36,7 +36,7 @@ Means = Callable[[int, int, int, int], int]
 """(out_fd, in_fd, offset, count) -> bytes copied to the current position of out_fd."""
 
 Saw = Callable[[str, int, bytes], None]
-"""Called with what is read: name of the source, offset, bytes. What the kernel copies is not seen."""
+"""Called with the data that is read: name of the source, offset, bytes. Data that the kernel copies is not included."""
 
 
 def _copy_file_range(out_fd: int, in_fd: int, offset: int, count: int) -> int:
@@ -51,7 +51,7 @@ def _position(fd: int) -> int:
 
 
 def _kernel_means() -> list[Means]:
-    """The ways this system can copy without passing the bytes through the process, best first."""
+    """Return the ways in which this system can copy without passing the bytes through the process, best first."""
     means: list[Means] = []
     if hasattr(os, "copy_file_range"):
         means.append(_copy_file_range)
@@ -64,9 +64,9 @@ class Sink:
     """A descriptor that is written front to back; small pieces are joined into writes of `BATCH` bytes.
 
     Args:
-        advance: called with the bytes that were written, as they are.
-        saw: called with what is read.
-        shared: called in the place of `advance` for bytes that the file shares with its source.
+        advance: called with the number of bytes after each write.
+        saw: called with the data that is read.
+        shared: called instead of `advance` for bytes that the file shares with its source.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sink:
         self._means = _kernel_means()
         self._block = block_of(fd)
         self._apart: set[int] = set()
-        """File systems whose blocks this file does not share: each is asked once."""
+        """File systems whose blocks this file cannot share: each is tried once."""
         self._position = _position(fd)
         self._pieces: list[bytes] = []
         self._pending = 0
@@ -111,7 +111,10 @@ class Sink:
             self._advance(count)
 
     def _share(self, source: Source, where: ByteRange) -> int:
-        """Where the rest of a range begins that is still to be copied: its end is, and all of what is not shared."""
+        """Share as many blocks of a range as possible, and return the offset of the rest that must be copied.
+
+        This is the end of the range if everything was shared or read.
+        """
         if source.fd is None or source.mark.device in self._apart:
             return where.offset
         part = whole_blocks(where, self._position + self._pending, self._block)
@@ -148,7 +151,7 @@ class Sink:
                 sent = 0
             if sent:
                 return sent
-            # Some file systems answer 0 for "not here": only a read of nothing says that the file has ended.
+            # Some file systems return 0 for "not supported": only an empty read proves that the file has ended.
             del self._means[0]
         data = source.read(offset, min(count, BATCH))
         if self._saw is not None:
@@ -169,5 +172,5 @@ class Sink:
         while view:
             written = os.write(self._fd, view)
             if not written:
-                raise OSError(errno.EIO, "write took no bytes")
+                raise OSError(errno.EIO, "write accepted no bytes")
             view = view[written:]

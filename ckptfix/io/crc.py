@@ -1,7 +1,7 @@
-"""CRC-32, which torch's zip files state of every record, as fast as what is installed can sum it.
+"""CRC-32, which torch's zip files state for every record, computed by the fastest installed library.
 
-With ``isal`` (``pip install 'ckptfix[fast]'``) sums are made with the processor's carry-less multiplication, three to
-seven times as fast as by zlib: where they bound a job, as a conversion to zip and a load that verifies, it shows.
+``isal`` (``pip install 'ckptfix[fast]'``) uses the processor's carry-less multiplication, and is three to seven times
+as fast as zlib. It speeds up jobs that checksums dominate: a conversion to zip, or a load that verifies.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Makers of derived segments: bytes that no file has as they must be written, in bounded memory.
+"""Factories of derived segments: bytes that are computed from files, in bounded memory.
 
-Nothing is read when a segment is made, only when its chunks are asked for: planning reads no data.
+Creating a segment reads nothing, so planning reads no data. The chunks are computed when they are requested.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
     Elements: TypeAlias = NDArray[Any]
 
 BLOCK = 4 << 20
-"""Bytes of output that `gathered` makes at once; it holds at most twice as many of input."""
+"""Bytes of output that `gathered` makes at once; it holds at most twice as many bytes of input."""
 
 TURNED = 16 << 20
-"""The same where the innermost dimension lies apart: of a transposed matrix more columns come with each pread."""
+"""The block size if the innermost dimension is not contiguous: each pread of a transposed matrix then covers more
+columns."""
 
 AHEAD = 6
-"""Pieces of a block that may wait to be written."""
+"""Pieces of a block that can wait to be written."""
 
 TILE = 128
-"""Elements of a row that are turned at once."""
+"""Elements of a row that are transposed at once."""
 
 READ_COST = 4096
-"""Bytes that could have been read in the time that one more pread takes: some 2 us at 2 GB/s."""
+"""Bytes that can be read in the time of one more pread: some 2 us at 2 GB/s."""
 
 
 def inflated(data: ByteRange, length: int) -> Derived:
-    """The `length` bytes that a raw deflate stream (RFC 1951, as in zip) expands to.
+    """Return the `length` bytes that a raw deflate stream (RFC 1951, as in zip) expands to.
 
-    Its chunks raise DamagedFile for a stream that is damaged or makes more or fewer bytes, whatever it would make:
-    no byte beyond `length` is yielded. Bytes behind the end of the stream are not looked at.
+    Its chunks raise DamagedFile if the stream is damaged, or expands to more or fewer bytes. No byte beyond `length` is
+    yielded, however long the stream is. Bytes behind the end of the stream are ignored.
     """
 
     def chunks() -> Iterator[bytes]:
@@ -55,11 +56,11 @@ def inflated(data: ByteRange, length: int) -> Derived:
         try:
             for packed in read_chunks(data, CRC_CHUNK):
                 while True:
-                    # One byte more than promised is asked for: it shows that a stream is too long.
+                    # Request one byte more than promised, to detect a stream that is too long.
                     chunk = stream.decompress(packed, min(left + 1, 1 << 20))
                     left -= len(chunk)
                     if left < 0:
-                        raise _damaged(data, f"deflated data makes more than the {length} bytes promised")
+                        raise _damaged(data, f"deflated data expands to more than the promised {length} bytes")
                     if chunk:
                         yield chunk
                     packed = stream.unconsumed_tail
@@ -70,7 +71,7 @@ def inflated(data: ByteRange, length: int) -> Derived:
         except zlib.error as error:
             raise _damaged(data, f"deflated data is damaged: {error}") from error
         if left or not stream.eof:
-            raise _damaged(data, f"deflated data makes {length - left} of the {length} bytes promised")
+            raise _damaged(data, f"deflated data expands to {length - left} of the promised {length} bytes")
 
     return Derived(length, chunks, "inflated", (data,))
 
@@ -83,13 +84,13 @@ _UNSIGNED = {array(code).itemsize: code for code in "BHILQ"}
 
 
 def byteswapped(data: Data, itemsize: int) -> Derived:
-    """`data` with the bytes of each number reversed.
+    """Return `data` with the bytes of each number reversed.
 
     Args:
-        itemsize: bytes of one number: 1, 2, 4 or 8; of one component for a complex number.
+        itemsize: bytes of one number: 1, 2, 4 or 8; for a complex number, bytes of one component.
 
     Raises:
-        DamagedFile: `data` does not hold whole numbers.
+        DamagedFile: the length of `data` is not a multiple of `itemsize`.
     """
     code = _UNSIGNED[itemsize]
     if data.length % itemsize:
@@ -110,15 +111,15 @@ def byteswapped(data: Data, itemsize: int) -> Derived:
 
 
 def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Sequence[int], offset: int) -> Derived:
-    """The elements of a strided view of the storage `data`, in row-major order.
+    """Return the elements of a strided view of the storage `data`, in row-major order.
 
-    The view is made in blocks of `BLOCK` bytes, each read in storage order: a transposed matrix costs a pread
-    for a run of a column, not one for an element.
+    The view is made in blocks of `BLOCK` bytes, each read in storage order: a transposed matrix costs one pread for a
+    run of a column rather than for each element.
 
     Args:
         itemsize: bytes of one element.
         shape: sizes in elements.
-        stride: steps in elements, none negative (torch has no such).
+        stride: steps in elements, never negative (torch has no negative strides).
         offset: first element, counted in elements.
 
     Raises:
@@ -128,7 +129,7 @@ def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Seque
     if count:
         last = offset + reach(shape, stride) - 1
         if offset < 0 or min(stride, default=0) < 0 or (last + 1) * itemsize > data.length:
-            raise _damaged(data, f"a view of elements {offset} to {last} in a storage of {data.length // itemsize}")
+            raise _damaged(data, f"a view needs elements {offset} to {last} of a storage of {data.length // itemsize}")
     sizes, steps = _merged(shape, stride)
 
     def chunks() -> Iterator[bytes]:
@@ -143,7 +144,7 @@ def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Seque
                 yield from (_row_major(read(block)) for block in blocks)
                 return
             keep_freed_memory()
-            # Others turn what this thread reads and writes.
+            # Other threads reorder the elements, while this one reads and writes.
             with closing(Workers(AHEAD).run(_row_major, _cut(map(read, blocks)))) as made:
                 yield from made
 
@@ -151,7 +152,7 @@ def gathered(data: ByteRange, itemsize: int, shape: Sequence[int], stride: Seque
 
 
 def _merged(shape: Sequence[int], stride: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The same elements in the same order with the fewest dimensions."""
+    """Return the shape and stride with the fewest dimensions that have the same elements in the same order."""
     sizes: list[int] = []
     steps: list[int] = []
     for size, step in zip(shape, stride, strict=True):
@@ -169,7 +170,7 @@ def _merged(shape: Sequence[int], stride: Sequence[int]) -> tuple[list[int], lis
 def block_of(
     data: ByteRange, itemsize: int, shape: Sequence[int], stride: Sequence[int], offset: int, at: int
 ) -> tuple[int, bytes]:
-    """The block of `gathered` that holds the byte `at` of the view: its first byte, and the block."""
+    """Return the block of `gathered` that holds the byte `at` of the view, and the position of its first byte."""
     sizes, steps = _merged(shape, stride)
     outer, inner, height = _layout(sizes, itemsize, steps)
     base, start, box = 0, 0, list(sizes)
@@ -187,7 +188,7 @@ def block_of(
 
 
 def _layout(sizes: Sequence[int], itemsize: int, steps: Sequence[int]) -> tuple[int | None, int, int]:
-    """How a view is cut into blocks: along which dimension, the bytes of a row of it, and the rows of a block."""
+    """Return the split of a view into blocks: its dimension, the bytes of one of its rows, and the rows in a block."""
     cut = len(sizes)
     inner = itemsize
     block = TURNED if steps and steps[-1] > 1 else BLOCK
@@ -198,9 +199,9 @@ def _layout(sizes: Sequence[int], itemsize: int, steps: Sequence[int]) -> tuple[
 
 
 def _boxes(sizes: Sequence[int], steps: Sequence[int], itemsize: int) -> Iterator[tuple[int, list[int]]]:
-    """The view cut into blocks that follow each other in row-major order: (first element, sizes).
+    """Yield the view in blocks that follow each other in row-major order: (first element, sizes).
 
-    Sizes stand for the last dimensions; those before are one element wide.
+    The sizes belong to the last dimensions; the block is one element wide in the dimensions before.
     """
     outer, _, height = _layout(sizes, itemsize, steps)
     if outer is None:
@@ -212,7 +213,7 @@ def _boxes(sizes: Sequence[int], steps: Sequence[int], itemsize: int) -> Iterato
 
 
 def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Iterator[int]:
-    """Where the elements of a view are, in row-major order."""
+    """Yield the positions of a view's elements in row-major order."""
     if not sizes:
         yield base
         return
@@ -221,7 +222,7 @@ def _positions(sizes: Sequence[int], steps: Sequence[int], base: int = 0) -> Ite
 
 
 def _read(source: Source, first: int, itemsize: int, box: Sequence[int], all_steps: Sequence[int]) -> Elements:
-    """The elements of one block, whose first is at byte `first`, as a view of what was read for it."""
+    """Read the elements of one block, whose first is at byte `first`, and return a view of the buffer."""
     import numpy
     from numpy.lib.stride_tricks import as_strided
 
@@ -230,7 +231,7 @@ def _read(source: Source, first: int, itemsize: int, box: Sequence[int], all_ste
     spanned = _spanned(order, itemsize, box, steps)
     span = itemsize + sum((box[axis] - 1) * steps[axis] for axis in order[:spanned])
     outer = order[spanned:]
-    # Elements that are numbers to numpy are copied several times as fast as those without a type.
+    # numpy copies elements with a numeric type several times as fast as elements without a type.
     kind = f"u{itemsize}" if itemsize in (1, 2, 4, 8) else f"V{itemsize}"
     elements: Elements = numpy.empty(span * math.prod(box[axis] for axis in outer) // itemsize, kind)
     buffer = elements.view(numpy.uint8).data
@@ -246,7 +247,7 @@ def _read(source: Source, first: int, itemsize: int, box: Sequence[int], all_ste
 
 
 def _cut(blocks: Iterable[Elements]) -> Iterator[Elements]:
-    """The blocks in pieces of at most `BATCH` bytes, or of a row: what is made is written while a cache has it."""
+    """Yield the blocks in pieces of at most `BATCH` bytes, or one row, to write each piece while it is in a cache."""
     for block in blocks:
         rows = max(BATCH * block.shape[0] // block.nbytes, 1)
         for row in range(0, block.shape[0], rows):
@@ -254,12 +255,12 @@ def _cut(blocks: Iterable[Elements]) -> Iterator[Elements]:
 
 
 def _row_major(view: Elements) -> bytes:
-    """The bytes of the elements of a view."""
+    """Return the bytes of a view's elements in row-major order."""
     import numpy
 
     if not view.strides or view.strides[-1] == min(view.strides):
         return view.tobytes()
-    # What is read of a line of the processor's cache is used before it is gone.
+    # Tiles use each line of the processor's cache completely before it is evicted.
     made = numpy.empty(view.shape, view.dtype)
     for start in range(0, view.shape[-1], TILE):
         made[..., start : start + TILE] = view[..., start : start + TILE]
@@ -267,7 +268,7 @@ def _row_major(view: Elements) -> bytes:
 
 
 def _spanned(order: Sequence[int], itemsize: int, box: Sequence[int], steps: Sequence[int]) -> int:
-    """How many dimensions, smallest step first, one read should span; gaps are read where that is cheaper."""
+    """Return how many dimensions one read should span, smallest step first; gaps are read where that is cheaper."""
     runs = math.prod(box[axis] for axis in order if steps[axis])
     span = itemsize
     best, least = 0, runs * (READ_COST + span)

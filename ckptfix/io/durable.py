@@ -1,4 +1,4 @@
-"""What `write` is made of: the mode, the folder's sync, and the second name of a file that is replaced."""
+"""The building blocks of `write`: the mode, the folder's sync, and the second name of a file that is replaced."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from ckptfix.io.source import open_source
 from ckptfix.io.system import write_failed
 
 NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-"""What a file system without hard links says, or one that allows no more of them."""
+"""Error numbers of a file system without hard links, or one that allows no more of them."""
 
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 COMPLETE = "the output is complete, but may not survive a power cut: "
-"""How an error begins that came when all was written, and had its name."""
+"""The beginning of an error that occurred after the output was complete and had its name."""
 
 TRIES = 200
-"""How often a step of the cleaning up is retried for want of memory."""
+"""The number of attempts for a clean-up step that runs out of memory."""
 
 _DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @dataclass(slots=True)
 class Kept:
-    """A file that is replaced, kept under another name: ``NAME.~1~``, or the next number that is free.
+    """A replaced file that is kept under a different name: ``NAME.~1~``, or the next unused number.
 
     Attributes:
         path: the file, as its user spells it.
         dest: the same without symbolic links.
-        copy: a temp name beside it, for file systems without links.
-        name: where it is kept.
+        copy: a temporary name beside it, for file systems without links.
+        name: the name under which it is kept.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Kept:
 
     @property
     def spelled(self) -> str:
-        """`name` as `path` is spelled, unless that is a link to another place."""
+        """`name` in the spelling of `path`, unless that is a link to a different place."""
         assert self.name is not None
         return self.name if os.path.islink(self.path) else self.path + self.name.removeprefix(self.dest)
 
@@ -59,10 +59,10 @@ class Kept:
         return kept_line(self.path, self.spelled)
 
     def keep(self, old: os.stat_result) -> None:
-        """Make the second name: a hard link, or a copy that is complete and on the disk before it gets the name.
+        """Make the second name: a hard link, or a complete copy that is on the disk before it gets the name.
 
         Raises:
-            WriteFailed: the disk has no room for it, or for the name. An OSError is the system's.
+            WriteFailed: the disk has no room for the copy or the name. Any other OSError comes from the system.
         """
         self.identity = identity(self.dest)
         for name in _numbered(self.dest):
@@ -74,8 +74,8 @@ class Kept:
                 continue
             except OSError as error:
                 if error.errno == errno.ENAMETOOLONG:
-                    message = f"the old file cannot be kept: {os.path.basename(name)} is too long a name"
-                    raise WriteFailed(message, path=self.path, hint="-o OUT --force replaces it") from error
+                    message = f"the old file cannot be kept: the name {os.path.basename(name)} is too long"
+                    raise WriteFailed(message, path=self.path, hint="replace it with -o OUT --force") from error
                 if error.errno not in NO_LINKS:
                     raise
                 self._copy(old)
@@ -83,7 +83,10 @@ class Kept:
         sync_folder(os.path.dirname(self.dest))
 
     def _copy(self, old: os.stat_result) -> None:
-        """Under a temp name, then renamed over an empty file that holds the name: so no other file is ever replaced."""
+        """Copy the file under a temporary name, then rename it over an empty file that reserves the name.
+
+        In this way no other file is ever replaced.
+        """
         self.name = None
         with open_source(self.dest) as source:
             fd = os.open(self.copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -113,8 +116,8 @@ class Kept:
             return
 
     def undo(self, new: tuple[int, int] | None) -> None:
-        """Have the file under its old name alone, which may belong to `new` by now; OSError where that fails."""
-        # The name may be another file's that was there before: then nothing was kept yet.
+        """Restore the file under its old name, which may belong to `new` by now. Raises OSError if that fails."""
+        # The name may belong to a file that existed before: in that case nothing was kept yet.
         if self.name is None or not os.path.lexists(self.name) or identity(self.name) != self.identity:
             return
         if identity(self.dest) == new:
@@ -124,23 +127,23 @@ class Kept:
 
 
 def kept_line(path: str, name: str) -> str:
-    """The line about a file at `path` that was replaced and is kept as `name`."""
+    """Return the line about a file at `path` that was replaced and is kept as `name`."""
     return f"kept the old {path} as {name}"
 
 
 def _numbered(path: str) -> Iterator[str]:
-    """``PATH.~1~``, ``PATH.~2~`` and so on: names of GNU's numbered backups."""
+    """Yield ``PATH.~1~``, ``PATH.~2~`` and so on, the names of GNU's numbered backups."""
     return (f"{path}.~{number}~" for number in count(1))
 
 
 def identity(path: str) -> tuple[int, int]:
-    """What identifies the file at `path`: device and inode."""
+    """Return the device and inode, which identify the file at `path`."""
     status = os.stat(path)
     return status.st_dev, status.st_ino
 
 
 def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> None:
-    """Owner and mode of the file that is replaced, as far as we may; otherwise what the umask gives of `allowed`."""
+    """Set owner and mode to those of the replaced file, as far as permitted, or else to `allowed` minus the umask."""
     with suppress(PermissionError):
         if old is None:
             os.fchmod(fd, allowed & ~_umask())
@@ -151,18 +154,18 @@ def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> Non
 
 
 def _umask() -> int:
-    # It cannot be asked for without being set: for a moment other threads make private files, never open ones.
+    # The umask cannot be read without setting it. For a moment, files of other threads become private, never public.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def persist(clean_up: Callable[[], None]) -> None:
-    """Do what can be repeated, as far as it can be done. Memory that has run out comes back while errors unwind."""
+    """Run a repeatable clean-up as far as possible, with retries if memory runs out: it returns while errors unwind."""
     for _ in range(TRIES):
         try:
             clean_up()
-        except (MemoryError, SystemError):  # an enum's __new__ says SystemError for want of memory
+        except (MemoryError, SystemError):  # an enum's __new__ raises SystemError if memory runs out
             continue
         except OSError:
             pass
@@ -170,9 +173,9 @@ def persist(clean_up: Callable[[], None]) -> None:
 
 
 class Undisturbed:
-    """Lets signals wait until what is inside is done; then they act as they would have.
+    """A context that delays signals until its end; then they take effect as usual.
 
-    Made before it is needed: it is entered even when memory has run out.
+    Create it before it is needed: it can be entered even when memory has run out.
     """
 
     def __init__(self) -> None:
@@ -187,7 +190,7 @@ class Undisturbed:
         if self._mask is None:
             self._mask = {*signal.pthread_sigmask(signal.SIG_BLOCK, ())}
         signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
-        # The mask is this thread's alone: another may take the signal, and then the handler still runs in this one.
+        # The mask applies to this thread only: if another thread gets the signal, the handler still runs in this one.
         if threading.current_thread() is threading.main_thread():
             for number in _DEFERRED - {*self._handlers}:
                 handler = signal.getsignal(number)
@@ -214,10 +217,10 @@ class Undisturbed:
 
 
 def sync_folder(folder: str) -> None:
-    """Bring the names in `folder` to the disk, where its file system can do so.
+    """Flush the names in `folder` to the disk, if its file system supports that.
 
     Raises:
-        WriteFailed: it could not.
+        WriteFailed: the flush failed.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,9 +1,9 @@
-"""The elements of a tensor: what its bytes stand for, of whichever view the file has.
+"""The elements of a tensor: the values of its bytes, for every kind of view that a file can have.
 
-A tensor is its values. What moves is a range of its file; strides, and the bits that torch sets where it negates or
-conjugates a tensor without touching its memory (``tensor.conj()``, ``z.conj().imag``), only say how the range is read.
-Whoever compares, hashes, adds up or writes elements asks here, and `same_place` of two tensors says, without reading,
-that they are one.
+A tensor is its values. Only a range of its file is moved; strides, and the bits that torch sets when it negates or
+conjugates a tensor without touching its memory (``tensor.conj()``, ``z.conj().imag``), only describe how to read that
+range. All code that compares, hashes, sums or writes elements uses this module. `same_place` shows without reading that
+two tensors are one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ckptfix.io.derived import gathered
 from ckptfix.io.read import cut, read_chunks, read_from
 
 NEGATED = frozenset({"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"})
-"""The real dtypes that torch negates; ``resolve_neg`` of any other fails."""
+"""The real dtypes that torch can negate; ``resolve_neg`` of any other fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """What makes values of the bytes of a tensor with lazy marks, of whole elements at a time.
+    """A function that computes the values of a tensor with lazy marks from its bytes, for whole elements at a time.
 
     Attributes:
         dtype: of the elements.
@@ -36,7 +36,7 @@ class Resolve:
     byteorder: str
 
     def __call__(self, chunk: bytes | memoryview) -> bytes:
-        """The values whose bytes `chunk` has, in the same byte order."""
+        """Return the values of the bytes `chunk`, in the same byte order."""
         import numpy
 
         order = ">" if self.byteorder == "big" else "<"
@@ -45,7 +45,7 @@ class Resolve:
             numbers = numpy.frombuffer(chunk, f"{order}i{unit}").copy()
             numpy.negative(numbers, out=numbers)
             return numbers.tobytes()
-        # The sign of a floating-point number is a bit of its own, of NaN and of zero too.
+        # The sign of a floating-point number is a separate bit, also for NaN and zero.
         signs = numpy.frombuffer(chunk, f"{order}u{unit}").copy()
         flip = signs.dtype.type(1 << (8 * unit - 1))
         negative, conjugate = "neg" in self.lazy, "conj" in self.lazy
@@ -60,7 +60,7 @@ class Resolve:
 
 
 def why_unresolved(entry: TensorEntry) -> str | None:
-    """Why the marks of a tensor stand for no values that torch could compute; None where they do, or there are none."""
+    """Return why torch cannot compute the values that a tensor's marks stand for; None if it can, or without marks."""
     if not entry.lazy:
         return None
     row = dtypes.find(entry.dtype)
@@ -73,10 +73,13 @@ def why_unresolved(entry: TensorEntry) -> str | None:
 
 
 def resolve(entry: TensorEntry, byteorder: str) -> Resolve | None:
-    """What makes values of the bytes of a tensor of a file in this byte order; None where the bytes are the values.
+    """Return the function that computes a tensor's values from its bytes; None if the bytes are the values.
+
+    Args:
+        byteorder: of the tensor's file.
 
     Raises:
-        Unsupported: torch has no such values.
+        Unsupported: torch cannot compute the values.
     """
     if not entry.lazy:
         return None
@@ -86,10 +89,11 @@ def resolve(entry: TensorEntry, byteorder: str) -> Resolve | None:
 
 
 def row_major(entry: TensorEntry, byteorder: str) -> Data:
-    """The elements of a dense tensor in row-major order, in the byte order of its file.
+    """Return the elements of a dense tensor in row-major order, in the byte order of its file.
 
     Raises:
-        Unsupported: a strided view of bytes that are in no file as such; values that torch does not have.
+        Unsupported: a strided view of bytes that are not stored in a file directly, or values that torch cannot
+            compute.
         DamagedFile: it reaches outside its storage.
     """
     if entry.lazy:
@@ -103,7 +107,7 @@ def _stored(entry: TensorEntry) -> Data:
     data = entry.storage.data if entry.storage is not None else None
     if isinstance(data, Derived):
         if not entry.is_contiguous:
-            raise Unsupported("a strided view of a compressed or big-endian record", where=entry.name)
+            raise Unsupported("it is a strided view of a compressed or big-endian record", where=entry.name)
         return _part(data, entry.offset * entry.itemsize, entry.nbytes)
     if isinstance(data, ByteRange) and not entry.is_contiguous:
         return gathered(data, entry.itemsize, entry.shape, entry.stride, entry.offset)
@@ -111,7 +115,7 @@ def _stored(entry: TensorEntry) -> Data:
 
 
 def _part(data: Derived, offset: int, length: int) -> Derived:
-    """`length` bytes that begin `offset` bytes into `data`."""
+    """Return `length` bytes that begin `offset` bytes into `data`."""
     if (offset, length) == (0, data.length):
         return data
     return replace(data, length=length, chunks=lambda: cut(read_chunks(data), offset, length), blank=b"")
@@ -132,12 +136,12 @@ def _resolved(data: Data, values: Resolve) -> Derived:
 
 
 def resolved(entry: TensorEntry, byteorder: str) -> TensorEntry:
-    """A dense tensor whose bytes are its values: `entry` itself, or without its marks over a stream of its own.
+    """Return a dense tensor whose bytes are its values: `entry` itself, or one without marks over a stream of its own.
 
-    Two names of one tensor are names of one tensor afterwards.
+    Two keys of one tensor remain keys of one tensor.
 
     Raises:
-        Unsupported: as `row_major`.
+        Unsupported: as in `row_major`.
     """
     storage = entry.storage
     if not entry.lazy or storage is None or storage.data is None:

@@ -1,9 +1,10 @@
-"""A folder of files that is complete and durable, or not there at all.
+"""Folders of files that appear complete and durable, or not at all.
 
-It is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, and renamed when all
-of its files are on the disk. A folder that is replaced changes places with it in one step where the system can do that
-(``renameat2`` with RENAME_EXCHANGE: Linux 3.15 and most of its file systems); elsewhere it is moved aside first, and
-moved back if the rename fails. It is removed where nothing is in it but a checkpoint, and kept otherwise.
+A folder is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, and renamed
+once all of its files are on the disk. A folder that is replaced is swapped with it in one step where the system can do
+that (``renameat2`` with RENAME_EXCHANGE: Linux 3.15 and most of its file systems). Elsewhere the old folder is moved
+aside first, and moved back if the rename fails. The old folder is removed if it holds nothing but a checkpoint, and
+kept otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ckptfix.urls import is_url
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2
 _CANNOT = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
-"""What a system says that has no such rename, or whose file system has none."""
+"""Error numbers of a system or a file system that does not support such a rename."""
 
 
 def write_folder(
@@ -50,22 +51,22 @@ def write_folder(
     inputs: Mapping[str, Stamp] | None = None,
     progress: Progress | None = None,
 ) -> str | None:
-    """Write the files of `plan`, all of which are below the folder `dest`: the folder is complete, or as it was.
+    """Write the files of `plan`, which are all below the folder `dest`, which ends up either complete or unchanged.
 
     Args:
         overwrite: replace a folder that exists; an empty one is always replaced.
-        keep_old: keep what is replaced, as ``DEST.~1~`` or the next number that is free.
-        own: the files of a folder that may be removed with it, by path. If it holds others, it is kept as well.
-        link: give a file of the plan that is a whole file of the input a second name, instead of a copy, where the
-            file system can; an edit of one is then an edit of the other.
-        inputs, progress: as `write_plan`.
+        keep_old: keep the replaced folder as ``DEST.~1~``, or with the next unused number.
+        own: the files of a folder, by path, that can be removed with it. If it holds other files, it is kept as well.
+        link: give a file of the plan that is a whole file of the input a second name instead of a copy, where the file
+            system supports it; an edit of one is then an edit of the other.
+        inputs, progress: as in `write_plan`.
 
     Returns:
-        The name under which the folder that was there is kept; None where there was none, or it is gone.
+        The name under which the old folder is kept; None if there was no folder, or if it was removed.
 
     Raises:
         WouldOverwrite: `dest` exists, without `overwrite`.
-        CkptfixError: as `write_plan`.
+        CkptfixError: as in `write_plan`.
     """
     team = ranks.current()
     if is_url(dest):
@@ -106,7 +107,7 @@ def _write(
     try:
         os.mkdir(temp)
         ours = identity(temp)
-        # What is written into it is not yet the output.
+        # Files that are written into it are not yet the output.
         with _spelled(temp, dest), recorded():
             write_plan(_placed(plan, dest, temp, link), inputs=inputs, progress=progress)
             for folder, _, _ in os.walk(temp):
@@ -132,7 +133,10 @@ def _write_with(
     inputs: Mapping[str, Stamp] | None,
     progress: Progress | None,
 ) -> str | None:
-    """The same by several ranks: each writes its share, and rank 0 the last file, when the others are on the disk."""
+    """Write the folder like `_write`, with several ranks.
+
+    Each rank writes its share, and rank 0 writes the last file when the others are on the disk.
+    """
     word = team.folder()
     first = team.rank == 0
     there = False
@@ -150,7 +154,7 @@ def _write_with(
         return os.path.basename(temp)
 
     def found() -> None:
-        """What rank 0 has made, and may not have said."""
+        """Find the folder that rank 0 may have made without reporting it."""
         nonlocal temp, ours
         with suppress(Exception):
             if ours is None and 0 in team.gone and team.said(f"{word}/naming") is None:
@@ -201,11 +205,11 @@ def _is(path: str, ours: tuple[int, int]) -> bool:
 
 
 def _free(dest: str, overwrite: bool) -> tuple[str, bool]:
-    """The real path of `dest`, and whether a folder is there that may be replaced."""
+    """Return the real path of `dest`, and whether it is a folder that can be replaced."""
     real = os.path.realpath(dest)
     there = os.path.lexists(real)
     if there and not overwrite and os.listdir(real):
-        raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
+        raise WouldOverwrite("exists", path=dest, hint="choose a different name, or add --force to replace it")
     return real, there
 
 
@@ -215,7 +219,7 @@ def _temp(real: str) -> str:
 
 
 def _named(temp: str, real: str, dest: str, there: bool, stays: bool) -> str | None:
-    """The folder `temp` gets its name; the name under which what was there is kept."""
+    """Rename `temp` to its final name, and return the name under which the old folder is kept."""
     kept = _publish(temp, real, there, stays)
     kept = None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
     forget(dest)
@@ -224,14 +228,14 @@ def _named(temp: str, real: str, dest: str, there: bool, stays: bool) -> str | N
 
 
 def _discard(temp: str, ours: tuple[int, int] | None) -> None:
-    """Remove `temp`, but never the folder that changed places with it."""
+    """Remove `temp`, but never the folder that was swapped with it."""
     with suppress(OSError):
         if ours is None or identity(temp) == ours:
             _remove(temp)
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, as far as that can be done."""
+    """Remove a folder as far as possible."""
     with suppress(OSError):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -242,7 +246,7 @@ def _line(dest: str, kept: str | None) -> str:
 
 @contextmanager
 def _spelled(temp: str, dest: str) -> Iterator[None]:
-    """Errors about files in `temp` are about those in `dest`."""
+    """Rewrite the paths of errors about files in `temp` to those in `dest`."""
     try:
         yield
     except CkptfixError as error:
@@ -253,7 +257,7 @@ def _spelled(temp: str, dest: str) -> Iterator[None]:
 
 
 def _placed(plan: Plan, dest: str, temp: str, link: bool) -> Plan:
-    """The plan for the folder `temp`, without the files that have become links."""
+    """Return the plan for the folder `temp`, without the files that have become links."""
     files = []
     for file in plan.files:
         path = os.path.join(temp, os.path.relpath(file.path, dest))
@@ -264,7 +268,7 @@ def _placed(plan: Plan, dest: str, temp: str, link: bool) -> Plan:
 
 
 def _made(folder: str, temp: str) -> None:
-    """Make a folder of `temp`, which itself may be taken away by others: it is not made again."""
+    """Make a folder inside `temp`, but never `temp` itself, which others may have removed."""
     if folder != temp and not os.path.isdir(folder):
         _made(os.path.dirname(folder), temp)
         with suppress(FileExistsError):
@@ -272,7 +276,7 @@ def _made(folder: str, temp: str) -> None:
 
 
 def _linked(file: OutputFile, path: str) -> bool:
-    """Whether `file` is all of a file that is there, and `path` is its second name now."""
+    """Try to make `path` a second name of `file`, if it is a whole existing file, and return whether that worked."""
     whole = file.segments[0] if len(file.segments) == 1 else None
     if not isinstance(whole, ByteRange) or whole.offset or is_url(whole.path):
         return False
@@ -285,7 +289,7 @@ def _linked(file: OutputFile, path: str) -> bool:
 
 
 def _only(folder: str, own: Callable[[str], Collection[str]]) -> bool:
-    """Whether `folder` holds nothing but files that may go with it."""
+    """Return whether `folder` holds only files that can be removed with it."""
     if not os.listdir(folder):
         return True
     may_go = {os.path.realpath(path) for path in own(folder)}
@@ -298,7 +302,7 @@ def _only(folder: str, own: Callable[[str], Collection[str]]) -> bool:
 
 
 def _publish(temp: str, dest: str, there: bool, stays: bool) -> str | None:
-    """`temp` becomes `dest`; the name under which what was there is kept."""
+    """Rename `temp` to `dest`, and return the name under which the old folder is kept."""
     if not there:
         if not _renamed(temp, dest, _NOREPLACE):
             if os.path.lexists(dest):
@@ -328,7 +332,7 @@ def _publish(temp: str, dest: str, there: bool, stays: bool) -> str | None:
 
 
 def _kept(old: str, dest: str) -> str:
-    """The name that the folder `old` is kept under, beside `dest`."""
+    """Rename the folder `old` to an unused backup name beside `dest`, and return that name."""
     for number in count(1):
         kept = f"{dest}.~{number}~"
         if not os.path.lexists(kept):
@@ -338,10 +342,10 @@ def _kept(old: str, dest: str) -> str:
 
 
 def _renamed(old: str, new: str, flags: int) -> bool:
-    """Whether ``renameat2`` with these flags was done; False where this system cannot.
+    """Call ``renameat2`` with these flags, and return whether it was done; False if this system does not support it.
 
     Raises:
-        OSError: it can, and failed.
+        OSError: the system supports it, and it failed.
     """
     if sys.platform != "linux":
         return False

@@ -1,6 +1,6 @@
-"""What may be put around a file, and how it comes off: packed data, and windows of a file or of memory as files.
+"""Layers around a file, and how to remove them: compressed data, and windows of a file or of memory as files.
 
-Nothing is unpacked further than it is asked for, and what is asked for is bounded by who asks.
+Data is decompressed only as far as the caller requests, and the caller bounds the amount.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from ckptfix.errors import Unsupported
 from ckptfix.io.source import BATCH, Name, Source, open_source
 
 MAX_RATIO = 100
-"""Packed checkpoints shrink a few times, the pickle of a large model 10 to 20; a bomb, a thousand times."""
+"""The highest compression ratio to accept. Checkpoints shrink a few times, the pickle of a large model 10 to 20 times,
+a bomb a thousand times."""
 
 MEMORY = 1 << 28
-"""Bytes that an xz or lzma stream may ask for to be unpacked."""
+"""Bytes of memory that the decompressor of an xz or lzma stream can use."""
 
 FAULTS = (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError)
-"""What the decompressors raise for damaged data."""
+"""Exceptions that the decompressors raise for damaged data."""
 
 
 class Packing(NamedTuple):
-    """A way of packing a stream: its name, its first bytes, and what unpacks it."""
+    """A compression format: its name, its first bytes, and a factory of its decompressor."""
 
     name: str
     magic: bytes
@@ -45,24 +46,25 @@ PACKINGS = (
 _ZLIB = tuple(
     Packing("zlib", magic, zlib.decompressobj) for magic in (b"\x78\x9c", b"\x78\x01", b"\x78\xda", b"\x78\x5e")
 )
-"""Old joblib wrote its pickles so. Two bytes say little: what comes out has to be something."""
+"""Old versions of joblib compressed pickles with zlib. Two bytes prove little: the decompressed data must make sense,
+too."""
 
 
 def packing_of(head: bytes) -> Packing | None:
-    """How the file that begins with `head` is packed as a whole; None if it is not."""
+    """Return the compression of a whole file that begins with `head`; None if it is not compressed."""
     return next((row for row in PACKINGS if head.startswith(row.magic)), None)
 
 
 def any_packing_of(head: bytes) -> Packing | None:
-    """The same, with zlib streams too, which have no magic number."""
+    """Return the compression like `packing_of`, including zlib streams, which have no magic number."""
     return packing_of(head) or next((row for row in _ZLIB if head.startswith(row.magic)), None)
 
 
 class Unpacked:
-    """What comes out of packed `chunks`, in pieces, up to the first damage.
+    """The decompressed content of `chunks`, in pieces, up to the first damage.
 
     Attributes:
-        whole: after it was read, whether everything came out; False while it is not read to its end.
+        whole: True once everything was read without damage; False before the end is reached.
     """
 
     def __init__(self, packing: Packing, chunks: Iterable[bytes]) -> None:
@@ -75,7 +77,7 @@ class Unpacked:
         for packed in self.chunks:
             while packed or not getattr(stream, "needs_input", True):
                 if stream.eof:
-                    # Another member follows, or something that is none.
+                    # Either one more member follows, or bytes that are not a member.
                     if not packed.startswith(self.packing.magic):
                         self.whole = True
                         return
@@ -93,7 +95,10 @@ class Unpacked:
 
 
 def lzma_of_zip(head: bytes) -> Any:
-    """The decompressor of a record of method 14, whose data begins with `head`: version, length, five properties."""
+    """Return the decompressor of a zip record of method 14.
+
+    Its data begins with `head`: a version, a length, and five bytes of properties.
+    """
     first = head[4]
     size = int.from_bytes(head[5:9], "little")
     filters = [{"id": lzma.FILTER_LZMA1, "dict_size": min(size, MEMORY), "lc": first % 9, "lp": first // 9 % 5,
@@ -102,7 +107,7 @@ def lzma_of_zip(head: bytes) -> Any:
 
 
 class Memory(Source):
-    """Bytes in memory, read as a file; `name` is the file that they come from."""
+    """Bytes in memory, read like a file; `name` is the file that they come from."""
 
     def __init__(self, data: bytes, name: str) -> None:
         super().__init__(name, len(data))
@@ -113,11 +118,14 @@ class Memory(Source):
 
 
 class Window(Source):
-    """`length` bytes from `offset` on of another file, as one; `base` is where it begins in the file or the memory."""
+    """A window of `length` bytes from `offset` of a file, read like a file of its own.
+
+    `base` is the position of its first byte in the underlying file or memory.
+    """
 
     def __init__(self, reader: Source, offset: int, length: int) -> None:
         if offset < 0 or length < 0:
-            raise Unsupported("a window before the file", path=reader.name)
+            raise Unsupported("the window begins before the file", path=reader.name)
         super().__init__(reader.name, max(0, min(length, reader.size - offset)), base=reader.base + offset)
         self.reader = reader
         self.first = offset
@@ -145,7 +153,7 @@ class Part(Name):
         return _OpenPart(self)
 
     def in_whole(self, data: Data) -> Data:
-        """The same bytes as bytes of the file around it, so that a plan copies them from there."""
+        """Return the same bytes as ranges of the file around it, so that a plan copies them from there."""
         if isinstance(data, ByteRange):
             return ByteRange(self.whole, self.offset + data.offset, data.length)
         sources = tuple(ByteRange(self.whole, self.offset + row.offset, row.length) for row in data.sources)

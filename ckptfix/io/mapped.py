@@ -1,4 +1,4 @@
-"""Bytes that are computed of others, piece by piece and on several threads, in bounded memory."""
+"""Bytes that are computed from other bytes, piece by piece on several threads, in bounded memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 
 PIECE = 1 << 20
-"""Bytes of each input that one call gets: small enough that what runs ahead stays below 100 MB."""
+"""Bytes of each input that one call gets: small enough that the pieces that run ahead stay below 100 MB."""
 
 AHEAD = 8
-"""Pieces that may wait to be written."""
+"""Pieces that can wait to be written."""
 
 Compute = Callable[[int, Sequence[bytes | memoryview]], bytes]
-"""(first element, the same elements of each input) -> their bytes in the output; called again in a second pass.
-
-What it gets is overwritten when it has returned."""
+"""(first element, the same elements of each input) -> their bytes in the output; called again in a second pass. Its
+arguments are overwritten after it has returned."""
 
 
 class _Scratch(threading.local):
-    """Memory that a thread reads into again and again: fresh memory costs as much as the reading, in page faults."""
+    """Memory that a thread reuses for its reads: fresh memory costs as much as the reading, in page faults."""
 
     def __init__(self) -> None:
         self._held: list[bytearray] = []
 
     def views(self, lengths: Sequence[int]) -> list[memoryview]:
-        """One of each length."""
+        """Return one view of each length."""
         for number, length in enumerate(lengths):
             if number == len(self._held):
                 self._held.append(bytearray(length))
@@ -42,12 +41,12 @@ class _Scratch(threading.local):
 
 
 def mapped(inputs: Sequence[Data], widths: Sequence[int], width: int, compute: Compute, what: str) -> Derived:
-    """The bytes that `compute` makes of the elements of all `inputs`, which are as many of each.
+    """Return the bytes that `compute` makes of the elements of all `inputs`, which have equal numbers of elements.
 
     Args:
         widths: bytes of an element of each input.
         width: bytes of an element of the output.
-        what: is being done, for a plan that is shown.
+        what: the work in words, for a plan that is displayed.
     """
     count = inputs[0].length // widths[0]
     step = max(PIECE // max(widths), 1)
@@ -82,14 +81,14 @@ def mapped(inputs: Sequence[Data], widths: Sequence[int], width: int, compute: C
 def _streamed(
     inputs: Sequence[Data], widths: Sequence[int], step: int, count: int, compute: Compute
 ) -> Iterator[bytes]:
-    """The same of streams, which are read front to back."""
+    """Yield the bytes like `mapped`, but from streams that are read front to back."""
     streams = [_cut(read_chunks(data), size * step) for data, size in zip(inputs, widths, strict=True)]
     for first, pieces in zip(range(0, count, step), zip(*streams, strict=True), strict=True):
         yield compute(first, pieces)
 
 
 def _cut(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """The same bytes in pieces of `size`, the last one aside."""
+    """Yield the same bytes in pieces of `size`, except for the last one."""
     held = bytearray()
     for chunk in chunks:
         held += chunk

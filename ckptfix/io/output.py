@@ -1,6 +1,6 @@
-"""One file on its way to the disk: filled beside its destination, synced, renamed over it, and undone where that fails.
+"""An output file: filled beside its destination, synced, renamed to it, and undone if a step fails.
 
-Its bytes begin to reach the disk while it grows, in the background: the sync at its end then has little left to do.
+The disk begins to store its bytes in the background while it grows, so the sync at its end is short.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from ckptfix.io.sources import Sources
 from ckptfix.io.system import named
 
 SYNC_EVERY = 64 << 20
-"""Bytes after which the disk begins to take what has been written. One GiB then takes 0.45 s, not 0.52 s."""
+"""Bytes after which a sync in the background begins. It writes one GiB in 0.45 s rather than 0.52 s."""
 
 WORTH_A_THREAD = 1 << 20
-"""Bytes of a file from which on its end is brought to the disk while the next one is written."""
+"""The smallest file, in bytes, whose end is synced while the next file is written."""
 
 MOST_ENDING = 4
-"""Files that are whole, and wait for the disk."""
+"""The most complete files that can wait for the disk."""
 
 TEMP_SUFFIX = ".ckptfix-tmp"
 
 SCRATCH = ".ckptfix-"
-"""What the name of a folder for what was unpacked begins with."""
+"""The prefix of the names of folders for unpacked data."""
 
 T = TypeVar("T")
 
 
 class Syncing:
-    """Brings files to the disk in the background: one while it grows, and the end of one while the next is written.
+    """A syncer of files in the background: it syncs a file while it grows, and its end while the next file is written.
 
     A failed sync is final, also in the background: the kernel reports it once, and forgets what it lost.
     """
@@ -55,7 +55,7 @@ class Syncing:
         self._ending: deque[tuple[OutputFile, Future[None]]] = deque()
 
     def wrote(self, fd: int, count: int) -> None:
-        """The file has `count` bytes more."""
+        """Note that the file has grown by `count` bytes."""
         self._waiting += count
         if self._waiting < SYNC_EVERY or (self._running is not None and not self._running.done()):
             return
@@ -64,7 +64,7 @@ class Syncing:
         self._waiting = 0
 
     def finish(self, output: OutputFile, file: FileIO, *, wait: bool) -> None:
-        """The file is whole: bring it to the disk and close it, at once or, without `wait`, in the background."""
+        """Sync a complete file and close it, at once or, without `wait`, in the background."""
         try:
             self._settle()
             self._waiting = 0
@@ -79,12 +79,12 @@ class Syncing:
             _end(file)
 
     def wait(self) -> None:
-        """Wait until every file is on the disk. Raises WriteFailed for one that did not get there."""
+        """Wait until every file is on the disk. Raises WriteFailed for one that could not be synced."""
         while self._ending:
             self._end_one()
 
     def close(self) -> None:
-        """End the thread; what it has begun is done."""
+        """End the thread; work that it has begun is finished."""
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -118,7 +118,7 @@ def _sync_data(fd: int) -> None:
 
 @dataclass(slots=True)
 class Output:
-    """One file on its way: its temp file, what it replaces, and how to go back."""
+    """An output file in progress: its temporary file, the file that it replaces, and the way back."""
 
     file: OutputFile
     old: os.stat_result | None
@@ -132,7 +132,7 @@ class Output:
 
     def __post_init__(self) -> None:
         folder, name = os.path.split(self.dest)
-        # Forty characters of the name keep the whole under NAME_MAX (255 bytes) in any encoding.
+        # With forty characters of the name, the result stays under NAME_MAX (255 bytes) in any encoding.
         stem = os.path.join(folder, f".{name[:40]}.{os.urandom(8).hex()}")
         self.temp = stem + TEMP_SUFFIX
         self.backup = stem + ".old" + TEMP_SUFFIX
@@ -141,7 +141,7 @@ class Output:
     def write(
         self, sources: Sources, advance: Callable[[int], None], saw: Saw, syncing: Syncing, *, wait: bool
     ) -> None:
-        """Fill the temp file and bring it to the disk; without `wait`, `syncing` does the latter in the background."""
+        """Fill the temporary file and sync it; without `wait`, `syncing` syncs it in the background."""
         fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         file = open(fd, "wb", buffering=0)  # noqa: SIM115 -- `syncing` closes it
         try:
@@ -164,7 +164,7 @@ class Output:
             sink.flush()
             size = os.fstat(fd).st_size
             if size != self.file.nbytes:
-                raise WriteFailed(f"{self.file.nbytes} bytes written, {size} arrived", path=self.file.path)
+                raise WriteFailed(f"{self.file.nbytes} bytes were written, but {size} arrived", path=self.file.path)
             adopt_mode(fd, self.old, sources.permissions)
         except BaseException:
             file.close()
@@ -172,13 +172,13 @@ class Output:
         syncing.finish(self.file, file, wait=wait or size < WORTH_A_THREAD)
 
     def keep_old(self) -> None:
-        """Keep a second name for what is replaced, so that `restore` can bring it back."""
+        """Keep a second name of the replaced file, so that `restore` can bring it back."""
         if self.old is not None:
             with suppress(OSError):
                 os.link(self.dest, self.backup)
 
     def publish(self, overwrite: bool) -> None:
-        """The temp file becomes the destination, in one step."""
+        """Rename the temporary file to the destination, in one step."""
         forget(self.file.path)
         forget(self.dest)
         if overwrite:
@@ -208,16 +208,16 @@ class Output:
             os.unlink(self.dest)
 
     def stuck(self) -> str | None:
-        """What to say where `restore` failed: the new file is there, and what holds the old one."""
+        """Return the message after a failed `restore`: the new file is there, and the old one has a temporary name."""
         with suppress(OSError, MemoryError):
             if identity(self.dest) != self.identity:
                 return None
-            line = f"{self.file.path} is the new file already, and could not be put back"
+            line = f"{self.file.path} is already the new file, and the old one could not be restored"
             if self.kept is not None:
                 return f"{line}; {self.kept.line}"
             if os.path.lexists(self.backup):
                 self.backup_stays = True
-                return f"{line}; the old one is {self.backup}"
+                return f"{line}; it is kept as {self.backup}"
             return line
         return None
 

@@ -1,4 +1,4 @@
-"""Files that are not there, read through what their bytes are made of: one that is planned, one that lies in pieces."""
+"""Virtual files, read through the segments that they consist of: a planned file, or one that is stored in pieces."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ckptfix.io.sums import crc32_joined
 
 
 class Made(Name):
-    """The name of a file that is not there."""
+    """The name of a virtual file."""
 
     size: int
 
     @abstractmethod
     def at(self, offset: int) -> tuple[Segment, int]:
-        """The segment that holds the byte at `offset`, and where in it that byte is."""
+        """Return the segment that holds the byte at `offset`, and the position of that byte in it."""
 
     def opened(self) -> Source:
         return _MadeSource(self)
@@ -36,7 +36,7 @@ class PlannedFile(Made):
     Attributes:
         file: the plan.
         starts: offset of each of its segments.
-        far: whether a file that it is copied from is not on this machine.
+        far: whether a file that it is copied from is remote.
     """
 
     file: OutputFile
@@ -48,7 +48,7 @@ class PlannedFile(Made):
         name.file = file
         name.size = file.nbytes
         name.starts = tuple(accumulate(map(segment_length, file.segments), initial=0))[:-1]
-        # Once: the file is opened for each of its tensors, and has several segments for each.
+        # Compute this only once: the file is opened for each of its tensors, and has several segments for each.
         paths = {segment.path for segment in file.segments if isinstance(segment, ByteRange)}
         name.far = not all(map(is_local, paths))
         return name
@@ -58,7 +58,7 @@ class PlannedFile(Made):
         return self.file.segments[index], offset - self.starts[index]
 
     def between(self, offset: int, length: int) -> Iterator[tuple[Segment, int, int]]:
-        """What the `length` bytes at `offset` are: (segment, first byte in it, how many of it)."""
+        """Yield the parts of the `length` bytes at `offset`: (segment, first byte in it, number of bytes)."""
         while length:
             segment, start = self.at(offset)
             count = min(length, segment_length(segment) - start)
@@ -69,17 +69,17 @@ class PlannedFile(Made):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes of a `SplicedFile` that belong together: what they are, and the checksums that their files state."""
+    """Bytes of a `SplicedFile` that belong together: their segments, and the checksums that their files state."""
 
     segments: tuple[Segment, ...]
     checks: tuple[Check, ...] = ()
 
 
 class SplicedFile(Made, Spliced):
-    """The name of a file that lies in pieces in others. What a piece is made of is looked up when it is first needed.
+    """The name of a virtual file that is stored in pieces in other files. A piece is looked up when it is first needed.
 
     Attributes:
-        starts: offset of each piece, and the size at the end.
+        starts: offset of each piece, followed by the size.
     """
 
     starts: tuple[int, ...]
@@ -87,7 +87,7 @@ class SplicedFile(Made, Spliced):
     _pieces: dict[int, Piece]
 
     def __new__(cls, name: str, lengths: Sequence[int], make: Callable[[int], Piece]) -> SplicedFile:
-        """A file of pieces of these `lengths`; `make` gives the piece of a number, and raises where it is damaged."""
+        """Create a file of pieces of these `lengths`; `make` returns the piece of a number, or raises if it is bad."""
         made = super().__new__(cls, name)
         made.starts = tuple(accumulate(lengths, initial=0))
         made.size = made.starts[-1]
@@ -96,14 +96,14 @@ class SplicedFile(Made, Spliced):
         return made
 
     def place(self, index: int) -> ByteRange:
-        """The range of the piece number `index`."""
+        """Return the range of the piece number `index`."""
         return ByteRange(self, self.starts[index], self.starts[index + 1] - self.starts[index])
 
     def piece(self, index: int) -> Piece:
-        """The piece number `index`.
+        """Return the piece number `index`.
 
         Raises:
-            CkptfixError: its file does not have it, or says otherwise.
+            CkptfixError: its file does not have it, or contradicts it.
         """
         found = self._pieces.get(index)
         if found is None:
@@ -115,12 +115,12 @@ class SplicedFile(Made, Spliced):
         return found
 
     def checks(self, where: ByteRange) -> Iterator[Check]:
-        """The checksums that the files state of the pieces that are in this range."""
+        """Yield the checksums that the files state of the pieces in this range."""
         for index in self._indices(where.offset, where.length):
             yield from self.piece(index).checks
 
     def crc32(self, where: ByteRange) -> int | None:
-        """The checksum of a whole piece, joined from those that its files state; None where that cannot be."""
+        """Return the checksum of a whole piece, joined from those that its files state; None if that is impossible."""
         if not where.length:
             return None
         index = self._index(where.offset)
@@ -150,7 +150,7 @@ class SplicedFile(Made, Spliced):
             if offset < segment_length(segment):
                 return segment, offset
             offset -= segment_length(segment)
-        raise DamagedFile(f"no byte at {offset}", path=str(self))
+        raise DamagedFile(f"it has no byte at {offset}", path=str(self))
 
     def _index(self, offset: int) -> int:
         return min(bisect_right(self.starts, offset), len(self.starts) - 1) - 1
@@ -162,7 +162,7 @@ class SplicedFile(Made, Spliced):
 
 
 def part_of(segment: Segment, first: int, count: int) -> Segment:
-    """`count` bytes of `segment` from `first` on."""
+    """Return `count` bytes of `segment` from `first` on."""
     if count == segment_length(segment):
         return segment
     if isinstance(segment, bytes):
@@ -174,23 +174,23 @@ def part_of(segment: Segment, first: int, count: int) -> Segment:
 
 
 def is_spliced(data: Data | None) -> TypeGuard[ByteRange]:
-    """Whether these bytes are a range of a `SplicedFile`."""
+    """Return whether these bytes are a range of a `SplicedFile`."""
     return isinstance(data, ByteRange) and isinstance(data.path, SplicedFile)
 
 
 def checks_of(data: Data) -> Iterator[Check]:
-    """The checksums that files state of bytes that lie in pieces in them; none of other bytes."""
+    """Yield the checksums that files state of bytes that are stored in pieces; nothing for other bytes."""
     if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
         yield from data.path.checks(data)
 
 
 def crc32_of(data: Data) -> int | None:
-    """The checksum that these state together; None where it cannot be joined of them, and for other bytes."""
+    """Return the joined checksum of bytes that are stored in pieces; None for other bytes, or if joining fails."""
     return data.path.crc32(data) if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile) else None
 
 
 class _MadeSource(Source):
-    """What is there in place of the file. Checksums, which cost a pass over the data, are those of nothing."""
+    """The bytes of a virtual file. Checksums, which would cost a pass over the data, are those of no data."""
 
     def __init__(self, made: Made) -> None:
         super().__init__(made, made.size)
@@ -215,7 +215,10 @@ class _MadeSource(Source):
         return b"".join(pieces)
 
     def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
-        """`length` bytes at `offset`, in pieces of `size`; a stream in its own, and made once. Raises as `read`."""
+        """Yield `length` bytes at `offset` in pieces of `size`; a stream has its own pieces. Raises like `read`.
+
+        A stream is run only once.
+        """
         while length:
             segment, start = self._made.at(offset)
             count = min(length, segment_length(segment) - start)
@@ -231,7 +234,7 @@ class _MadeSource(Source):
 
 
 def _made(segment: Derived, start: int, count: int) -> bytes:
-    """`count` bytes at `start` of a stream that has to be made from its beginning."""
+    """Return `count` bytes at `start` of a stream that must be run from its beginning."""
     if segment.what == CHECKSUM:
         return segment.blank[start : start + count]
     found = bytearray()

@@ -1,4 +1,4 @@
-"""The files that a command has open: each once, until it ends, or until others need the room."""
+"""The open files of a command: each is opened once, and closed at the end or when others need the room."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
 OPEN_SOURCES = min(256, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
-"""Files that a command keeps open beside those in use: those of many ranks are read in turns, tensor by tensor."""
+"""The most files that a command keeps open besides those in use: the files of many ranks are read in turns, one tensor
+at a time."""
 
 
 class Far(Protocol):
-    """What a command knows of a file that is not on this machine: its identity, and what was read of it."""
+    """The data that a command keeps about a remote file: its identity, and the parts that were read."""
 
     def close(self) -> None: ...
 
 
 def mark_of(status: os.stat_result) -> Stamp:
-    """What a file was when its status was asked."""
+    """Return the state of a file from its status."""
     return Stamp(
         status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
     )
 
 
 class Descriptor:
-    """An open regular file, and how many use it."""
+    """An open regular file, and the number of its users."""
 
     def __init__(self, name: str) -> None:
         refuse_unfinished(name)
@@ -55,16 +56,16 @@ class Descriptor:
             self.users -= 1
             if self.users:
                 return
-        with suppress(OSError):  # nothing was written through it that could be lost
+        with suppress(OSError):  # nothing was written through it, so nothing can be lost
             os.close(self.fd)
 
 
 _lock = threading.RLock()
-"""Of all descriptors: opening takes some microseconds."""
+"""The lock of all descriptors; one is enough, because opening a file takes only microseconds."""
 
 
 class Pool:
-    """The open files of a command, by name; the one that was not asked for longest gives way."""
+    """The open files of a command, by name; the least recently used one is closed first."""
 
     def __init__(self) -> None:
         self._open: dict[str, Descriptor] = {}
@@ -116,9 +117,9 @@ COMMAND = _Command()
 
 @contextmanager
 def opened_once() -> Iterator[None]:
-    """Inside, a file is opened once, however often it is asked for by name; at the end all are closed.
+    """Open each file only once inside, however often it is requested by name, and close all of them at the end.
 
-    It decorates whatever reads a file in several steps. The outermost one counts.
+    Decorate any function that reads a file in several steps. Only the outermost call counts.
     """
     if COMMAND.pool is not None:
         yield
@@ -133,13 +134,13 @@ def opened_once() -> Iterator[None]:
 
 
 def descriptor(name: str) -> Descriptor:
-    """The open file `name`: that of this command, or a new one."""
+    """Return the open file `name` of this command, or open it."""
     pool = COMMAND.pool
     return Descriptor(name) if pool is None else pool.get(name)
 
 
 def far(name: str, make: Callable[[], Far]) -> Far:
-    """What this command knows of the file `name` of another machine; outside a command, what `make` makes."""
+    """Return the data of this command about the remote file `name`; outside a command, the result of `make`."""
     pool = COMMAND.pool
     if pool is None:
         return make()
@@ -148,7 +149,7 @@ def far(name: str, make: Callable[[], Far]) -> Far:
         if found is not None:
             return found
         making = pool.making.setdefault(name, threading.RLock())
-    with making:  # one of several threads asks, and others may ask for other files
+    with making:  # only one thread makes it; meanwhile, other threads can request other files
         found = pool.far.get(name)
         if found is None:
             found = pool.far[name] = make()
@@ -156,31 +157,31 @@ def far(name: str, make: Callable[[], Far]) -> Far:
 
 
 def known_far(name: str) -> Far | None:
-    """What `far` has made of the name in this command."""
+    """Return the data that `far` has already made for the name in this command, or None."""
     pool = COMMAND.pool
     return None if pool is None else pool.far.get(name)
 
 
 def forget(name: str) -> None:
-    """`name` stands for another file from now on."""
+    """Forget the open file `name`: a different file has this name from now on."""
     if COMMAND.pool is not None:
         COMMAND.pool.forget(name)
 
 
 def first_seen() -> dict[str, Stamp]:
-    """The files of this machine that this command has opened, as they were then."""
+    """Return the local files that this command has opened, with their state at that time."""
     return {} if COMMAND.pool is None else dict(COMMAND.pool.first)
 
 
 def sums_of(name: str) -> dict[int, tuple[int, int]]:
-    """What this command has summed of the file: offset -> (bytes, their CRC-32)."""
+    """Return the sums that this command has made of the file: offset -> (bytes, their CRC-32)."""
     if COMMAND.pool is None:
         return {}
     return COMMAND.pool.sums.setdefault(name, {})
 
 
 def threads(count: int, name: str = "") -> ThreadPoolExecutor:
-    """Threads that share the open files of their maker."""
+    """Create a pool of threads that share the open files of the current command."""
     from concurrent.futures import ThreadPoolExecutor
 
     return ThreadPoolExecutor(count, name, initializer=_join, initargs=(COMMAND.pool,))

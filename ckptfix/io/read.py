@@ -10,14 +10,14 @@ from ckptfix.errors import DamagedFile
 from ckptfix.io.source import BATCH, open_source
 
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all, at least once every `KERNEL_CHUNK` bytes."""
+"""Called with the bytes done and the total bytes, at least once every `KERNEL_CHUNK` bytes."""
 
 CHECKSUM = "checksum"
 """`Derived.what` for a checksum of other bytes of the plan."""
 
 
 def read_from(segment: Segment) -> tuple[ByteRange, ...]:
-    """The ranges of files that a segment is made of, each of a file that is there."""
+    """Return the ranges of real files that a segment consists of."""
     if isinstance(segment, bytes):
         return ()
     if isinstance(segment, ByteRange) and not isinstance(segment.path, Spliced):
@@ -27,7 +27,7 @@ def read_from(segment: Segment) -> tuple[ByteRange, ...]:
 
 
 def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
-    """What of `chunks`, one behind another, are the `count` bytes from `start` on; all of them are asked for."""
+    """Yield the `count` bytes from `start` on of the concatenated `chunks`; all chunks are consumed."""
     at = 0
     for chunk in chunks:
         piece = chunk[max(start - at, 0) : max(start + count - at, 0)]
@@ -37,10 +37,10 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
 
 
 def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
-    """The bytes of `data`, in pieces of `size` bytes (a Derived: in its own).
+    """Yield the bytes of `data`, in pieces of `size` bytes (a Derived has its own pieces).
 
     Raises:
-        DamagedFile: a Derived that yields more or fewer bytes than its length; Truncated for a range.
+        DamagedFile: a Derived yields more or fewer bytes than its length; Truncated for a range.
         WriteFailed: an I/O error.
     """
     if isinstance(data, ByteRange):
@@ -54,5 +54,5 @@ def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
             break
         yield chunk
     if made != data.length:
-        found = "more came" if made > data.length else f"{made} came"
+        found = "more arrived" if made > data.length else f"{made} arrived"
         raise DamagedFile(f"{data.length} bytes promised, {found}", where=data.what or None)

@@ -1,14 +1,14 @@
-"""The one place where a name is opened to be read.
+"""The one place where names are opened for reading.
 
-A name is a path; a table says what else may be one, by its scheme. What is opened is a `Source`: exact reads at
-offsets, and a descriptor where there is one. Reading is by pread: a file that shrinks under a reader is an error with
-an offset, where a memory map would be a SIGBUS.
+A name is a path; a table lists the other kinds of names, by their scheme. An open name is a `Source`: exact reads at
+offsets, and a descriptor if it has one. Reads use pread: if a file shrinks under a reader, the result is an error with
+an offset, where a memory map would cause a SIGBUS.
 
-A command opens each of its files once (`opened_once`): all its steps, and the threads that it starts, read through
-the same descriptor, which is closed when the command ends. A descriptor pins the file that was read first: if another
-file takes its name meanwhile, no step reads half of the one and half of the other, and `Source.mark`, taken from the
-descriptor, shows at the end that the name stands for another file now. A checkpoint that outlives the command that
-read it holds no descriptor: what is read of it later is opened by name again.
+A command opens each of its files once (`opened_once`): all its steps, and the threads that it starts, read through the
+same descriptor, which is closed when the command ends. A descriptor pins the file that was read first: if a different
+file takes its name meanwhile, no step reads half of the one and half of the other. `Source.mark`, taken from the
+descriptor, shows at the end that the name now belongs to a different file. A checkpoint that outlives the command that
+read it holds no descriptor: later reads open the file by name again.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from ckptfix.io.system import named
 from ckptfix.urls import SCHEMES, Far, is_url, known, scheme_of
 
 BATCH = 1 << 20
-"""Bytes of small pieces that go out in one write."""
+"""Bytes of small pieces that are combined into one write."""
 
 
 def stamp(path: str | os.PathLike[str]) -> Stamp:
-    """What has the name `path` now. Raises WriteFailed when it cannot be looked at."""
+    """Return the state of the file that now has the name `path`. Raises WriteFailed if it cannot be examined."""
     name = os.fspath(path)
     if not is_local(name):
         return _far_stamp(name)
@@ -64,12 +64,12 @@ def _far_stamp(name: str) -> Stamp:
             return source.mark
     except NoSuchFile:
         if found_as(name) == "folder":
-            return Stamp()  # a folder of a store is what its files are
+            return Stamp()  # a folder of a store has no state apart from its files
         raise
 
 
 def now(path: str) -> Stamp:
-    """The same, and nothing is taken from what this command knows already."""
+    """Return the state like `stamp`, but without using anything that this command already knows."""
     if is_local(path):
         return stamp(path)
     with open_source(path) as source:
@@ -77,34 +77,34 @@ def now(path: str) -> Stamp:
 
 
 def mark(path: str | os.PathLike[str]) -> Mark:
-    """The file called `path`, and what it is now. Raises as `stamp`."""
+    """Return the file called `path` with its current state. Raises like `stamp`."""
     return Mark(os.fspath(path), stamp(path))
 
 
 def refuse_changed(path: str, now: Stamp, before: Stamp) -> None:
-    """Refuse a file that is not what it was when it was looked at.
+    """Refuse a file that has changed since it was first looked at.
 
     Raises:
-        ChangedFile: another file has its name by now, or it was written to.
+        ChangedFile: a different file has its name by now, or it was written to.
     """
     if not now.same(before):
         raise was_changed(path, before.difference(now))
 
 
 def was_changed(path: str, how: str) -> ChangedFile:
-    """An error about a file that is not what it was, and `how`."""
+    """Return an error about a file that has changed; `how` describes the change."""
     return ChangedFile(f"it changed while it was read: {how}", path=path, hint="wait until its writer is done")
 
 
 def change_of(path: str, before: Stamp, *, by_name: bool = True) -> ChangedFile | None:
-    """An error that says how the file has changed since it was `before`; None for a file that has not.
+    """Return an error that describes how the file has changed since it was `before`; None if it has not changed.
 
     Args:
-        by_name: a file that was renamed over it is a change; without it, only what happened to the file that this
-            command has open.
+        by_name: count a file that was renamed over it as a change; otherwise, only look at the file that this command
+            has open.
 
     Raises:
-        CkptfixError: the file cannot be looked at.
+        CkptfixError: the file cannot be examined.
     """
     with open_source(path) as source:
         seen = source.now()
@@ -115,7 +115,7 @@ def change_of(path: str, before: Stamp, *, by_name: bool = True) -> ChangedFile 
 
 @contextmanager
 def blames_changes() -> Iterator[None]:
-    """Inside, what seems to be damage is an error about the file that changed while it was read, if one did."""
+    """Turn apparent damage inside into an error about the file that changed while it was read, if one did."""
     try:
         yield
     except (DamagedFile, UnknownFormat, WouldLoseData) as error:
@@ -126,11 +126,11 @@ def blames_changes() -> Iterator[None]:
 
 
 def cause_of(error: CkptfixError) -> CkptfixError:
-    """The error about the first file of this command that changed since it was opened; `error` itself if none did."""
+    """Return the error about the first file of this command that changed since it was opened, or `error` itself."""
     if isinstance(error, ChangedFile):
         return error
     for path, before in first_seen().items():
-        with suppress(CkptfixError):  # a file that was removed since did not fail for that
+        with suppress(CkptfixError):  # a file that was removed since then is not the cause
             change = change_of(path, before)
             if change is not None:
                 return change
@@ -141,12 +141,12 @@ class Source(ABC):
     """Bytes that can be read at any offset, opened once for many reads; safe to share between threads.
 
     Attributes:
-        name: what it was opened by, the `path` of its ranges.
+        name: the name that it was opened by, and the `path` of its ranges.
         size: bytes.
-        mark: what its file was when it was opened; its size alone where there is none.
-        fd: a descriptor that the kernel can copy from, at the same offsets; None where there is none.
-        base: where its first byte stands in its file, or in the memory that it was unpacked to.
-        far: every read that is not near another one is a request to another machine.
+        mark: the state of its file when it was opened; only a size if there is no file.
+        fd: a descriptor that the kernel can copy from, at the same offsets; None if there is no such descriptor.
+        base: position of its first byte in its file, or in the memory that it was unpacked to.
+        far: every read that is not near an earlier one is a request to a different machine.
     """
 
     far = False
@@ -162,13 +162,13 @@ class Source(ABC):
 
     @abstractmethod
     def _read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`, which lie inside."""
+        """Read exactly `length` bytes at `offset`, which are inside."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`.
+        """Read exactly `length` bytes at `offset`.
 
         Raises:
-            Truncated: it ends before; nothing is allocated for what it does not have.
+            Truncated: the source ends before; nothing is allocated for the missing bytes.
             WriteFailed: an I/O error.
         """
         if not 0 <= offset <= offset + length <= self.size:
@@ -176,27 +176,27 @@ class Source(ABC):
         return self._read(offset, length)
 
     def read_into(self, offset: int, view: memoryview) -> None:
-        """Fill `view`, which is of bytes, with those at `offset`. Raises as `read`."""
+        """Fill `view`, a view of bytes, with those at `offset`. Raises like `read`."""
         at = 0
         for piece in self.chunks(offset, len(view)):
             view[at : at + len(piece)] = piece
             at += len(piece)
 
     def chunks(self, offset: int, length: int, size: int = BATCH) -> Iterator[bytes]:
-        """`length` bytes at `offset`, in pieces of `size`. Raises as `read`."""
+        """Yield `length` bytes at `offset`, in pieces of `size`. Raises like `read`."""
         self.expect(offset, length)
         for place in range(offset, offset + length, size):
             yield self.read(place, min(size, offset + length - place))
 
     def expect(self, offset: int, length: int) -> None:  # noqa: B027 -- most have nothing to prepare
-        """These bytes will be read, from front to back: a source that is far away may begin to fetch them."""
+        """Prepare to read these bytes from front to back: a remote source may begin to fetch them."""
 
     def now(self) -> Stamp:
-        """What the file is now, where reading itself would not have shown that it is another one."""
+        """Return the current state of the file, unless reading itself would have revealed a different file."""
         return self.mark
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to let go of
-        """Let go of it; a second call does nothing."""
+        """Close it; a second call has no effect."""
 
     def __enter__(self) -> Source:
         return self
@@ -222,7 +222,7 @@ def truncated(where: ByteRange, size: int) -> Truncated:
 
 
 def truncated_hint(path: str | os.PathLike[str]) -> str:
-    """What to do about a file that was cut short."""
+    """Return the hint for a file that was cut short."""
     return f"copy or download it again, or `{command('repair', path, 'OUT')}` keeps what is intact"
 
 
@@ -240,7 +240,7 @@ class LocalFile(Source):
 
     def _read(self, offset: int, length: int) -> bytes:
         if self.fd is None:
-            raise ValueError("a read of a source that was closed")
+            raise ValueError("the source was closed, and cannot be read")
         pieces: list[bytes] = []
         have = 0
         while True:
@@ -257,7 +257,7 @@ class LocalFile(Source):
 
     def read_into(self, offset: int, view: memoryview) -> None:
         if self.fd is None:
-            raise ValueError("a read of a source that was closed")
+            raise ValueError("the source was closed, and cannot be read")
         at = 0
         while at < len(view):
             try:
@@ -270,7 +270,7 @@ class LocalFile(Source):
 
     def now(self) -> Stamp:
         if self.fd is None:
-            raise ValueError("a look at a source that was closed")
+            raise ValueError("the source was closed, and has no state")
         with named(self.name):
             return mark_of(os.fstat(self.fd))
 
@@ -293,11 +293,11 @@ KINDS: dict[str, Callable[[str], Source]] = {
     "": LocalFile,
     **dict.fromkeys(sorted(SCHEMES), _far),
 }
-"""What opens the names of a scheme, such as ``https``. A scheme that has no row is the beginning of a path."""
+"""Scheme, such as ``https`` -> the function that opens its names. An unknown scheme is the beginning of a path."""
 
 
 class _Stores:
-    """What answers for URLs, imported when the first is asked about."""
+    """The module that answers questions about URLs, imported on first use."""
 
     def __getattr__(self, name: str) -> object:
         return getattr(import_module("ckptfix.io.remote.folders"), name)
@@ -315,22 +315,25 @@ def _kind(name: str) -> Callable[[str], Source]:
 
 
 def is_local(name: str) -> bool:
-    """Whether `name` is a path."""
+    """Return whether `name` is a path."""
     return not isinstance(name, Name) and _kind(name) is LocalFile
 
 
 def is_place(name: str) -> bool:
-    """Whether `name` is a path or a URL, so that a disk or a store can be asked about it."""
+    """Return whether `name` is a path or a URL, so that a disk or a store knows it."""
     return not isinstance(name, Name) and (_kind(name) is LocalFile or is_url(name))
 
 
 def found_as(name: str) -> Literal["file", "folder", "other", ""]:
-    """What has the name now: empty for nothing, "other" for a pipe, a socket or a device.
+    """Return the kind of object that has the name now.
 
-    The disk is asked about paths, and its store about a URL.
+    The disk knows about paths, and a store about its URLs.
+
+    Returns:
+        "" if there is nothing, and "other" for a pipe, a socket or a device.
 
     Raises:
-        WriteFailed: the disk does not say: a folder on the way may not be entered, or links go in a circle.
+        WriteFailed: the disk does not answer: a folder on the way cannot be entered, or links form a cycle.
     """
     if isinstance(name, Name):
         return "file"
@@ -339,18 +342,18 @@ def found_as(name: str) -> Literal["file", "folder", "other", ""]:
     with named(name):
         try:
             mode = os.stat(name).st_mode
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a NUL in the name
+        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the name has a NUL
             return ""
     return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def open_source(name: str | os.PathLike[str]) -> Source:
-    """Open `name`, or share it where this command has it open already.
+    """Open `name`, or share it if this command already has it open.
 
     Raises:
         WriteFailed: it cannot be opened.
         Unsupported: it is a folder, a pipe or a device.
-        Refused: an edit in place of it did not finish.
+        Refused: an in-place edit of it did not finish.
     """
     if isinstance(name, Name):
         return name.opened()
@@ -359,9 +362,9 @@ def open_source(name: str | os.PathLike[str]) -> Source:
 
 
 class Readers:
-    """Open sources by name, which threads may share; closed together.
+    """Open sources by name, which threads can share; they are closed together.
 
-    Of very many, the one that was not asked for longest is let go: it closes when nothing uses it any more.
+    If there are very many, the least recently used one is released, and closes when nothing uses it any more.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """The files that a plan reads and replaces.
 
-Of those that it reads: what they were at its start, who may read them, and the one that is read now. Of those that it
-replaces: what they lose, and whether more users may read them than the inputs. A replaced file keeps its owner and
-mode. Its other hard links keep the old content, and its extended attributes are not carried over, for they may
-describe the old content (a checksum, an origin): both are reported.
+For the files that a plan reads, this module keeps their state at the start, their permissions, and the one source that
+is open. For the files that a plan replaces, it reports the properties that they lose, and whether more users can read
+them than the inputs. A replaced file keeps its owner and mode. Its other hard links keep the old content, and its
+extended attributes are not copied, because they may describe the old content (a checksum, an origin): both are
+reported.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from ckptfix.io.system import named
 
 
 def ranges(plan: Plan) -> Iterator[ByteRange]:
-    """Everything that `plan` reads."""
+    """Yield every range that `plan` reads."""
     for file in plan.files:
         for segment in file.segments:
             yield from read_from(segment)
 
 
 def permissions(paths: Iterable[str]) -> int:
-    """Mode bits that a file made of the files at `paths` may have: those that all of them have, and its owner's."""
+    """Return the mode bits for a file made from the files at `paths`: the bits that all have, and the owner's."""
     bits = 0o666
     for path in filter(is_local, paths):
         with named(path):
@@ -41,7 +42,7 @@ def permissions(paths: Iterable[str]) -> int:
 
 
 class Sources:
-    """The files that a plan reads, and others that it was made from: `inputs`, as they were before."""
+    """The files that a plan reads, and the other files that it was made from: `inputs`, with their earlier states."""
 
     def __init__(self, plan: Plan, inputs: Mapping[str, Stamp]) -> None:
         self._open: Source | None = None
@@ -55,7 +56,7 @@ class Sources:
         self.permissions = permissions(self.stamps)
 
     def __getitem__(self, path: str) -> Source:
-        """The source `path`, open until another is asked for."""
+        """Return the source `path`, which stays open until a different one is requested."""
         if self._open is None or self._open.name != path:
             self.close()
             self._open = open_source(path)
@@ -65,7 +66,7 @@ class Sources:
         for path, before in self.stamps.items():
             if not now(path).same(before):
                 raise WriteFailed(
-                    "changed while it was being read", path=path, hint="try again when nothing writes to it"
+                    "changed while it was being read", path=path, hint="try again when no program writes to it"
                 )
 
     def close(self) -> None:
@@ -75,14 +76,15 @@ class Sources:
 
 OTHERS_READ = stat.S_IRGRP | stat.S_IROTH
 NAMESPACES = ("user.", "system.posix_acl_access")
-"""Extended attributes that a user set. Others, such as SELinux's, the system gives to each file by its place."""
+"""Prefixes of extended attributes that a user set. The system assigns others, such as SELinux's, according to the
+file's place."""
 
 
 def given_up(plan: Plan, inputs: Iterable[str]) -> tuple[Finding, ...]:
-    """What the files that `plan` would replace lose, and which of them more may read than its inputs.
+    """Return findings about properties that replaced files lose, and files that more users can read than the inputs.
 
     Args:
-        inputs: files that it was made from, beside those that it copies from.
+        inputs: files that it was made from, besides those that it copies from.
     """
     allowed = permissions({*inputs, *(where.path for where in ranges(plan))})
     return tuple(finding for file in plan.files for finding in _of_file(file.path, allowed))
@@ -91,11 +93,11 @@ def given_up(plan: Plan, inputs: Iterable[str]) -> tuple[Finding, ...]:
 def _of_file(path: str, allowed: int) -> Iterator[Finding]:
     try:
         status = os.stat(path)
-    except OSError:  # there is none; what else is wrong the writer finds out
+    except OSError:  # there is no old file; the writer detects any other problem
         return
     mode = stat.S_IMODE(status.st_mode)
     if mode & OTHERS_READ & ~allowed:
-        message = f"it keeps its mode {mode:04o}, and more may read it than the input, of mode {allowed:04o}"
+        message = f"it keeps its mode {mode:04o}: more users can read it than the input, whose mode is {allowed:04o}"
         remedy = verbatim(f"chmod {mode & (allowed | ~OTHERS_READ):o} {quoted(path)}")
         yield found("more-open", message, where=path, fix=remedy)
     if status.st_nlink > 1:

@@ -1,7 +1,7 @@
-"""CRC-32 of bytes that are read in the background, and of parts joined; the digest that equal bytes share.
+"""CRC-32 of bytes that are read in the background, and of joined parts; a digest that identifies equal bytes.
 
-Where bytes go, their checksum is stated anew; where they come from, one is stated that they are compared with. Both are
-of the same bytes, in other portions: each portion is summed once for both (`source.sums_of`), and the sums are joined.
+An output needs a new checksum of its bytes, and an input states one that they must match. Both cover the same bytes, in
+different portions: each portion is summed only once (`source.sums_of`), and the sums are joined.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ CRC_CHUNK = 256 << 10
 """Bytes per read while summing: they fit in the processor's cache."""
 
 PORTION = 64 << 10
-"""Bytes from which on a sum is remembered: to join one costs about as much as to sum so many anew."""
+"""The smallest range, in bytes, whose sum is remembered: joining a sum costs about as much as summing so many bytes
+anew."""
 
 
 class Checksums:
     """CRC-32 of many ranges, summed by threads shortly before the writer needs them.
 
-    The zip format wants a checksum behind the data and again in the directory. Summing starts with the first
-    question and reads a little ahead of the last one. A long range is summed in parts, by several threads.
+    The zip format needs a checksum behind the data and again in the directory. Summing begins with the first request
+    and reads a little ahead of the last one. Several threads sum the parts of a long range.
     """
 
     def __init__(self, ranges: Sequence[Data]) -> None:
@@ -53,10 +54,10 @@ class Checksums:
         self._lock = Lock()
 
     def value(self, index: int) -> int:
-        """The checksum of the range number `index`; waits until it is known.
+        """Return the checksum of the range number `index`, and wait until it is known.
 
         Raises:
-            CkptfixError: the range cannot be read, as `read_chunks`.
+            CkptfixError: the range cannot be read, as in `read_chunks`.
         """
         first, position = self._places[index]
         crc = self._sums_of(first)[position]
@@ -68,7 +69,7 @@ class Checksums:
         return crc
 
     def segment(self, index: int, pack: Callable[[int], bytes], length: int) -> Derived:
-        """`pack(checksum)` of the range number `index`, as a segment of `length` bytes."""
+        """Return `pack(checksum)` of the range number `index` as a segment of `length` bytes."""
         sources = read_from(self._ranges[index])
         return Derived(length, lambda: (pack(self.value(index)),), CHECKSUM, sources, blank=pack(0))
 
@@ -79,7 +80,7 @@ class Checksums:
 
 
 class SummedStream:
-    """A stream that is summed while it is written: what stands behind it in the file needs no second run of it."""
+    """A stream that is summed while it is written, so that a checksum behind it in the file needs no second pass."""
 
     def __init__(self, data: Derived) -> None:
         self._whole = data
@@ -94,13 +95,13 @@ class SummedStream:
         self._crc32 = crc
 
     def value(self) -> int:
-        """The checksum; the stream is run for it where it was not written yet. Raises as `read_chunks`."""
+        """Return the checksum; if the stream was not written yet, run it. Raises like `read_chunks`."""
         if self._crc32 is None:
             self._crc32 = crc32_on(self._whole)
         return self._crc32
 
     def segment(self, pack: Callable[[int], bytes], length: int) -> Derived:
-        """As `Checksums.segment`."""
+        """Return `pack(checksum)` as a segment of `length` bytes, like `Checksums.segment`."""
         return Derived(length, lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=pack(0))
 
 
@@ -109,7 +110,7 @@ def _crc32_of(task: Sequence[Part]) -> list[int]:
 
 
 def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
-    """The checksum of these, one behind the other. Raises as `read_chunks`."""
+    """Return the checksum of the concatenated pieces. Raises like `read_chunks`."""
     crc = 0
     for piece in pieces:
         if isinstance(piece, ByteRange) and piece.length >= PORTION:
@@ -122,7 +123,7 @@ def crc32_of_pieces(pieces: Iterable[Segment]) -> int:
 
 
 def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
-    """The checksum of what has the checksum `crc` and `data` behind it, which is read. Raises as `read_chunks`."""
+    """Return the checksum `crc` extended by `data`, which is read. Raises like `read_chunks`."""
     for chunk in read_chunks(data, CRC_CHUNK):
         if stopped is not None and stopped.is_set():
             break
@@ -131,13 +132,13 @@ def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
 
 
 class Joined:
-    """Checksums of ranges, joined of what this command has summed in them. Made when all is summed."""
+    """Checksums of ranges, joined from the sums that this command has made. Create it when all summing is done."""
 
     def __init__(self) -> None:
         self._starts: dict[str, list[int]] = {}
 
     def crc32(self, where: ByteRange, stopped: Flag | None = None) -> int:
-        """The checksum of a range; what was not summed of it is read. Raises as `read_chunks`."""
+        """Return the checksum of a range; parts that were not summed are read. Raises like `read_chunks`."""
         known = sums_of(where.path)
         starts = self._starts.get(where.path)
         if starts is None:
@@ -154,7 +155,7 @@ class Joined:
 
 
 def digest(chunks: Iterable[bytes], size: int = 32) -> bytes:
-    """What two strings of bytes have in common only if they are equal: BLAKE2b of `size` bytes."""
+    """Return a value that is equal only for equal strings of bytes: BLAKE2b of `size` bytes."""
     from hashlib import blake2b
 
     state = blake2b(digest_size=size)
@@ -168,16 +169,19 @@ _CRC32 = 0xEDB88320
 
 
 def crc32_joined(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two byte strings one after the other, from theirs; `length` is the second one's.
+    """Return the CRC-32 of two concatenated byte strings from the CRC-32 of each.
 
-    Appending n bytes multiplies the polynomial that the first stands for by x**8n.
+    Appending n bytes multiplies the polynomial of the first string by x**8n.
+
+    Args:
+        length: bytes of the second string.
     """
     return _product(first, _shift(length)) ^ second
 
 
 @lru_cache(maxsize=1024)
 def _shift(length: int) -> int:
-    """x**(8 * length) modulo the polynomial."""
+    """Return x**(8 * length) modulo the polynomial."""
     power, square = 1 << 31, 1 << 23
     while length:
         if length & 1:

@@ -1,4 +1,4 @@
-"""What the operating system says, as errors of ckptfix."""
+"""Errors of the operating system, turned into errors of ckptfix."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from ckptfix.errors import CkptfixError, IsFolder, NoFile, NotPermitted, Unsuppo
 
 
 def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
-    """What the operating system said, about `path`; `needed` is the size the file was to have."""
+    """Return an error about `path` with the operating system's message.
+
+    Args:
+        needed: the size that the file should have.
+    """
     hint = None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = free_space(os.path.dirname(os.path.realpath(path)))
         left = "" if free is None else f", {free:,} are free"
-        # What an edit in place needs is not known here.
+        # This function does not know the size that an in-place edit needs.
         said = f"{needed:,} bytes are needed{left}: " if needed else ""
-        hint = f"{said}make room, or write to another disk"
+        hint = f"{said}free some space, or write to a different disk"
     elif error.errno == errno.EFBIG:
         hint = f"the file system, or ulimit -f, does not allow a file of {needed:,} bytes"
     kind = NotPermitted if isinstance(error, PermissionError) else WriteFailed
@@ -28,7 +32,7 @@ def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
 
 
 def free_space(folder: str) -> int | None:
-    """Bytes that may be written to `folder`; None when its file system does not say."""
+    """Return the bytes that can be written to `folder`; None if its file system does not report them."""
     try:
         status = os.statvfs(folder)
     except OSError:
@@ -38,7 +42,7 @@ def free_space(folder: str) -> int | None:
 
 @contextmanager
 def named(path: str, needed: int = 0) -> Iterator[None]:
-    """OSError inside becomes WriteFailed about `path`."""
+    """Turn an OSError raised inside into a WriteFailed about `path`."""
     try:
         yield
     except OSError as error:
@@ -58,10 +62,10 @@ def kind_of(mode: int) -> str:
 
 
 def refuse_other_kinds(mode: int, path: str) -> None:
-    """Refuse what is no regular file.
+    """Refuse anything but a regular file.
 
     Raises:
-        IsFolder, NoFile: it is another kind.
+        IsFolder, NoFile: it is a different kind of file.
     """
     if not stat.S_ISREG(mode):
         kind = IsFolder if stat.S_ISDIR(mode) else NoFile
@@ -70,16 +74,18 @@ def refuse_other_kinds(mode: int, path: str) -> None:
 
 
 def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file. Its kind is asked for before: to open a device may do something.
+    """Open a regular file and return its descriptor.
+
+    The kind is checked before the file is opened, because opening a device may have effects.
 
     Raises:
-        IsFolder, NoFile: it is another kind.
-        BlockingIOError: another program holds a lease on it.
+        IsFolder, NoFile: it is a different kind of file.
+        BlockingIOError: a different program holds a lease on it.
         WriteFailed: it cannot be opened.
     """
     with named(path):
         refuse_other_kinds(os.stat(path).st_mode, path)
-    # Without O_NONBLOCK, opening a pipe that took the name meanwhile waits for a writer.
+    # Without O_NONBLOCK, opening a pipe that got the name in the meantime would wait for a writer.
     try:
         fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
     except BlockingIOError:
@@ -96,14 +102,14 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 MOST_TEXT = 256 << 20
-"""Bytes of a text that is read whole: rules for some million names."""
+"""The largest text, in bytes, that is read whole: enough for rules with some million names."""
 
 
 def text_of(path: str, **how: str) -> str:
-    """The text of a file or a pipe, which somebody wrote to be read whole; `how` is for `open`.
+    """Read the whole text of a file or a pipe; `how` holds the arguments of `open`.
 
     Raises:
-        Unsupported: it is a folder or a device, or larger than any such text.
+        Unsupported: it is a folder or a device, or larger than `MOST_TEXT`.
         OSError, UnicodeDecodeError: it cannot be read.
     """
     mode = os.stat(path).st_mode
@@ -112,20 +118,20 @@ def text_of(path: str, **how: str) -> str:
     with open(path, **how) as file:  # type: ignore[call-overload]
         text: str = file.read(MOST_TEXT)
         if file.read(1):
-            raise Unsupported(f"has more than {MOST_TEXT:,} characters, and is read as text", path=path)
+            raise Unsupported(f"has more than {MOST_TEXT:,} characters, too many for a text", path=path)
     return text
 
 
 KEPT = 31 << 20
-"""Bytes of the largest block that glibc then keeps: it maps apart what is larger than 32 MiB, whatever it has seen."""
+"""Bytes of the largest block that glibc can learn to keep: it always maps blocks above 32 MiB separately."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Have this process keep the memory that it frees, up to 62 MiB, instead of asking the system again each time.
+    """Make this process keep the memory that it frees, up to 62 MiB, instead of asking the system again each time.
 
-    Fresh memory costs a page fault every 4 KiB: for blocks of a megabyte, more than reading the file. glibc gives back
-    what is free beyond twice the largest block that was mapped apart and freed (mallopt(3), M_TRIM_THRESHOLD), so one
-    large block, no page of which is touched, is enough. Elsewhere it does nothing.
+    Fresh memory costs a page fault every 4 KiB: for blocks of a megabyte, more than reading the file. glibc returns
+    free memory beyond twice the largest block that was mapped separately and freed (mallopt(3), M_TRIM_THRESHOLD). So
+    one large block is enough, and none of its pages is touched. With other C libraries this has no effect.
     """
     bytes(KEPT)

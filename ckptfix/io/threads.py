@@ -1,4 +1,4 @@
-"""Tasks on several threads, and ranges of bytes shared out into tasks of about one size."""
+"""Tasks on several threads, and ranges of bytes divided into tasks of similar size."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 WORKERS = min(4, os.cpu_count() or 1)
 
 AHEAD = 16
-"""Tasks that may run ahead of the one whose result is taken: few enough that a writer, which reads what the tasks have
-read, still finds it in the page cache."""
+"""Tasks that can run ahead of the one whose result is next. The number is small, so that a writer still finds the bytes
+that the tasks have read in the page cache."""
 
 TASK = 16 << 20
-"""Bytes that one task reads; a long range is several tasks."""
+"""Bytes that one task reads; a long range becomes several tasks."""
 
 OVERHEAD = 4096
-"""A read costs about as much as so many bytes of it."""
+"""Bytes that cost about as much to read as one more read call."""
 
 Task = TypeVar("Task")
 
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class Part(NamedTuple):
-    """What a task reads of the range `number`: `data`, which begins `start` bytes into it."""
+    """The part of the range `number` that a task reads: `data`, which begins `start` bytes into it."""
 
     number: int
     data: Data
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 def batches(items: Iterable[Task], weight: Callable[[Task], int], most: int) -> Iterator[list[Task]]:
-    """Several items at a time, in order: a batch ends with the item by which it weighs `most`."""
+    """Group the items in order: a batch ends with the item that brings its weight to `most`."""
     batch: list[Task] = []
     held = 0
     for item in items:
@@ -54,7 +54,7 @@ def batches(items: Iterable[Task], weight: Callable[[Task], int], most: int) -> 
 
 
 def tasks(ranges: Iterable[Data]) -> list[list[Part]]:
-    """Tasks that together read all `ranges`, in order: parts of long ones, several short ones together."""
+    """Divide `ranges` into tasks, in order: long ranges are split, short ones are grouped."""
     made: list[list[Part]] = []
     room = 0
     for number, data in enumerate(ranges):
@@ -72,26 +72,26 @@ def tasks(ranges: Iterable[Data]) -> list[list[Part]]:
 
 
 class Flag:
-    """Set by one thread, looked at by others.
+    """A flag that one thread sets and others check.
 
-    It takes no lock, as `threading.Event` does: where memory runs out as that lock is given back, it stays taken, and
-    a second try to set the event waits for ever.
+    It uses no lock, unlike `threading.Event`: if memory runs out while that lock is released, the lock stays held, and
+    a second attempt to set the event waits forever.
     """
 
     def __init__(self) -> None:
         self._is_set = False
 
     def set(self) -> None:
-        """Once set, it stays so."""
+        """Set the flag, permanently."""
         self._is_set = True
 
     def is_set(self) -> bool:
-        """Whether it was set."""
+        """Return whether the flag is set."""
         return self._is_set
 
 
 class Workers:
-    """Runs tasks on threads, some `ahead` of the one whose result is taken; an error or interrupt stops all."""
+    """A runner of tasks on threads, up to `ahead` of the current result; an error or interrupt stops all of them."""
 
     def __init__(self, ahead: int = AHEAD) -> None:
         self.stopped = Flag()
@@ -99,7 +99,7 @@ class Workers:
         self._pool: ThreadPoolExecutor | None = None
 
     def begun(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Future[Result]]:
-        """``call(task)`` of every task, in order, each with some more begun behind it."""
+        """Start ``call(task)`` for every task, in order, and yield the futures; more tasks run behind each of them."""
         pool = self._pool = threads(WORKERS)
         waiting: deque[Future[Result]] = deque()
         try:
@@ -109,8 +109,8 @@ class Workers:
                     yield waiting.popleft()
             yield from waiting
         except GeneratorExit:
-            # Nobody asks for more. The collector may say so, in any thread and in the middle of anything, so that no
-            # lock may be waited for here: the threads end when the pool is gone.
+            # The consumer has stopped. The garbage collector can raise this in any thread, at any point, so this code
+            # must not wait for a lock: the threads end when the pool is gone.
             for future in waiting:
                 future.cancel()
             raise
@@ -120,7 +120,7 @@ class Workers:
         self._end()
 
     def run(self, call: Callable[[Task], Result], tasks: Iterable[Task]) -> Generator[Result]:
-        """The results of `begun`."""
+        """Yield the results of `begun`."""
         with closing(self.begun(call, tasks)) as begun:
             try:
                 for future in begun:

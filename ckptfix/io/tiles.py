@@ -1,7 +1,8 @@
-"""A tensor from the chunks that it was cut into, along any of its dimensions, in bounded memory.
+"""A tensor assembled from its chunks, which split it along any of its dimensions, in bounded memory.
 
-A chunk is a box of the tensor, its elements in row-major order in one range of a file. Rows that one chunk holds whole
-are one range, which the kernel copies; where several chunks share rows, blocks of rows are put together as they stream.
+A chunk is a box of the tensor whose elements are stored in row-major order in one range of a file. Rows that one chunk
+holds whole are one range, which the kernel copies; where several chunks share rows, blocks of rows are assembled as
+they stream.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     import numpy
 
 MAX_WORK = 64
-"""Looks at a chunk for each chunk there is: chunks of a mesh take as many as it has dimensions."""
+"""The most visits to a chunk, per chunk: the chunks of a mesh take one for each of its dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A box of a tensor: where it begins, its sizes in elements, and its bytes."""
+    """A box of a tensor: its position, its sizes in elements, and its bytes."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -34,14 +35,14 @@ class Chunk:
 
 
 def tiled(shape: Sequence[int], itemsize: int, chunks: Sequence[Chunk]) -> tuple[Segment, ...]:
-    """The tensor of this `shape` in row-major order, made of its `chunks`.
+    """Return the tensor of this `shape` in row-major order, assembled from its `chunks`.
 
     Args:
         itemsize: bytes of one element.
 
     Raises:
-        DamagedFile: the chunks leave a hole, overlap, reach outside of the tensor, or have other sizes than their
-            bytes. The message says where, in elements.
+        DamagedFile: the chunks leave a hole, overlap, reach outside of the tensor, or have sizes that do not match
+            their bytes. The message gives the position in elements.
     """
     for chunk in chunks:
         _check(shape, itemsize, chunk)
@@ -49,30 +50,30 @@ def tiled(shape: Sequence[int], itemsize: int, chunks: Sequence[Chunk]) -> tuple
     if not math.prod(shape):
         return ()
     if not own:
-        raise DamagedFile(f"nothing holds its {list(shape)}")
+        raise DamagedFile(f"no chunk holds its {list(shape)}")
     return tuple(_Tiling(itemsize, len(own)).slabs(tuple(shape), own, ()))
 
 
 def _check(shape: Sequence[int], itemsize: int, chunk: Chunk) -> None:
     what = f"a chunk of {list(chunk.sizes)} at {list(chunk.offsets)}"
     if len(chunk.sizes) != len(shape) or len(chunk.offsets) != len(shape):
-        raise DamagedFile(f"{what} of a tensor of {list(shape)}")
+        raise DamagedFile(f"{what} has the wrong number of dimensions for {list(shape)}")
     for first, count, size in zip(chunk.offsets, chunk.sizes, shape, strict=True):
         if first < 0 or count < 0 or first + count > size:
             raise DamagedFile(f"{what} reaches outside of {list(shape)}")
     if chunk.data.length != math.prod(chunk.sizes) * itemsize:
-        raise DamagedFile(f"{what} needs {math.prod(chunk.sizes) * itemsize} bytes, and has {chunk.data.length}")
+        raise DamagedFile(f"{what} needs {math.prod(chunk.sizes) * itemsize} bytes, but has {chunk.data.length}")
 
 
 class _Tiling:
-    """The walk over the slabs of a tensor: runs of rows that the same chunks hold."""
+    """The slabs of a tensor, which are runs of rows that the same chunks hold."""
 
     def __init__(self, itemsize: int, chunks: int) -> None:
         self._itemsize = itemsize
         self._left = MAX_WORK * chunks + 1024
 
     def slabs(self, shape: tuple[int, ...], chunks: list[Chunk], at: tuple[int, ...]) -> Iterator[Segment]:
-        """The segments of the sub-tensor of this shape that stands at the index `at` of the tensor."""
+        """Yield the segments of the sub-tensor of this shape at the index `at` of the tensor."""
         self._count(len(chunks), at)
         if not shape:
             if len(chunks) > 1:
@@ -100,12 +101,12 @@ class _Tiling:
     def _count(self, looks: int, at: tuple[int, ...]) -> None:
         self._left -= looks
         if self._left < 0:
-            raise DamagedFile(f"too many chunks share the rows at {list(at)}: they cannot be those of a mesh")
+            raise DamagedFile(f"too many chunks share the rows at {list(at)}: no mesh has such chunks")
 
     def _cut(
         self, size: int, chunks: list[Chunk], at: tuple[int, ...], axis: int
     ) -> Iterator[tuple[int, int, list[Chunk]]]:
-        """The slabs along the dimension `axis`, and the chunks that each of them crosses."""
+        """Yield the slabs along the dimension `axis`, with the chunks that each of them crosses."""
         ordered = sorted(chunks, key=lambda chunk: chunk.offsets[axis])
         cuts = sorted({0, size, *(edge for chunk in chunks for edge in _edges(chunk, axis))})
         active: list[Chunk] = []
@@ -118,11 +119,11 @@ class _Tiling:
                 following = next(coming, None)
             self._count(len(active), at)
             if not active:
-                raise DamagedFile(f"nothing holds rows {first} to {last - 1}" + (f" at {list(at)}" if at else ""))
+                raise DamagedFile(f"no chunk holds rows {first} to {last - 1}" + (f" at {list(at)}" if at else ""))
             yield first, last, list(active)
 
     def _check_row(self, chunks: list[Chunk], shape: tuple[int, ...], at: tuple[int, ...]) -> None:
-        """Refuse chunks that do not make one whole row."""
+        """Refuse chunks that do not form one whole row."""
         self._count(len(chunks), at)
         if not shape:
             if len(chunks) > 1:
@@ -134,7 +135,7 @@ class _Tiling:
                 self._check_row(below, shape[1:], (*at, first))
 
     def _blocks(self, inner: tuple[int, ...], chunks: list[Chunk], rows: int) -> Iterator[Segment]:
-        """Rows that several chunks share, in streams of at most `BLOCK` bytes."""
+        """Yield rows that several chunks share, in streams of at most `BLOCK` bytes."""
         row = math.prod(inner) * self._itemsize
         height = max(1, BLOCK // row)
         for first in range(0, rows, height):
@@ -168,7 +169,7 @@ def _edges(chunk: Chunk, axis: int) -> tuple[int, int]:
 
 
 def _rows(chunk: Chunk, first: int, last: int, base: int | None = None) -> Chunk:
-    """Rows `first` to `last` of a chunk; counted in the tensor, or from `base`, the row that it begins with."""
+    """Return rows `first` to `last` of a chunk, counted in the tensor, or from `base`, the row that it begins with."""
     start = chunk.offsets[0] if base is None else base
     sizes = chunk.sizes[1:]
     row = chunk.data.length // chunk.sizes[0]
@@ -177,6 +178,6 @@ def _rows(chunk: Chunk, first: int, last: int, base: int | None = None) -> Chunk
 
 
 def _row(chunk: Chunk, index: int) -> Chunk:
-    """Row `index` of a chunk as a chunk of one dimension less."""
+    """Return row `index` of a chunk as a chunk with one dimension less."""
     row = chunk.data.length // chunk.sizes[0]
     return Chunk(chunk.offsets[1:], chunk.sizes[1:], chunk.data.sub(index * row, row))

@@ -1,11 +1,12 @@
-"""Output that is complete and durable, or not there at all.
+"""Outputs that appear complete and durable, or not at all.
 
-A file is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, synced,
-given the mode of what it replaces, and renamed over it; then the folder is synced. Whatever stops it on the way,
-the destination is as it was and the temp file is gone; only SIGKILL and a power cut can leave a temp file.
+A file is written beside its destination under a name that nothing reads, ``.NAME.RANDOM.ckptfix-tmp``, synced, given
+the mode of the file that it replaces, and renamed to its destination; then the folder is synced. Whatever stops it on
+the way, the destination is unchanged and the temporary file is gone; only SIGKILL and a power cut can leave a temporary
+file.
 
-What is replaced may be kept under a fresh name, ``NAME.~1~``: it gets that name before the new file takes its old
-one, so that NAME is never absent, and the old content is always under one of the two.
+A replaced file can be kept under a fresh name, ``NAME.~1~``: it gets that name before the new file takes its old one,
+so that NAME always exists, and the old content is always under one of the two names.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ckptfix.urls import is_url
 
 
 def _check_space(outputs: Iterable[Output]) -> None:
-    """Refuse what its file systems have no room for; blocks that are shared with a source need none."""
+    """Refuse outputs that their file systems have no room for; blocks that are shared with a source need no room."""
     needed: dict[int, int] = {}
     beside: dict[int, list[Output]] = {}
     for output in outputs:
@@ -66,10 +67,10 @@ def _sync_folders(outputs: Iterable[Output]) -> None:
 
 
 def _publish(outputs: list[Output], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
-    """All of them, or none; the last (an index) when the names of the others are on the disk.
+    """Rename all outputs to their destinations, or none; the last (an index) after the others' names are on the disk.
 
-    Replaced files come back through a second hard link: a file system without links cannot undo them, but for
-    those that are kept.
+    Replaced files are restored from a second hard link. On a file system without links only the files that are kept can
+    be restored.
     """
     *others, last = outputs
     done = False
@@ -96,7 +97,7 @@ def _publish(outputs: list[Output], overwrite: bool, keep_old: Callable[[str], b
 
 
 def _keep(output: Output, keep_old: Callable[[str], bool] | None, *, alone: bool) -> None:
-    """What `output` replaces gets a second name: for good, or until all is done where it is not `alone`."""
+    """Make a second name for the file that `output` replaces: permanently, or, unless `alone`, until all is done."""
     with named(output.file.path, 0 if output.old is None else output.old.st_size):
         if output.old is not None and keep_old is not None and keep_old(output.dest):
             output.kept = Kept(output.file.path, output.dest, output.copy)
@@ -106,7 +107,7 @@ def _keep(output: Output, keep_old: Callable[[str], bool] | None, *, alone: bool
 
 
 def _settle(outputs: Iterable[Output]) -> None:
-    """All have their names: bring these to the disk, and say so."""
+    """Flush the names of all outputs to the disk, and record them."""
     try:
         _sync_folders(outputs)
     except WriteFailed as error:
@@ -119,13 +120,13 @@ def _settle(outputs: Iterable[Output]) -> None:
 
 
 def _restore(outputs: Sequence[Output]) -> None:
-    """Undo what was published."""
+    """Undo the renames."""
     for output in reversed(outputs):
         output.restore()
 
 
 def _tell_stuck(outputs: Iterable[Output], error: BaseException) -> None:
-    """Where undoing failed too, say so and keep what the old content is left under."""
+    """Report outputs that could not be undone, and keep the names that hold their old content."""
     for line in filter(None, [output.stuck() for output in outputs]):
         if isinstance(error, CkptfixError):
             error.message += f"; {line}"
@@ -148,18 +149,18 @@ def check_destination(
     overwrite: bool,
     folder: bool = False,
 ) -> None:
-    """Refuse a destination that `write_plan` could not, or must not, write.
+    """Refuse a destination that `write_plan` cannot write, or must not overwrite.
 
-    A symbolic link stands for the file that it points to.
+    A symbolic link counts as the file that it points to.
 
     Args:
-        folder: a folder is to be written, of several files.
+        folder: the output is a folder of several files.
 
     Raises:
-        WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or a folder that one of them is in, or
-            exists without `overwrite`.
-        Unsupported: it is of another kind: a folder, a pipe, a device; or a file where a folder is to be.
-        WriteFailed: the folder that it is in does not exist or cannot be written to.
+        WouldOverwrite: it is one of `sources` (by name, symlink or hard link), or a folder that contains one of them,
+            or it exists without `overwrite`.
+        Unsupported: it is of a different kind: a folder, a pipe, a device; or a file where a folder is needed.
+        WriteFailed: its folder does not exist or cannot be written to.
     """
     path = file_name(dest, "the output")
     if is_url(path):
@@ -185,19 +186,19 @@ def check_destination(
         for source in local:
             there = _status(source)
             if there is not None and os.path.samestat(status, there):
-                raise WouldOverwrite("the output is the input", path=path, hint="give the output another name")
+                raise WouldOverwrite("the output is the input", path=path, hint="choose a different output name")
         for source in local if folder else ():
             if os.path.realpath(source).startswith(os.path.join(os.path.realpath(path), "")):
-                raise WouldOverwrite(f"the input is in it: {source}", path=path, hint="give the output another name")
+                raise WouldOverwrite(f"the input is in it: {source}", path=path, hint="choose a different output name")
         if not overwrite:
-            raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
+            raise WouldOverwrite("exists", path=path, hint="choose a different name, or add --force to replace it")
         around = os.path.dirname(os.path.realpath(path))
     if not os.access(around, os.W_OK | os.X_OK):
         raise NotPermitted("its folder cannot be written to", path=path, number=errno.EACCES)
 
 
 def _status(path: str) -> os.stat_result | None:
-    """Of the file behind `path`; None when there is none."""
+    """Return the status of the file behind `path`; None if there is no such file."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -217,26 +218,27 @@ def write_plan(
 ) -> dict[str, str]:
     """Write the files of `plan`, in order: all complete and on the disk, or none.
 
-    Every file is complete and synced before the first takes its name. What is replaced gives its mode and, where
-    allowed, its owner; `replacing.given_up` says what it loses. `progress` counts the bytes of all files. A signal
-    that comes when the last file takes its name waits until all is done, and `written` has it.
+    Every file is complete and synced before the first takes its name. A new file gets the mode and, where permitted,
+    the owner of the file that it replaces; `sources.given_up` reports what is lost. `progress` counts the bytes of
+    all files. A signal that comes when the last file takes its name waits until all is done, and `written` includes
+    that file.
 
     Args:
         overwrite: replace files that exist.
-        keep_old: of these, keep those whose path it accepts: as ``PATH.~1~``, or the next number that is free,
-            beside the file that a symbolic link points to. At no time is the old content under neither name.
+        keep_old: keep those of them whose path it accepts: as ``PATH.~1~``, or with the next unused number, beside the
+            file that a symbolic link points to. The old content always has one of the two names.
 
-        inputs: files that the plan was made from, as they were before they were read. A new file is open to those
-            who may read all of them and of its sources.
+        inputs: files that the plan was made from, with their state before they were read. A new file can be read by
+            those who can read all of them and its sources.
 
     Returns:
-        path of the plan -> the name under which the file that was there is kept.
+        path of the plan -> the name under which the old file is kept.
 
     Raises:
-        WouldOverwrite, Unsupported: as `check_destination`; also when a file appears meanwhile, or the plan
-            names one file twice.
-        Truncated, DamagedFile: a source does not have what the plan promises, or not the checksum that it states.
-        WriteFailed: no space (asked before the first byte), an I/O error, or a source that changed meanwhile.
+        WouldOverwrite, Unsupported: as in `check_destination`; also when a file appears meanwhile, or the plan has one
+            file twice.
+        Truncated, DamagedFile: a source lacks bytes that the plan expects, or does not match its checksum.
+        WriteFailed: no space (checked before the first byte), an I/O error, or a source that changed meanwhile.
     """
     if not plan.files:
         return {}
@@ -281,7 +283,7 @@ def write_plan(
             try:
                 with quiet:
                     persist(clean_up)
-            except (MemoryError, SystemError):  # even a call takes memory
+            except (MemoryError, SystemError):  # even a call needs memory
                 continue
             except BaseException as error:  # a signal, perhaps before anything was done
                 stopped = error

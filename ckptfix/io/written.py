@@ -1,4 +1,4 @@
-"""What a run has written so far: what ends it early, an error or a signal, has to report it truthfully."""
+"""A record of what a run has written so far: an error or a signal that ends it early must report it truthfully."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _record: ContextVar[tuple[list[str], ...]] = ContextVar("written", default=())
 
 @contextmanager
 def recorded(*, inside: bool = False) -> Iterator[list[str]]:
-    """A list that grows by a sentence with each file that is written inside.
+    """Collect a sentence about each file that is written inside.
 
     Args:
-        inside: the list around it grows too, until `reported` takes the sentences out: no signal comes between.
+        inside: the enclosing list gets the sentences too, until `reported` removes them: no signal comes between.
     """
     lines: list[str] = []
     token = _record.set((*_record.get(), lines) if inside else (lines,))
@@ -26,13 +26,13 @@ def recorded(*, inside: bool = False) -> Iterator[list[str]]:
 
 
 def record(line: str) -> None:
-    """Say of a file what is true whatever comes now."""
+    """Record a statement about a file that remains true whatever happens next."""
     for lines in _record.get():
         lines.append(line)
 
 
 def reported(written: Iterable[str]) -> None:
-    """Take out what has been reported."""
+    """Remove statements that have been reported."""
     for line in written:
         for lines in _record.get():
             if line in lines:
@@ -41,7 +41,7 @@ def reported(written: Iterable[str]) -> None:
 
 @contextmanager
 def noted() -> Iterator[list[str]]:
-    """A list that grows by a sentence with each thing that is worth saying of how files are written inside."""
+    """Collect a sentence about each notable fact of how files are written inside."""
     lines: list[str] = []
     token = _notes.set(lines)
     try:
@@ -51,7 +51,7 @@ def noted() -> Iterator[list[str]]:
 
 
 def note(line: str) -> None:
-    """Say how a file is written, where that is not as one may expect."""
+    """Note a fact about how a file is written that a reader may not expect."""
     lines = _notes.get()
     if lines is not None:
         lines.append(line)

@@ -1,6 +1,6 @@
-"""Loaders for torch: from any format, memory-mapped where the format allows, no pickle run.
+"""Loaders for torch: they read any format, map the file where the format allows it, and never run a pickle.
 
-torch is imported inside the functions, so that everything else of ckptfix starts without it.
+torch is imported inside the functions, so that the rest of ckptfix starts without it.
 """
 
 from __future__ import annotations

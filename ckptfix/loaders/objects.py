@@ -1,8 +1,8 @@
-"""The object in a checkpoint as Python values: `load_checkpoint`.
+"""Loading the object in a checkpoint as Python values: `load_checkpoint`.
 
-A pickle's nodes become values in three passes without recursion: an empty shell for everything that can be filled
-later, then what must be made from its parts (tuples, tensors, numpy arrays), then the shells are filled. So shared
-objects are still shared, an object may contain itself, and depth is not limited.
+A pickle's nodes become values in three passes without recursion. First comes an empty shell for everything that can be
+filled later, then whatever must be made from its parts (tuples, tensors, numpy arrays), and last the shells are filled.
+So shared objects stay shared, an object may contain itself, and depth is not limited.
 """
 
 from __future__ import annotations
@@ -36,35 +36,36 @@ if TYPE_CHECKING:
 
 
 MOST_IN_TUPLE = 1 << 24
-"""Parts of a tuple, including the parts of tuples in it: hashing them takes some 0.2 s."""
+"""Parts that a tuple may have, counting those of nested tuples. Hashing this many takes about 0.2 s."""
 
 
 @opens_once
 def load_checkpoint(
     path: str | os.PathLike[str], *, map_location: MapLocation = None, mmap: bool = False, verify: bool = True
 ) -> Any:
-    """The whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
+    """Load the whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
 
-    Dicts (ordered, default and counting ones too), lists, tuples, sets, numbers, strings and bytes come back as what
-    they were, torch.Size, torch.dtype, torch.device and numpy arrays and scalars as well; an attribute such as
-    ``_metadata`` of a state dict comes with it. Whatever was one object is one object. What only another class could
-    be is a `ForeignObject`: nothing is imported, nothing is called. The values of an
-    ``argparse.Namespace`` are its record's `state`, a namedtuple's are its `args`. A tensor of a subclass is a plain
-    tensor with the subclass's attributes, and a warning says so once; one that only its own library can rebuild
-    (DTensor, nested) is a record of its parts.
+    Dicts (also OrderedDict, defaultdict and Counter), lists, tuples, sets, numbers, strings and bytes come back
+    unchanged. So do torch.Size, torch.dtype, torch.device, numpy arrays and numpy scalars. Attributes such as the
+    ``_metadata`` of a state dict are kept, and shared objects stay shared.
+
+    An object of any other class becomes a `ForeignObject`: nothing is imported and nothing is called. The values
+    of an ``argparse.Namespace`` are in the record's `state`, those of a namedtuple in its `args`. A tensor subclass
+    becomes a plain tensor with the attributes of the subclass, and a warning says so once. A tensor that only its own
+    library can rebuild (DTensor, nested) becomes a record of its parts.
 
     Args:
         map_location, mmap, verify: as for `load_state_dict`.
 
     Returns:
-        What torch.load would give. Of safetensors, which hold nothing else, an OrderedDict of the tensors with the
-        file's ``__metadata__`` as its attribute ``metadata``.
+        The object that torch.load would return. For safetensors, which hold only tensors, an OrderedDict of the tensors
+        with the file's ``__metadata__`` as its attribute ``metadata``.
 
     Raises:
         WouldLoseData: a tensor of the file cannot be read; the message names it.
-        DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
+        DamagedFile: the checksum of the pickle, or of a tensor's data, does not match.
         ChangedFile: the file was written to while it was read.
-        BadPickle: Python could not hold the object, such as a dict with a list for a key.
+        BadPickle: Python cannot represent the object, such as a dict with a list for a key.
         MissingExtra: torch is not installed.
     """
     need_torch("load_checkpoint")
@@ -83,7 +84,7 @@ def load_checkpoint(
 
 
 def from_entries(checkpoint: Checkpoint, maker: Callable[[TensorEntry], object]) -> object:
-    """The tensors and values of a format without an object, as mappings by address."""
+    """Return the tensors and values of a format that stores no object, as dicts nested by address."""
     root: OrderedDict[str, object] = OrderedDict()
     for entry in weights_of(checkpoint):
         _mapping(root, entry.at)[entry.key] = maker(entry)
@@ -105,12 +106,12 @@ def _mapping(root: dict[str, object], at: str) -> dict[str, object]:
 
 
 Where: TypeAlias = "tuple[Where | None, str]"
-"""The last part of an address, behind what comes before it."""
+"""The last part of an address, after the parts that come before it."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """A node on the way down: `after` says that its parts are made."""
+    """A node on the way down; `after` is true once its parts are made."""
 
     node: Node
     where: Where
@@ -118,10 +119,10 @@ class _Step:
 
 
 class Builder:
-    """Makes Python values of the nodes of one checkpoint; each node once.
+    """Maker of Python values from the nodes of one checkpoint; each node is made once.
 
     Raises:
-        WouldLoseData: a record of the file is not what its writer meant.
+        WouldLoseData: a record of the file cannot be read as its writer meant it.
     """
 
     def __init__(self, checkpoint: Checkpoint, maker: TensorMaker) -> None:
@@ -131,18 +132,18 @@ class Builder:
         self.made: dict[int, object] = {}
         self.shells: list[tuple[Node, object]] = []
         self.unfolded: dict[int, int] = {}
-        """``id`` of a tuple that was made -> how many parts it has, counted each time that they stand there."""
+        """``id`` of a tuple that was made -> number of its parts, counting a shared part each time that it occurs."""
         for row in checkpoint.findings:
-            # Depth is not limited here, and tensors are judged when they are made.
+            # Depth is not limited here, and tensors are checked when they are made.
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
                 raise WouldLoseData(row.message, path=checkpoint.path, where=row.where or None, offset=row.offset)
 
     def build(self, root: Node) -> object:
-        """The value of the node `root`.
+        """Return the value of the node `root`.
 
         Raises:
-            BadPickle: no such object can be.
-            WouldLoseData: a call that describes no tensor of the file.
+            BadPickle: Python cannot represent the object.
+            WouldLoseData: a call does not describe a tensor of the file.
         """
         if is_leaf(root):
             return values.leaf(root)
@@ -156,7 +157,7 @@ class Builder:
         return self.made[id(root)]
 
     def _make(self, root: Node) -> None:
-        """Make `root` and everything below it; shells are left empty."""
+        """Make `root` and everything below it, leaving shells empty."""
         stack = [_Step(root, (None, ""))]
         open_nodes: set[int] = set()
         while stack:
@@ -173,14 +174,14 @@ class Builder:
                 self.made[id(node)] = shell
                 self.shells.append((node, shell))
             elif id(node) in open_nodes:
-                raise self._impossible(node, "it would have to exist before it is made")
+                raise self._impossible(node, "it is a part of itself, but must be made after its parts")
             else:
                 open_nodes.add(id(node))
                 stack.append(_Step(node, step.where, True))
             stack += [_Step(child, (step.where, name)) for name, child in self._below(node)]
 
     def _below(self, node: Node) -> Iterator[tuple[str, Node]]:
-        """(label, node) of all that the value of `node` is made of or filled with."""
+        """Yield (label, node) for everything that the value of `node` is made of or filled with."""
         if isinstance(node, (tuple, list)):
             yield from ((str(index), value) for index, value in enumerate(node))
         elif type(node) is Dict:
@@ -201,11 +202,11 @@ class Builder:
             yield from ((str(index), value) for index, value in enumerate(node.elements or ()))
 
     def value(self, node: Node) -> object:
-        """What `node` became."""
+        """Return the value made from `node`."""
         return values.leaf(node) if is_leaf(node) else self.made[id(node)]
 
     def _now(self, node: Node) -> object:
-        """The value of arguments that must be whole at once: a list among them is not filled yet."""
+        """Return the value of arguments that are needed at once; lists among them are not filled yet, so copy them."""
         if type(node) is not tuple:
             return self.value(node)
         return tuple([*map(self.value, part)] if type(part) is list else self.value(part) for part in node)
@@ -228,10 +229,10 @@ class Builder:
         return self._told_apart(node, made) if isinstance(made, tuple) and type(made) is tuple else made
 
     def _told_apart(self, node: Node, made: tuple[object, ...]) -> tuple[object, ...]:
-        """`made`, unless it holds shared tuples so often that its hash would never be known: tuples keep none."""
+        """Return `made`; refuse nested shared tuples that would make hashing endless, as tuples cache no hash."""
         count = self.unfolded[id(made)] = 1 + sum(self.unfolded.get(id(part), 1) for part in made)
         if count > max(MOST_IN_TUPLE, 1 + len(made)):
-            raise self._impossible(node, "tuples that stand in each other so often that their hash is never known")
+            raise self._impossible(node, "its tuples are nested and shared so often that hashing them would never end")
         return made
 
     def _tensor(self, node: Call, where: Where) -> object:
@@ -243,7 +244,7 @@ class Builder:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=address) from None
 
     def _storage(self, node: PersId, where: Where) -> object:
-        """A storage that stands by itself, or a persistent id that is not one."""
+        """Return a storage that belongs to no tensor, or a record of a persistent id of another kind."""
         if not _is_storage(node):
             return ForeignObject("", "persistent id", (plain(node.pid),))
         import torch
@@ -289,7 +290,7 @@ class Builder:
                 values.add_elements(node, shell, value)
 
     def _impossible(self, node: Node, why: str) -> BadPickle:
-        message = f"an object that Python could not hold: {why}"
+        message = f"an object that Python cannot represent: {why}"
         return BadPickle(message, path=self.checkpoint.path, offset=getattr(node, "position", None))
 
 
@@ -306,7 +307,7 @@ def _is_storage(node: PersId) -> bool:
 
 
 def _is_plain_tensor(node: Node) -> TypeGuard[Call]:
-    """A tensor that can be made here; others (DTensor, nested) become records of what would make them."""
+    """Return whether the tensor can be made here. Others (DTensor, nested) become records of their call."""
     if not is_tensor(node) or type(node.func) is not Global:
         return False
     row = calls.of(node.func)
@@ -327,5 +328,5 @@ def _address(where: Where) -> str:
 
 
 def mapping_of(node: Node) -> Mapping[str, Node]:
-    """String keys of a mapping node and their nodes; empty for any other node."""
+    """Return the string keys of a dict node and their nodes; an empty dict for any other node."""
     return {str(key): value for key, value in pairs(node) or () if type(key) is Text}

@@ -1,4 +1,4 @@
-"""A checkpoint as the loaders take it: its pickle is what was written."""
+"""Opening a checkpoint for the loaders: damaged pickles are refused before anything in them is used."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def opens_once(call: Call) -> Call:
-    """`opened_once` and `blames_changes` around `call`, whose arguments have the right types.
+    """Wrap `call`: check the types of its arguments, open each file once, and blame changed files in errors.
 
-    The frame that it adds is one of the loaders', as `warnings` needs it.
+    The frame that this adds belongs to the loaders, so `caller` finds the right stack level for warnings.
     """
 
     @wraps(call)
@@ -37,24 +37,26 @@ def opens_once(call: Call) -> Call:
 
 
 def refuse_swapped_arguments(first: object, path: object, what: str) -> None:
-    """Refuse (path, model) where (model, path) is meant.
+    """Refuse (path, model) where (model, path) is expected.
 
     Raises:
-        WrongType: it is so.
+        WrongType: the arguments are swapped.
     """
     names = (str, bytes, os.PathLike)
     if isinstance(first, names) and not isinstance(path, names):
-        raise WrongType(f"the first argument is the {what}, the second the path; here they are the other way round")
+        raise WrongType(f"the first argument must be the {what} and the second the path, but they are swapped")
 
 
 def opened(path: str | os.PathLike[str], *, programs: bool = False) -> Checkpoint:
-    """`open_checkpoint`, and nothing of a pickle is believed that fails its checksum: names, shapes, views.
+    """Open the checkpoint at `path`, and refuse it if its pickle fails the checksum.
+
+    A damaged pickle may have wrong keys, shapes and views, so nothing in it is used.
 
     Args:
-        programs: a TorchScript archive or an exported program is a checkpoint too, of one state dict.
+        programs: also open a TorchScript archive or an exported program, as a checkpoint with one state dict.
 
     Raises:
-        DamagedFile: it does.
+        DamagedFile: the pickle fails its checksum.
     """
     try:
         checkpoint = open_checkpoint(path)
@@ -71,7 +73,7 @@ def opened(path: str | os.PathLike[str], *, programs: bool = False) -> Checkpoin
 
 
 def _as_checkpoint(weights: Weights) -> Checkpoint:
-    """The state dict of a program as a checkpoint that holds nothing else."""
+    """Return the state dict of a program as a checkpoint that holds nothing else."""
     names = tuple(entry.key for entry in weights.entries)
     return replace(
         weights.as_checkpoint(),

@@ -1,9 +1,9 @@
-"""The bytes of a checkpoint as loaders give them out: all of one version of its files.
+"""Reading the bytes of a checkpoint for the loaders, all from one version of its files.
 
-A check of bytes and their use are one reading: bytes go to the memory that the caller gets, and are summed there. What
-a file was when it was opened is compared with what it is when everything has been given out. A file that was written
-to just before it was opened may be in the middle of being written, which its times do not show: what no checksum covers
-is read a second time then.
+Bytes are checked in the same read in which they are used: they go to the caller's memory and are summed there. At the
+end, the stat of each file is compared with the one taken when it was opened. If a file was written to just before it
+was opened, its writer may still be at work, and its times do not show that. Data in such a file that no checksum covers
+is read a second time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ckptfix.io.sums import Checksums, crc32_joined
 from ckptfix.io.threads import WORKERS
 
 RECENT = 2_000_000_000
-"""Nanoseconds since a file was last written to in which its writer may still be at it."""
+"""Nanoseconds after the last write to a file during which its writer may still be at work."""
 
 TWICE = 4 << 20
-"""Bytes that two threads read; to start one takes as long as to copy some hundred kilobytes."""
+"""Bytes from which on two threads read. Starting a thread takes as long as copying a few hundred kilobytes."""
 
 
 class Differs(Exception):
-    """Bytes that do not have the checksum that is stated for them."""
+    """Raised for bytes that do not match the checksum stored for them."""
 
     def __init__(self, check: Check, crc32: int) -> None:
         super().__init__(check, crc32)
@@ -49,10 +49,10 @@ class Differs(Exception):
 
 
 class Reading:
-    """What is read of the files of one checkpoint, from when it was opened on.
+    """The reads from the files of one checkpoint, from when it was opened.
 
     Attributes:
-        marks: the files, as they were when they were opened.
+        marks: path -> stat of the file when it was opened.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -65,12 +65,12 @@ class Reading:
 
         Args:
             checks: checksums of `data`, or of pieces of it.
-            all_of_them: those of which only a part is read here are compared too, in a reading of their own.
+            all_of_them: also verify, in separate reads, the pieces that this call reads only in part.
 
         Raises:
-            Differs: bytes have another checksum.
-            DamagedFile: a file is too short, or was written to meanwhile.
-            CkptfixError: they cannot be read.
+            Differs: bytes do not match their checksum.
+            DamagedFile: a file is too short, or was written to since it was opened.
+            CkptfixError: the bytes cannot be read.
         """
         due = {check.data: check for check in checks}
         at = 0
@@ -91,13 +91,13 @@ class Reading:
             checking.run(due.values())
 
     def refuse_changes(self) -> None:
-        """Refuse what was given out if it is not of one version of its files.
+        """Raise `ChangedFile` unless everything read so far came from one version of the files.
 
-        One file that is open stays what it was where another one takes its name: only of several files one may be of
-        another version than the others then.
+        An open file keeps its content when a different file takes its name. So a replaced file matters only if the
+        checkpoint has several files: then one could be of a different version than the rest.
 
         Raises:
-            ChangedFile: a file was written to since it was opened, or another one of several has its name.
+            ChangedFile: a file was written to since it was opened, or one of several files was replaced.
         """
         with blames_changes():
             self._refuse_changes()
@@ -106,7 +106,7 @@ class Reading:
         for path, before in self.marks.items():
             try:
                 change = change_of(path, before, by_name=len(self.marks) > 1)
-            except IsFolder:  # what is in it are its files
+            except IsFolder:  # the files in it have their own marks
                 continue
             if change is not None:
                 raise change
@@ -114,7 +114,7 @@ class Reading:
         sums = Checksums([piece for piece, _ in again])
         for number, (piece, crc) in enumerate(again):
             if sums.value(number) != crc:
-                raise was_changed(piece.path, "a second reading gave other bytes")
+                raise was_changed(piece.path, "a second reading gave different bytes")
 
     def _open(self, path: str) -> Source:
         source = open_source(path)
@@ -126,7 +126,7 @@ class Reading:
         return source
 
     def refuse_short(self, data: Data) -> None:
-        """Refuse bytes that a file is too short for. Raises DamagedFile."""
+        """Raise `DamagedFile` if a file is too short to hold `data`."""
         for piece in pieces_of(data):
             if isinstance(piece, ByteRange):
                 with self._open(piece.path) as source:
@@ -137,7 +137,7 @@ class Reading:
         return not stamp.tag and 0 <= self._opened - stamp.ctime_ns < RECENT
 
     def _read(self, piece: ByteRange, view: memoryview, *, summed: bool) -> int:
-        """Fill `view`; a large one by two threads: the first touch of fresh memory takes longer than the copy."""
+        """Fill `view`, with two threads if it is large: the first touch of fresh memory takes longer than the copy."""
         with self._open(piece.path) as source:
             _refuse_short(source, piece)
             source.expect(piece.offset, piece.length)
@@ -162,7 +162,7 @@ def _refuse_short(source: Source, piece: ByteRange) -> None:
 
 
 def _part(source: Source, offset: int, view: memoryview, summed: bool) -> int:
-    """Fill `view`; the checksum is of what is there then, block by block, while a block is in the cache."""
+    """Fill `view` and return its checksum (0 unless `summed`). Each block is summed while it is still in the cache."""
     if not summed:
         source.read_into(offset, view)
         return 0

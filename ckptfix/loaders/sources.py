@@ -1,7 +1,6 @@
-"""The state dicts of a file as a loader sees them: a name and a place for each tensor.
+"""The state dicts of a file as a loader sees them: a key and a location for each tensor.
 
-Beside the mappings that a file calls its state dicts, a whole pickled module is one; its class is not needed to read it
-(`formats.torch_module`).
+A whole pickled module counts as a state dict too. Its class is not needed to read it (`formats.torch_module`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ckptfix.pickles.graph import Node
 from ckptfix.pickles.places import node_at
 
 EXTRA_STATE = "_extra_state"
-"""Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""
+"""Last component of the key for a module's data that is not a tensor (torch.nn.Module.get_extra_state)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class Source:
     """A state dict in a file.
 
     Attributes:
-        row: what of the file it is.
-        entries: name -> tensor, in file order, tied names too.
+        row: the part of the file that it was read from.
+        entries: key -> tensor, in file order, including tied keys.
         versions: module path -> its ``_metadata``.
-        extra: names of values that are not tensors and that the model may take -> their nodes.
-        made: names of tensors that are made of others -> the address of the first of these.
+        extra: key -> node, for values that are not tensors and that the model may accept.
+        made: key of a tensor built from other tensors -> address of the first of these.
     """
 
     row: Candidate
@@ -43,7 +42,7 @@ class Source:
 
     @property
     def at(self) -> str:
-        """Its address."""
+        """Address of the state dict."""
         return self.row.at
 
     @property
@@ -51,7 +50,7 @@ class Source:
         return [*self.entries, *self.extra]
 
     def slots(self) -> list[Slot]:
-        """For matchers; a tensor that is the same part of the same storage as an earlier one is tied to it."""
+        """Return a slot per tensor for the matchers. A tensor with the same memory as an earlier one is tied to it."""
         first: dict[object, str] = {}
         rows = []
         for name, entry in self.entries.items():
@@ -62,31 +61,31 @@ class Source:
 
 
 def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source]:
-    """Every state dict of the file that a model could have written, in file order.
+    """Return every state dict of the file that a model could have written, in file order.
 
-    Parts of an optimizer's state and other mappings that happen to hold tensors are left out where there is anything
-    that looks like a model's.
+    If anything looks like a model's state dict, parts of an optimizer's state and other dicts that happen to hold
+    tensors are left out.
 
     Args:
-        leaves: last components of the names of other values to be taken.
+        leaves: last key components of the other values to include.
 
     Raises:
-        Refused: there is none at all.
-        CkptfixError: a whole module in the file is none, or cannot be read.
+        Refused: the file has no state dict.
+        CkptfixError: a whole module in the file is invalid, or cannot be read.
     """
     found = candidates(checkpoint)
     if not found:
-        hint = "`ckptfix inspect` shows what it holds"
+        hint = "run `ckptfix inspect` to see what it holds"
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=hint)
     return _sources(checkpoint, found, leaves)
 
 
 def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ()) -> list[Source]:
-    """The state dict at the address `at`, or all of them.
+    """Return the state dict at the address `at`, or all of them if `at` is None.
 
     Raises:
-        NoSuchTensor: there is none at `at`.
-        Refused: there is none at all.
+        NoSuchTensor: there is no state dict at `at`.
+        Refused: the file has no state dict.
     """
     if at is None:
         return sources(checkpoint, leaves)
@@ -110,10 +109,10 @@ def _own(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
 
 
 def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:
-    """A whole pickled module.
+    """Read a whole pickled module.
 
     Raises:
-        CkptfixError: it is none, or holds a tensor that cannot be read.
+        CkptfixError: it is not a module, or holds a tensor that cannot be read.
     """
     module = read_module(checkpoint, row)
     return Source(row, {entry.key: entry for entry in module_entries(checkpoint, module)}, module.versions)
@@ -122,7 +121,7 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:
 def _beside(
     checkpoint: Checkpoint, at: str, leaves: Collection[str]
 ) -> tuple[Mapping[str, Mapping[str, object]], Mapping[str, Node]]:
-    """Versions and other values of the state dict at `at`."""
+    """Return the module versions and the other values of the state dict at `at`."""
     parts = pickled(checkpoint)
     if parts is None:
         return {}, {}
@@ -132,7 +131,7 @@ def _beside(
         return versions, {}
     try:
         values = mapping_of(node_at(parts.graph.root, at, parts.found.holders))
-    except NoSuchTensor:  # an address with a number that distinguishes it from another: no key is called so
+    except NoSuchTensor:  # the address has a number added to keep it unique, so no key has that name
         return versions, {}
     tensors = {entry.key for entry in checkpoint.entries_at(at)}
     found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}

@@ -1,4 +1,4 @@
-"""A state dict of any format, as ``Module.load_state_dict`` takes it."""
+"""Loading a state dict from any format, in the form that ``Module.load_state_dict`` takes."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ def load_state_dict(
     mmap: bool = False,
     verify: bool = True,
 ) -> OrderedDict[str, torch.Tensor]:
-    """The state dict in the checkpoint at `path`, as ``Module.load_state_dict`` takes it.
+    """Load the state dict in the checkpoint at `path`, ready for ``Module.load_state_dict``.
 
     A whole pickled module (``torch.save(model)``) gives what its ``state_dict()`` would; its classes are not needed.
 
     Args:
-        map_location: as for torch.load: a device for everything, a dict from location to location, or a
-            callable of (storage, location) that returns a storage, or None to leave it. None loads to the
-            device it was saved from if that exists here, and else to the CPU, with a warning.
-        strip: ``"auto"`` removes every wrapper's name (`module.`, `_orig_mod.`, ...), a prefix removes
-            that one, None keeps the names.
-        at: address of the state dict, or of a whole pickled module, when there are several; ``""`` is the top level.
-        mmap: as for torch.load: CPU tensors are a private map of the file, whose pages are read when they are
-            touched. Then the file must not be changed while they live: where it is cut short, the process dies of
-            SIGBUS when it touches a page that is gone, and where it is saved over, values change. What cannot be
-            mapped (files of other machines, compressed records, tensors in pieces) is read.
-        verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
-            none). Data is summed as it is read; with `mmap`, all of it is read for that. The pickle is always
-            compared.
+        map_location: as for torch.load: a device for everything, a dict from location to location, a callable of
+            (storage, location) that returns a storage or None for the default, or None. None loads each tensor to the
+            device it was saved from if this machine has it, and else to the CPU, with a warning.
+        strip: ``"auto"`` removes the prefixes of all wrappers (`module.`, `_orig_mod.`, ...), a prefix removes only
+            that one, and None keeps the keys.
+        at: address of the state dict, or of a whole pickled module, if there are several; ``""`` is the top level.
+        mmap: as for torch.load: CPU tensors are views of a private map of the file, whose pages are read on first use.
+            Do not change the file while they are in use. If it is cut short, the process dies of SIGBUS when it touches
+            a missing page; if it is overwritten, values change. Data that cannot be mapped (big-endian files,
+            compressed records, tensors in several pieces) is read.
+        verify: compare the data with the checksums that a zip stores for it (legacy files and safetensors store
+            none). Data is summed as it is read; with `mmap`, all of it is read for this. The pickle is always
+            checked.
 
     Returns:
-        name -> tensor, in file order, with ``_metadata`` where the file has it. Shapes, strides, ties,
-        requires_grad and nn.Parameter are as saved. Tensors have memory of their own, all of one version of the
-        file. Values that are not tensors are left out. A tensor of a subclass comes as a plain one, with a warning.
+        key -> tensor, in file order, with ``_metadata`` if the file has it. Shapes, strides, ties, requires_grad and
+        nn.Parameter are as saved. Without `mmap`, tensors have their own memory. All come from one version of the file.
+        Values that are not tensors are left out. A tensor subclass becomes a plain tensor, with a warning.
 
     Raises:
         Refused: no state dict was found.
-        Undecided: without `at`, there are several; or the names chose one, and more bytes of other tensors would be
-            left, of which nothing says what they are.
+        Undecided: without `at`, there are several; or one was chosen by its key, but the tensors left out have more
+            bytes, and nothing says what they are.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
-        DamagedFile: the pickle, or the data of a tensor, has another checksum than the file states.
+        DamagedFile: the checksum of the pickle, or of a tensor's data, does not match.
         ChangedFile: the file was written to while it was read.
-        PartialPrefix: only some names have the prefix `strip`.
-        Unsupported: a tensor that only its own library can rebuild (DTensor, nested).
+        PartialPrefix: only some keys have the prefix `strip`.
+        Unsupported: only its own library can rebuild a tensor (DTensor, nested).
         MissingExtra: torch is not installed.
     """
     need_torch("load_state_dict")
@@ -90,7 +90,7 @@ def load_state_dict(
     for entry in entries:
         name = names.get(entry.key, entry.key)
         if name in loaded:
-            raise KeyConflict(f"two tensors would be called {name!r}", path=checkpoint.path, where=chosen.at or None)
+            raise KeyConflict(f"two tensors would get the key {name!r}", path=checkpoint.path, where=chosen.at or None)
         loaded[name] = make(entry)
     make.reading.refuse_changes()
     parts = pickled(checkpoint)
@@ -103,7 +103,7 @@ def load_state_dict(
 
 
 def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapping[str, object]]:
-    """The checkpoint with the state dict of a whole pickled module as its only one, and the module's versions.
+    """Return the checkpoint with a whole pickled module as its only state dict, and the module's versions.
 
     Raises:
         CkptfixError: the module cannot be read.
@@ -124,13 +124,13 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
 
 
 def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], wrappers.Rule]:
-    """old -> new for the names at `at`, and the same as a rule for module paths."""
+    """Return old -> new for the keys at `at`, and the same renames as a rule for module paths."""
     if strip is None:
         return {}, lambda name: name
     try:
         renames = sites.unwrap(checkpoint, at=at) if strip == "auto" else sites.strip(checkpoint, prefix=strip, at=at)
     except (PartialPrefix, KeyConflict) as error:
-        error.hint = "strip=None keeps the names" + ("" if strip == "auto" else "; strip='auto' removes what all have")
+        error.hint = "strip=None keeps the keys" + ("" if strip == "auto" else "; strip='auto' removes what all have")
         raise
     names: dict[str, str] = {}
     modules: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""Tensors of torch from the entries of a checkpoint, in memory of their own or, where asked for, on a map of the file.
+"""Making torch tensors from the entries of a checkpoint, in their own memory or on a map of the file.
 
-torch is imported inside the functions, so that everything else of ckptfix starts without it.
+torch is imported inside the functions, so that the rest of ckptfix starts without it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 class TensorMaker:
-    """Builds tensors of one checkpoint; storages are made once, so ties are kept.
+    """Maker of the tensors of one checkpoint. Each storage is made once, so ties are kept.
 
     Args:
-        restore: moves a CPU storage to where its location tag says; see `restore_location`.
-        warn: warn, once, that a tensor of a subclass becomes a plain one: code that copies its values need not know.
-        verify: compare the bytes of a storage with the CRC-32 that the file states.
-        mmap: storages are on a map of the file where its bytes lie as torch wants them.
-        reading: what is read goes through it; a new one by default.
+        restore: moves a CPU storage to the device that its location tag names; see `restore_location`.
+        warn: warn, once, when a tensor subclass becomes a plain tensor. Code that only copies the values can skip it.
+        verify: compare the bytes of each storage with the CRC-32 stored in the file.
+        mmap: map the file for storages whose bytes torch can use in place.
+        reading: performs all reads; a new one by default.
     """
 
     def __init__(
@@ -68,16 +68,16 @@ class TensorMaker:
         self.copied: set[tuple[str, str]] = set()
 
     def __call__(self, entry: TensorEntry) -> torch.Tensor:
-        """The tensor of `entry`.
+        """Return the tensor of `entry`.
 
         Raises:
-            Unsupported: only its own library can rebuild it.
-            DamagedFile: torch can have no such tensor.
+            Unsupported: only the library that wrote it can rebuild it.
+            DamagedFile: torch cannot represent such a tensor.
         """
         return self._made(entry, self.make)
 
     def once(self, entry: TensorEntry) -> torch.Tensor:
-        """The tensor of `entry` for a copy: no more of its storage is read than it has. Raises as a call."""
+        """Return the tensor of `entry` for copying, reading only its part of the storage. Raises as a call does."""
         return self._made(entry, self._part)
 
     def _made(self, entry: TensorEntry, make: Callable[[TensorEntry], torch.Tensor]) -> torch.Tensor:
@@ -87,7 +87,7 @@ class TensorMaker:
             error.where = error.where or entry.name
             raise
         except (RuntimeError, OverflowError, ValueError, TypeError, IndexError) as error:
-            message = f"no tensor that torch can have: {str(error).splitlines()[0]}"
+            message = f"torch cannot represent this tensor: {str(error).splitlines()[0]}"
             raise DamagedFile(message, path=self.checkpoint.path, where=entry.name) from error
 
     def make(self, entry: TensorEntry) -> torch.Tensor:
@@ -109,7 +109,7 @@ class TensorMaker:
             )
         if self.warn and entry.kind == "dense" and _is_subclass(entry):
             self.warn = False
-            message = f"{entry.name} is a {entry.detail}, which is not imported: it comes as a plain tensor"
+            message = f"{entry.name} is a {entry.detail}, which is not imported: it becomes a plain tensor"
             warnings.warn(message, stacklevel=caller())
         return self._as_saved(tensor, entry)
 
@@ -133,7 +133,7 @@ class TensorMaker:
         return self._on(self.storage(entry.storage, dtypes.by_name(entry.dtype).itemsize), entry)
 
     def _on(self, storage: torch.UntypedStorage, entry: TensorEntry) -> torch.Tensor:
-        """The dense tensor of `entry` on `storage`."""
+        """Return the dense tensor of `entry` on `storage`."""
         import torch
 
         empty = torch.empty((0,), dtype=self.dtype(entry), device=storage.device)
@@ -182,12 +182,12 @@ class TensorMaker:
         )
 
     def storage(self, storage: Storage, itemsize: int) -> torch.UntypedStorage:
-        """The untyped storage on its device; `itemsize` is what its address must be a multiple of."""
+        """Return the untyped storage on its device. Its address is a multiple of `itemsize`."""
         import torch
 
         made = self.storages.get(storage.identity)
         if made is None:
-            if storage.data is None:  # a storage of the meta device, which has no bytes
+            if storage.data is None:  # a storage on the meta device has no bytes
                 made = self.storages[storage.identity] = torch.UntypedStorage(storage.nbytes, device="meta")
                 return made
             lies = in_one_piece(storage.data)
@@ -202,14 +202,15 @@ class TensorMaker:
         return made
 
     def read(self, storage: Storage, data: Data, *, summed: bool = True) -> torch.UntypedStorage:
-        """The bytes `data` of a storage in memory of their own, compared with what checksums cover them.
+        """Read the bytes `data` of a storage into new memory, and verify them with the checksums that cover them.
 
         Args:
-            summed: they are summed as they come; otherwise, being other bytes than the file has, before.
+            summed: `data` holds the bytes as in the file, so they are summed during the read. Otherwise they were
+                converted, and the file's bytes are verified in a separate read before.
 
         Raises:
-            DamagedFile: they have another checksum, or the file is too short or was written to meanwhile.
-            Refused: there is not so much memory.
+            DamagedFile: a checksum does not match, or the file is too short or was written to since it was opened.
+            Refused: there is not enough memory.
         """
         import torch
 
@@ -219,13 +220,13 @@ class TensorMaker:
             made = torch.UntypedStorage(data.length, device="cpu")
         except (RuntimeError, MemoryError):
             self.reading.refuse_short(data)
-            message = f"a storage of {data.length:,} bytes, and there is not so much memory"
-            raise Refused(message, path=self.checkpoint.path, hint="mmap=True maps the file instead") from None
+            message = f"not enough memory for a storage of {data.length:,} bytes"
+            raise Refused(message, path=self.checkpoint.path, hint="use mmap=True to map the file instead") from None
         self.fill(storage, data, bytes_of(made, 0, data.length), summed=summed)
         return made
 
     def fill(self, storage: Storage, data: Data, view: memoryview, *, summed: bool = True) -> None:
-        """Fill `view` with `data`, which is what `storage` holds or a part of that. Raises as `read`."""
+        """Fill `view` with `data`, which is all or a part of `storage`. Raises as `read` does."""
         checks = self._checks(storage, data) if self.verify and summed else ()
         try:
             self.reading.fill(data, view, checks, all_of_them=storage.identity not in self.verified)
@@ -233,15 +234,15 @@ class TensorMaker:
             raise self._differs(storage, found.check, found.crc32) from None
 
     def _checks(self, storage: Storage, data: Data) -> Iterable[Check]:
-        """The checksums that the file states of `data`, as `storage` holds it."""
+        """Return the checksums that the file states for `data`, which belongs to `storage`."""
         assert storage.data is not None
         if is_spliced(storage.data):
             return checks_of(storage.data if data == in_one_piece(storage.data) else data)
-        # torch can be set not to compute checksums, and writes 0.
+        # torch can be configured not to compute checksums; it then writes 0.
         return (Check(storage.key, data, storage.crc32),) if storage.crc32 and data == storage.data else ()
 
     def _differs(self, storage: Storage, check: Check, crc32: int) -> DamagedFile:
-        """An error about bytes that have another checksum; it names the record."""
+        """Return an error that names the record whose bytes do not match their checksum."""
         data = check.data
         if is_spliced(storage.data):
             return checking.differs(check)
@@ -270,22 +271,24 @@ class TensorMaker:
         return self._as_saved(tensor, entry)
 
     def moved(self, storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
-        """The storage where `restore` wants it.
+        """Return the storage after `restore` has moved it.
 
         Raises:
-            Refused: torch cannot move it there.
+            Refused: torch cannot move it to that device.
         """
         try:
             return self.restore(storage, location)
         except (RuntimeError, AssertionError) as error:
-            message = f"saved on {location}, and cannot be moved: {str(error).splitlines()[0]}"
+            message = f"saved on {location}, and cannot be moved there: {str(error).splitlines()[0]}"
             raise Refused(message, path=self.checkpoint.path, hint="map_location='cpu' loads it to the CPU") from error
 
     def check(self, entries: Iterable[TensorEntry]) -> None:
-        """Read the records that can prove damaged while they are read, and keep nothing: deflated ones, or all.
+        """Read every record whose damage shows only when it is read, and keep nothing.
+
+        These are all records with `verify`, and otherwise the deflated ones.
 
         Raises:
-            DamagedFile: a record is not what it promises, or has another checksum than is stated.
+            DamagedFile: a record has other content than its headers state, or a checksum does not match.
         """
         due: dict[tuple[str, str], tuple[Storage, str]] = {}
         for entry in entries:
@@ -303,13 +306,13 @@ class TensorMaker:
                 raise
 
     def check_storage(self, storage: Storage, summed: Callable[[], int] | None = None) -> None:
-        """Compare the bytes of a storage with the checksum that the file states for them, once.
+        """Compare the bytes of a storage with the checksum stored for them, once.
 
         Args:
-            summed: gives the checksum of its bytes; without it, they are read here.
+            summed: returns the checksum of the bytes; without it, they are read here.
 
         Raises:
-            DamagedFile: they differ, or cannot be read; it names the record.
+            DamagedFile: the checksum does not match, or the bytes cannot be read; the message names the record.
         """
         if storage.identity in self.verified or storage.data is None:
             return
@@ -317,7 +320,7 @@ class TensorMaker:
         if is_spliced(storage.data):
             checking.run(checks_of(storage.data))
             return
-        # torch can be set not to compute checksums, and writes 0.
+        # torch can be configured not to compute checksums; it then writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):
             return
         crc32 = crc32_on(storage.data) if summed is None else summed()
@@ -325,7 +328,7 @@ class TensorMaker:
             raise self._differs(storage, Check(storage.key, storage.data, storage.crc32), crc32)
 
     def forget(self, following: TensorEntry | None = None) -> None:
-        """Let go of storages that are no map of the file, but for those that `following` needs."""
+        """Release the storages that are not on a map of the file, except those that `following` needs."""
         entries = () if following is None else (following, *following.parts)
         used = {part.storage.identity for part in entries if part.storage is not None}
         for key in self.copied - used:
@@ -333,12 +336,12 @@ class TensorMaker:
         self.copied &= used
 
     def mapped(self, data: ByteRange, itemsize: int) -> torch.UntypedStorage | None:
-        """The bytes `data` on a private map of their file; None where they cannot be used as they lie.
+        """Return the bytes `data` on a private map of their file, or None if torch cannot use them in place.
 
         Raises:
-            DamagedFile: another file has its name by now, or it was written to, or it is too short.
+            DamagedFile: the file was replaced or written to since it was opened, or it is too short.
         """
-        # torch wants addresses that are multiples of the size of an item.
+        # torch requires addresses that are multiples of the item size.
         if is_spliced(data) or not data.length or data.offset % itemsize:
             return None
         whole = self._map_of(data.path)
@@ -350,7 +353,7 @@ class TensorMaker:
         return part
 
     def _map_of(self, path: str) -> torch.UntypedStorage | None:
-        """A private map of the whole file at `path`; None for a source that cannot be mapped."""
+        """Return a private map of the whole file at `path`, or None for a source that cannot be mapped."""
         import torch
 
         if path not in self.maps:
@@ -361,14 +364,14 @@ class TensorMaker:
                 seen = self.reading.marks.setdefault(path, source.mark)
                 whole = torch.UntypedStorage.from_file(path, False, seen.size)
                 assert isinstance(whole, torch.UntypedStorage)
-                # torch maps by name.
+                # torch maps by name, so check that the name still belongs to the same file.
                 refuse_changed(path, stamp(path), seen)
                 self.maps[path] = whole
         return self.maps[path]
 
 
 def bytes_of(storage: torch.UntypedStorage, start: int, count: int) -> memoryview:
-    """`count` bytes of a storage of this machine's memory."""
+    """Return a view of `count` bytes of a CPU storage."""
     import torch
 
     memory = torch.empty((0,), dtype=torch.uint8, device="cpu").set_(storage, start, (count,))  # type: ignore[call-overload]
@@ -376,12 +379,12 @@ def bytes_of(storage: torch.UntypedStorage, start: int, count: int) -> memoryvie
 
 
 def _is_plain(storage: Storage) -> bool:
-    """Whether a checksum is stated for its bytes, and they are in the file as they are."""
+    """Return whether a checksum is stored for the bytes, and the file holds them unchanged."""
     return isinstance(storage.data, ByteRange) and bool(storage.crc32) and not is_spliced(storage.data)
 
 
 def _number(text: str) -> int | float:
-    """A parameter of a quantizer, as its repr stands in the detail of an entry.
+    """Parse a quantizer parameter from its repr in the detail of an entry.
 
     Raises:
         ValueError: it is not a number.
@@ -393,12 +396,12 @@ def _number(text: str) -> int | float:
 
 
 def _is_subclass(entry: TensorEntry) -> bool:
-    """Whether `detail` names a class, as it does for a tensor of a subclass, rather than marks (conj, neg)."""
+    """Return whether `detail` names a tensor subclass, rather than flags (conj, neg)."""
     return "." in entry.detail and entry.detail != "torch.nn.parameter.Parameter"
 
 
 def caller() -> int:
-    """The stacklevel, for the function that calls this, of the line outside the loaders that called them."""
+    """Return the stack level, for use by the calling function, of the line outside the loaders that called them."""
     level = found = 1
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -410,7 +413,7 @@ def caller() -> int:
 
 
 def _record_name(checkpoint: Checkpoint, key: str) -> str:
-    """The record of a zip that holds the storage `key`."""
+    """Return the name of the zip record that holds the storage `key`."""
     archive = archive_of(checkpoint)
     root = None if archive is None else archive.root
     return f"storage {key}" if root is None else f"{root}/data/{key}"
@@ -422,7 +425,7 @@ def unmoved(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
 
 
 def restore_location(map_location: MapLocation) -> Move:
-    """The function that moves a CPU storage to where its location tag and `map_location` say.
+    """Return a function that moves a CPU storage where its location tag and `map_location` say.
 
     Raises:
         Refused: `map_location` is not a device.
@@ -444,7 +447,7 @@ def restore_location(map_location: MapLocation) -> Move:
             target = str(torch.device(map_location))
         except (RuntimeError, TypeError) as error:
             message = f"map_location is not a device: {str(error).splitlines()[0]}"
-            raise Refused(message, hint="give 'cpu', 'cuda:0', a dict of locations or a callable") from None
+            raise Refused(message, hint="pass 'cpu', 'cuda:0', a dict of locations or a callable") from None
         return lambda storage, location: default_restore_location(storage, target)
     warned = False
 
@@ -455,7 +458,7 @@ def restore_location(map_location: MapLocation) -> Move:
             return moved
         except (RuntimeError, AssertionError):
             if not warned:
-                message = f"saved on {location}, which is not here: loaded to the CPU (map_location says where else)"
+                message = f"saved on {location}, which this machine does not have: loaded to the CPU (see map_location)"
                 warnings.warn(message, stacklevel=caller())
                 warned = True
             return storage

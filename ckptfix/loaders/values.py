@@ -1,6 +1,6 @@
-"""Plain values from a pickle's nodes: one table of the classes that are made here, everything else an inert record.
+"""Plain values from the nodes of a pickle: a table of the classes that are made here; the rest become inert records.
 
-None of them runs code of the file: what a row makes is made from numbers, texts and bytes that were checked before.
+Nothing here runs code of the file. Each entry of the table builds a value from checked numbers, text and bytes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ckptfix.pickles.graph import Node, Text
 from ckptfix.words import plural, some
 
 MOST_SHOWN = 6
-"""Values that the short text of a foreign object shows."""
+"""Values shown in the repr of a foreign object."""
 
 NOTHING: Final = object()
-"""No value can be made here."""
+"""Marker: no value can be made here."""
 
 Value: TypeAlias = Callable[[Node], object]
 Make: TypeAlias = Callable[[tuple[object, ...], object], object]
@@ -29,18 +29,18 @@ Make: TypeAlias = Callable[[tuple[object, ...], object], object]
 
 @dataclass(slots=True, eq=False, repr=False)
 class ForeignObject:
-    """What a pickle says about an object whose class only its own library has.
+    """A record of what a pickle says about an object whose class is not imported.
 
-    Two are equal only if they are the same one, and each can be a dict's key. What its `state` holds by name is read as
-    from the object itself: ``found.lr``, ``vars(found)``; where a name is also one of the fields below, as
+    Two records are equal only if they are the same object, and each can be a dict key. The values that `state` holds by
+    name can be read as attributes: ``found.lr``, ``vars(found)``. If a name is also one of the fields below, use
     ``vars(found)["name"]``.
 
     Attributes:
-        module, name: of the class or function; of a class that stands as a value itself, with `args` empty.
-        args, kwargs: what it would have been called with.
-        state: what its ``__setstate__`` or ``__dict__`` would have been given.
-        items: pairs set on it, as on a subclass of dict; None if there were none.
-        elements: values appended to it, as to a subclass of list; None if there were none.
+        module, name: of the class or function; if a class is the value itself, `args` is empty.
+        args, kwargs: the arguments of the call that would have made the object.
+        state: the value that would have gone to its ``__setstate__`` or ``__dict__``.
+        items: pairs set on it, as on a subclass of dict; None if no pair was set.
+        elements: values appended to it, as to a subclass of list; None if nothing was appended.
     """
 
     module: str
@@ -52,7 +52,7 @@ class ForeignObject:
     elements: list[Any] | None = field(default=None)
 
     def __getattr__(self, name: str) -> Any:
-        """A value of the state; only asked for names that are not fields."""
+        """Return a value of the state. Called only for names that are not fields."""
         if name == "__dict__":  # for vars(); a class with slots has none
             return self._named()
         if (name.startswith("__") and name.endswith("__")) or name in ForeignObject.__slots__:
@@ -64,7 +64,7 @@ class ForeignObject:
         raise AttributeError(f"{self.module}.{self.name} has no {name!r}; its state holds {printable(names[:500])}")
 
     def _named(self) -> dict[str, object]:
-        """What the state holds by name: ``__dict__`` as it was pickled, and ``__slots__`` where the class had some."""
+        """Return the values that the state holds by name: the pickled ``__dict__`` and ``__slots__``."""
         parts = self.state if isinstance(self.state, tuple) and len(self.state) == 2 else (self.state,)
         if not all(part is None or isinstance(part, dict) for part in parts):
             return {}
@@ -74,7 +74,7 @@ class ForeignObject:
         return sorted({*object.__dir__(self), *self._named()})
 
     def __repr__(self) -> str:
-        """One short line: the class, and what is in the object; only numbers and short texts by value."""
+        """Return one short line: the class and the contents, with only numbers and short texts shown by value."""
         given = [_brief(value) for value in self.args]
         given += [f"{name}={_brief(value)}" for name, value in self._named().items()]
         if self.state is not None and not self._named():
@@ -90,7 +90,7 @@ class ForeignObject:
 
     @classmethod
     def named(cls, node: Global) -> ForeignObject:
-        """By its name in Python 3, whatever protocol wrote it."""
+        """Return a record of the global under its name in Python 3, whatever protocol wrote it."""
         full = canonical(node)
         if full.endswith(f".{node.name}"):
             return cls(full.removesuffix(f".{node.name}"), node.name)
@@ -99,7 +99,7 @@ class ForeignObject:
 
 
 def _brief(value: object) -> str:
-    """The value, or what it is where that would be long or lead on to others."""
+    """Return the repr of a short plain value, or else the class name."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         text = repr(value[:60] if isinstance(value, str | bytes) else value)
         return text if len(text) <= 40 else f"{text[:37]}..."
@@ -109,7 +109,7 @@ def _brief(value: object) -> str:
 
 
 def leaf(node: Node) -> object:
-    """The value of a node that has no parts."""
+    """Return the value of a node that has no parts."""
     if type(node) is Text:
         return str(node)
     if type(node) is Global:
@@ -119,8 +119,8 @@ def leaf(node: Node) -> object:
 
 
 def _constant(node: Global) -> object:
-    """``torch.float32``, ``torch.contiguous_format``, ``torch.per_tensor_affine``; NOTHING for other names."""
-    # Where a constant has no module, pickle names whichever module has imported torch.
+    """Return a constant such as ``torch.float32`` or ``torch.per_tensor_affine``; NOTHING for other names."""
+    # If a constant has no module, pickle names whichever module has imported torch.
     name = node.name.removeprefix("torch.")
     if node.module != "torch" and name == node.name:
         return NOTHING
@@ -135,7 +135,7 @@ BUILTINS: dict[str, Callable[[], object]] = {
     **{f"builtins.{made.__name__}": made for made in (list, dict, set, int, float, str, tuple, bool, bytes)},
     "collections.OrderedDict": OrderedDict,
 }
-"""What a defaultdict may make its values with."""
+"""Default factories that a defaultdict may have."""
 
 
 def _plain_args(node: Call) -> bool:
@@ -168,7 +168,7 @@ SHELLS: dict[str, Callable[[Call], object]] = {
 
 
 def shell(node: Node) -> object:
-    """An empty object to be filled, or NOTHING if the value must be made from its parts."""
+    """Return an empty object to be filled, or NOTHING if the value must be made from its parts."""
     if type(node) is Dict:
         return {}
     if type(node) is list:
@@ -188,10 +188,10 @@ def shell(node: Node) -> object:
 
 
 def add_elements(node: Call, shell: object, value: Value) -> None:
-    """What a call gives beside items: ``set([1, 2])``, and values appended."""
+    """Add the values that a call gives besides items: ``set([1, 2])``, and appended values."""
     if not isinstance(shell, set | list | deque):
         return
-    # Of the node, not of its value: a list may not be filled yet.
+    # Read the node, not its value: a list may not be filled yet.
     first = node.arguments[0] if node.arguments else ()
     given = first.elements if type(first) is Set else first if isinstance(first, (list, tuple)) else ()
     add: Callable[[Iterable[object]], None] = shell.update if isinstance(shell, set) else shell.extend
@@ -222,7 +222,7 @@ def _layout(args: tuple[object, ...], state: object) -> object:
 
 
 def _number(made: Callable[..., object]) -> Make:
-    """A class whose arguments are numbers only, and few."""
+    """Return a maker for a class that takes a few numbers."""
 
     def make(args: tuple[object, ...], state: object) -> object:
         fits = len(args) <= 3 and all(type(part) in (int, float, bool, type(None)) for part in args)
@@ -254,7 +254,7 @@ def _sequence(made: Callable[..., object]) -> Make:
 
 
 def _numpy_dtype(args: tuple[object, ...], state: object) -> object:
-    """``dtype('f8', False, True)`` with the state ``(3, '<', None, ...)``: numbers and booleans only."""
+    """Make ``dtype('f8', False, True)`` with the state ``(3, '<', None, ...)``: numbers and booleans only."""
     import numpy as np
 
     code = args[0]
@@ -276,7 +276,7 @@ def _numpy_scalar(args: tuple[object, ...], state: object) -> object:
 
 
 def _numpy_array(args: tuple[object, ...], state: object) -> object:
-    """``_reconstruct(ndarray, (0,), b'b')`` with the state (version, shape, dtype, in Fortran order, bytes)."""
+    """Make ``_reconstruct(ndarray, (0,), b'b')`` with the state (version, shape, dtype, Fortran order, bytes)."""
     import numpy as np
 
     kind = args[0]
@@ -291,7 +291,7 @@ def _numpy_array(args: tuple[object, ...], state: object) -> object:
 
 
 def _numpy_buffer(args: tuple[object, ...], state: object) -> object:
-    """``_frombuffer(bytes, dtype, shape, order)``, as protocol 5 writes arrays."""
+    """Make ``_frombuffer(bytes, dtype, shape, order)``, the form in which protocol 5 writes arrays."""
     import numpy as np
 
     data, dtype, shape, order = args
@@ -322,11 +322,11 @@ MADE: dict[str, Make] = {
     "numpy.core.numeric._frombuffer": _numpy_buffer,
     "numpy._core.numeric._frombuffer": _numpy_buffer,
 }
-"""Calls whose values are made from their arguments and state: (args, state) -> value, or NOTHING."""
+"""Calls whose value is made from their arguments and state: (args, state) -> value, or NOTHING."""
 
 
 def called(node: Call, value: Value) -> object:
-    """The value of a call of the table, or NOTHING."""
+    """Return the value of a call listed in MADE, or NOTHING."""
     if type(node.func) is not Global or not _plain_args(node) or node.items or node.elements:
         return NOTHING
     make = MADE.get(canonical(node.func))

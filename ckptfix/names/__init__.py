@@ -1,1 +1,1 @@
-"""Names of parameters: strings and shapes, no file."""
+"""Names of parameters: work on strings and shapes, without files."""

@@ -1,7 +1,7 @@
-"""Which components that only wrappers have are attributes of a model all the same.
+"""Attributes of a model that have the name of a wrapper component.
 
-A wrapper holds one module, so ``_orig_mod.weight`` beside ``fc.weight`` is no wrapper of both: a model has an attribute
-of that name, and without the component the names of one of its branches would be those of the model itself.
+A wrapper holds one module. So if ``_orig_mod.weight`` appears beside ``fc.weight``, no wrapper made it: the model has
+an attribute of that name. Without the component, the keys of that branch would look like keys of the model itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ckptfix.names import kinds
 from ckptfix.names.wrappers import ANYWHERE, COUNTERS, Rule, without_anywhere
 
 _OWN = ("_extra_state", "_flat_param", "flat_param")
-"""How names begin of what a wrapper itself holds beside its module: an FSDP unit has its parameters in one row."""
+"""Beginnings of the keys that a wrapper adds for itself: an FSDP unit stores its parameters in one flat tensor."""
 
 
 def attributes(names: Iterable[str]) -> frozenset[str]:
-    """Paths of the modules that have such an attribute, by the names of tensors; ``""`` is the model itself."""
+    """Return the paths of the modules with such an attribute, judging by tensor keys; ``""`` is the model itself."""
     rows = [name.split(".") for name in names]
     children: dict[str, set[str]] = {
         ".".join(parts[:at]): set() for parts in rows for at, part in enumerate(parts[:-1]) if part in ANYWHERE
@@ -36,7 +36,7 @@ def _is_wrappers(leaf: str) -> bool:
 
 
 def attributes_at(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
-    """Return the same for the names at a place of a checkpoint, without numbers and an optimizer's tensors there."""
+    """Return the same for the keys of `site`, without scalars and an optimizer's tensors that appear there."""
     if not any(component in name for name in site.names for component in ANYWHERE) or not attributes(site.names):
         return frozenset()
     beside = kinds.optimizer_names(site.names)
@@ -44,7 +44,7 @@ def attributes_at(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
 
 
 def without_wrappers(kept: Collection[str]) -> Rule:
-    """`without_anywhere` as a rule that leaves the attributes of the modules `kept`."""
+    """Return `without_anywhere` as a rule that keeps the attributes of the modules `kept`."""
     if not kept:
         return without_anywhere
 
@@ -57,5 +57,5 @@ def without_wrappers(kept: Collection[str]) -> Rule:
 
 
 def bare_names(checkpoint: Checkpoint, site: NameSite) -> Rule:
-    """The rule for the names at a place of a checkpoint."""
+    """Return the rule that removes wrapper components from the keys of `site`."""
     return without_wrappers(attributes_at(checkpoint, site))

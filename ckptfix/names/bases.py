@@ -1,7 +1,7 @@
-"""The renaming between two sets of names that differ by what wraps the model, and by nothing else.
+"""Renaming between two sets of keys that differ only by wrappers or a base prefix.
 
-Tried in this order: the names as they are; without wrappers' components on either side; with a base prefix
-(``model.``, ``backbone.``, ...) removed or added. Nothing beyond that is guessed.
+These are tried in order: the keys unchanged; without wrapper components on either side; with a base prefix (``model.``,
+``backbone.``, ...) removed or added. Nothing beyond that is guessed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ EXACT = "exact"
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What the names of the source are called in the target.
+    """A renaming from the keys of the source to those of the target.
 
     Attributes:
         rule: in words: ``"exact"``, ``"wrapper module."``, ``"base prefix model."``, or several joined by ``" and "``.
-        names: source -> its name there, for every name of the source, whether or not the target has it.
-        agreeing: how many of them the target has.
-        base: whether a base prefix is added or removed, and not wrappers' components alone.
-        rivals: rules of other base prefixes under which as many agree, and others; empty if all that is wanted agrees.
+        names: source -> its key in the target, for every key of the source, whether or not the target has it.
+        agreeing: number of these keys that the target has.
+        base: whether a base prefix is added or removed, not only wrapper components.
+        rivals: rules of other base prefixes under which as many keys match, but different ones; empty if the renaming
+            is complete.
     """
 
     rule: str
@@ -41,13 +42,13 @@ def find(
     *,
     loose: Collection[str] = (),
 ) -> Renaming:
-    """The first renaming under which the names agree completely, or else the one under which most agree.
+    """Return the first renaming under which all keys match, or else the one under which most match.
 
     Args:
-        source, target: names, each once.
-        complete: given source -> new name, whether that is all that is wanted on both sides. By default: all names
-            of both agree.
-        loose: names of the source that may be a trainer's, and do not keep a wrapper on the others.
+        source, target: keys, each once.
+        complete: given source -> new key, returns whether this matches everything that is needed on both sides. By
+            default, all keys of both sides must match.
+        loose: keys of the source that may be a trainer's. A wrapper is removed from the others even if these lack it.
     """
     wanted = set(target)
     best: Renaming | None = None
@@ -60,12 +61,12 @@ def find(
         done = len(agreeing) == len(wanted) == len(names) if complete is None else complete(names)
         if done:
             return here
-        # Of equally good ones the earlier wins; exact names are the first.
+        # Of equally good renamings the first wins; exact keys come first.
         if best is None or here.agreeing > best.agreeing:
             best, rivals = here, []
         elif best.base and here.agreeing == best.agreeing and _pairs(here, wanted) != _pairs(best, wanted):
             rivals.append(rule)
-    assert best is not None  # exact names are a renaming without conflict
+    assert best is not None  # exact keys are a renaming without conflict
     return replace(best, rivals=tuple(rivals)) if rivals else best
 
 
@@ -76,7 +77,7 @@ def _pairs(renaming: Renaming, wanted: Set[str]) -> set[tuple[str, str]]:
 def _tries(
     source: Sequence[str], target: Sequence[str], loose: Collection[str]
 ) -> Iterator[tuple[str, bool, dict[str, str]]]:
-    """(rule, whether a base prefix is in it, names) in the order in which they count."""
+    """Yield (rule, whether it includes a base prefix, names), in order of preference."""
     yield EXACT, False, dict(zip(source, source, strict=True))
     bare, taken = unwrapped(source, loose)
     goal, added = unwrapped(target)
@@ -96,14 +97,13 @@ def _tries(
 
 
 def unwrapped(names: Sequence[str], loose: Collection[str] = ()) -> tuple[list[str], tuple[str, ...]]:
-    """The names without wrappers' components, and the components that were removed.
+    """Return the keys without wrapper components, and the components that were removed.
 
     Args:
-        loose: names that may be a trainer's, and say nothing where they lack a component.
+        loose: keys that may be a trainer's, so that it means nothing if they lack a component.
 
-
-    Components that only wrappers have go wherever they stand; ``module`` and ``_module`` only from the front, and
-    only while all names have them (known companions such as ``n_averaged`` aside).
+    Components that only wrappers have are removed everywhere. ``module`` and ``_module`` are removed only from the
+    front, and only while all keys have them (except known companions such as ``n_averaged``).
     """
     current = [keys.without_anywhere(name) for name in names]
     aside = {keys.without_anywhere(name) for name in loose} if loose else set()
@@ -123,9 +123,9 @@ def unwrapped(names: Sequence[str], loose: Collection[str] = ()) -> tuple[list[s
 
 
 def _joined(source: Sequence[str], new: Sequence[str], goal: Sequence[str], target: Sequence[str]) -> dict[str, str]:
-    """source -> the target's own spelling of its new name.
+    """Return source -> new key in the target's own spelling.
 
-    What the target does not have is spelled as the target wraps everything: its hooks may know the name.
+    A key that the target does not have gets the wrapper prefix that all keys of the target share; a hook may know it.
     """
     spelled: dict[str, str] = {}
     front = _wrapped_in(target)
@@ -135,7 +135,7 @@ def _joined(source: Sequence[str], new: Sequence[str], goal: Sequence[str], targ
 
 
 def _wrapped_in(names: Sequence[str]) -> str:
-    """The wrappers' components that all `names` begin with, with a trailing dot; ``""`` for none."""
+    """Return the wrapper components that all `names` begin with, with a trailing dot, or else ``""``."""
     front = ""
     for prefix in _common([name for name in names if name not in keys.COMPANIONS]):
         if prefix.rpartition(".")[2] not in keys.ANYWHERE.union(keys.LEADING):
@@ -149,7 +149,7 @@ def _wrapper(component: str) -> str:
 
 
 def _without_inner(names: Iterable[str]) -> list[str]:
-    """The names without a leading wrapper's component inside, as of a DataParallel around a part of the model."""
+    """Return the keys without inner `LEADING` components, as from a DataParallel around a part of the model."""
     found = []
     for name in names:
         *path, leaf = name.split(".")
@@ -163,9 +163,9 @@ def _inner_components(*sides: Iterable[str]) -> list[str]:
 
 
 def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """(prefixes of the rule, the one to remove from the source's names, the one to add to them)."""
+    """Yield (prefixes named in the rule, prefix to remove from the source's keys, prefix to add to them)."""
     known = [row.component for row in BASE_PREFIXES]
-    # Full components that all names of a side begin with can only be a prefix, whatever they are called.
+    # Full components that all keys of a side begin with can only be a prefix, whatever they are called.
     common = {"source": _common(source), "target": _common(target)}
     sides = {"source": source, "target": target}
     found: dict[str, list[str]] = {}
@@ -184,7 +184,7 @@ def _base_tries(source: Sequence[str], target: Sequence[str]) -> Iterator[tuple[
 
 
 def _fronts(name: str) -> Iterator[str]:
-    """The prefixes of `name` to look up in the table: its first component and its first two, with something left."""
+    """Yield the prefixes of `name` to look up in the table: its first component and its first two, if more follows."""
     first, dot, rest = name.partition(".")
     if dot:
         yield first
@@ -194,10 +194,10 @@ def _fronts(name: str) -> Iterator[str]:
 
 
 def _common(names: Sequence[str]) -> list[str]:
-    """Every prefix of full components that all `names` have, the shortest first."""
+    """Return every prefix of full components that all `names` share, shortest first."""
     if not names:
         return []
-    # The smallest and the largest name share what all share.
+    # A prefix that the smallest and the largest name share is shared by all names between them.
     low, high = (name.split(".")[:-1] for name in (min(names), max(names)))
     shared: list[str] = []
     for one, other in zip(low, high, strict=False):

@@ -1,4 +1,4 @@
-"""Names chosen by globs, and which of the globs chose none."""
+"""Selection of names by globs, with a report of globs that matched nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckptfix.names.regexes import Regex
 
 
 def pattern(text: str) -> Callable[[Sequence[str]], Sequence[bool]]:
-    """What says of names whether they match: a glob as a whole, or, for ``/regex/``, anywhere in them.
+    """Return a function that tests names: against the whole name for a glob, or anywhere in it for ``/regex/``.
 
-    What is returned raises as `Regex.search`.
+    The returned function raises as `Regex.search` does.
 
     Raises:
-        re.error: what stands between the slashes is not a regular expression.
+        re.error: the text between the slashes is not a regular expression.
     """
     if len(text) > 2 and text.startswith("/") and text.endswith("/"):
         return Regex(text[1:-1]).search
@@ -26,7 +26,7 @@ def pattern(text: str) -> Callable[[Sequence[str]], Sequence[bool]]:
 
 
 class Globs:
-    """Globs that names are matched with, case and all; ``*`` also stands for dots."""
+    """Globs to match names with, case-sensitively; ``*`` also matches dots."""
 
     def __init__(self, globs: Sequence[str]) -> None:
         self._rows = [(glob, re.compile(translate(glob)).match) for glob in globs]
@@ -36,13 +36,13 @@ class Globs:
         return bool(self._rows)
 
     def match(self, name: str) -> bool:
-        """Whether one of them matches `name`; all that do count as used."""
+        """Return whether any glob matches `name`; every glob that does counts as used."""
         fits = [glob for glob, matches in self._rows if matches(name)]
         self._used.update(fits)
         return bool(fits)
 
     def unused(self) -> Iterator[Finding]:
-        """A finding for each glob that has matched nothing."""
+        """Yield a finding for each glob that has matched nothing."""
         for glob, _ in self._rows:
             if glob not in self._used:
                 yield found("unused-rule", "matched no key", where=glob)

@@ -1,4 +1,4 @@
-"""Many parameter names in few lines: ``layers.0-11.attn.*`` instead of forty-eight names."""
+"""Compact listing of many parameter names: ``layers.0-11.attn.*`` instead of forty-eight names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 MAX_PARTS = 64
-"""Components that are looked at; what follows in a longer name counts as one. Modules are never nested so deep."""
+"""Components that are examined; the rest of a longer name counts as one. Modules are never nested so deeply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Names that one pattern stands for.
+    """The names that one pattern covers.
 
     Attributes:
-        pattern: components, of which some are ranges (``0-11``, ``0,2-5``) and the last may be ``*``.
-        names: how many it stands for.
+        pattern: components; some may be ranges (``0-11``, ``0,2-5``), and the last may be ``*``.
+        names: number of names that it covers.
     """
 
     pattern: str
@@ -27,7 +27,7 @@ class Group:
 
 @dataclass(slots=True)
 class _Node:
-    """A component; `here` counts the names that end in it, `given` and `known` those in it and below."""
+    """A component; `here` counts the names that end in it, `given` and `known` the names that pass through it."""
 
     children: dict[str, _Node] = field(default_factory=dict)
     here: int = 0
@@ -36,18 +36,18 @@ class _Node:
 
 
 Below = tuple[tuple[tuple[str, ...], int], ...]
-"""(components of a pattern, how many names it stands for); no components: a name that ends here."""
+"""(components of a pattern, number of names that it covers); no components means a name that ends here."""
 
 
 def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ...]:
-    """`names` as patterns, in the order of their first names.
+    """Return `names` as patterns, in the order of their first names.
 
-    A module of which every name is given is ``module.*``. Numbered modules in which the same names are given are
-    one range, so that it reads which layers are meant.
+    A module whose names are all given becomes ``module.*``. Numbered modules in which the same names are given become a
+    range, so that the list shows which layers are meant.
 
     Args:
-        names: what to list.
-        among: the other names that there are; they decide whether a module is given as a whole.
+        names: the names to list.
+        among: all other names; they decide whether a module is given as a whole.
     """
     wanted = tuple(dict.fromkeys(names))
     root = _Node()
@@ -59,7 +59,7 @@ def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ..
 
 
 def shown(groups: Iterable[Group], most: int = 8) -> str:
-    """The groups in one line, at most so many of them."""
+    """Return the groups in one line that shows at most `most` of them."""
     texts = [str(group) for group in groups]
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
@@ -77,13 +77,13 @@ def _add(root: _Node, name: str, *, given: bool) -> None:
 
 
 def _whole(node: _Node) -> bool:
-    """Everything below is given; layers are listed by their numbers instead."""
+    """Return whether everything below is given. Layers do not count: they are listed by number instead."""
     complete = node.given >= node.known and node.given > 1 and not node.here
     return complete and not any(part.isdecimal() for part in node.children)
 
 
 def _children(node: _Node) -> Below:
-    """All that is given below `node`, numbered children with equal insides as one."""
+    """Return everything that is given below `node`, merging numbered children whose contents are equal."""
     found: dict[tuple[str, Below], list[tuple[str, int]]] = {}
     for part, child in node.children.items():
         if not child.given:
@@ -101,10 +101,10 @@ def _children(node: _Node) -> Below:
 
 
 def _ranges(parts: list[str]) -> str:
-    """``0-3,5`` for 0, 1, 2, 3 and 5; a single part as it is."""
+    """Return ``0-3,5`` for 0, 1, 2, 3 and 5; a single part unchanged."""
     if len(parts) == 1:
         return parts[0]
-    # Numbers with leading zeros or other scripts' digits are names, not layer numbers.
+    # Numbers with leading zeros or digits of other scripts are names, not layer numbers.
     plain = [part for part in parts if part == str(int(part))]
     runs: list[list[int]] = []
     for number in sorted(map(int, plain)):

@@ -1,9 +1,9 @@
-"""Kinds of state: what a mapping in a checkpoint holds, by the key it has and by the names in it.
+"""Kinds of state: what a dict in a checkpoint holds, judged by its own key and by the keys in it.
 
-One answer for everybody who asks: the choice of the model's state dict, `slim`, `doctor`, `inspect`, the loaders. A key
-says what its writer calls it (`optimizer`, `g_ema`, `train_state`); names say what a mapping is whatever its key:
-`state` and `param_groups` are an optimizer's, and so are ``state.fc.weight.exp_avg`` and
-``optimizer.state.exp_avg.fc.weight``, in which the levels of an optimizer's state became one name.
+This is the one answer for the choice of the model's state dict, `slim`, `doctor`, `inspect` and the loaders. A dict's
+own key is the name that its writer chose (`optimizer`, `g_ema`, `train_state`). The keys in it show what it is under
+any name: `state` and `param_groups` belong to an optimizer. So do ``state.fc.weight.exp_avg`` and
+``optimizer.state.exp_avg.fc.weight``, in which the levels of an optimizer's state were flattened into one key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal[
     "loss",
     "settings",
 ]
-"""What a mapping is that is no model's state dict."""
+"""The kind of a dict that is not a model's state dict."""
 
 ASIDE: dict[str, tuple[Kind, str]] = {
     "hyper_parameters": ("settings", "Lightning: arguments of the module (save_hyperparameters), networks among them"),
@@ -39,7 +39,7 @@ ASIDE: dict[str, tuple[Kind, str]] = {
     "cfg": ("settings", "trainers that save their arguments"),
     "serialized_constants.pt": ("settings", "torch.export.save before torch 2.8: tensors that are in no state dict"),
     "serialized_example_inputs.pt": ("settings", "torch.export.save before torch 2.8: arguments of the program"),
-    "callbacks": ("callbacks", "Lightning: what its callbacks keep"),
+    "callbacks": ("callbacks", "Lightning: state of its callbacks"),
     "loops": ("callbacks", "Lightning: counters"),
     "averaging_state": ("callbacks", "Lightning WeightAveraging: n_averaged"),
     "train_state": ("training state", "torchtitan: step, tokens, losses"),
@@ -55,8 +55,8 @@ ASIDE: dict[str, tuple[Kind, str]] = {
     "criterion": ("loss", "a loss with its own weights"),
     "loss_state_dict": ("loss", "a loss with its own weights"),
     "criterion_state_dict": ("loss", "a loss with its own weights"),
-    "opt": ("optimizer", "fastai save_model: the optimizer's state, a row a parameter"),
-    "opt_state": ("optimizer", "trainers that call it so, after optax"),
+    "opt": ("optimizer", "fastai save_model: the optimizer's state, one row per parameter"),
+    "opt_state": ("optimizer", "trainers that use this name, after optax"),
     "opt_state_dict": ("optimizer", "trainers that call it opt"),
     "optim_state": ("optimizer", "trainers that call it optim"),
     "scaler": ("scaler", "torch.amp.GradScaler"),
@@ -78,7 +78,7 @@ ASIDE: dict[str, tuple[Kind, str]] = {
     "obs_rms": ("statistics", "reinforcement learning: mean and deviation of observations"),
     "ret_rms": ("statistics", "reinforcement learning: mean and deviation of returns"),
 }
-"""Key of what trainers keep beside a model, and which may look like one -> what it is, and who writes it."""
+"""Key of a dict that trainers save beside a model, and that may look like one -> its kind, and who writes it."""
 
 WORDS: dict[str, Kind] = {
     "optimizer": "optimizer",
@@ -96,7 +96,7 @@ WORDS: dict[str, Kind] = {
     "normalizer": "statistics",
     "normalizers": "statistics",
 }
-"""Word of a key, as in ``optimizer_G`` or ``critic_optim_state_dict`` -> what it is."""
+"""Word in a key, as in ``optimizer_G`` or ``critic_optim_state_dict`` -> kind of the dict."""
 
 AVERAGES: dict[str, str] = {
     "ema": "Ultralytics YOLOv5 train.py (a whole module); trainers with ema-pytorch (EMA.state_dict)",
@@ -122,7 +122,7 @@ AVERAGES: dict[str, str] = {
 RECOGNISED: frozenset[Kind] = frozenset(
     ("optimizer", "average", "scheduler", "scaler", "rng", "data loader", "replay buffer")
 )
-"""Kinds that may be larger than a model and are known all the same to be none."""
+"""Kinds that may be larger than a model and still are certainly not the model."""
 
 SLOTS = frozenset((
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
@@ -130,37 +130,37 @@ SLOTS = frozenset((
     *("col_var", "variance", "fp32_param", "param", "master_param", "exp_avg_diff", "neg_pre_grad", "z", "state1"),
     *("state2", "absmax1", "absmax2", "qmap1", "qmap2", "prev_flat_grad", "d", "lr"),
 ))  # fmt: skip
-"""What torch.optim, Megatron and common optimizers keep of a parameter."""
+"""State that torch.optim, Megatron and common optimizers keep for a parameter."""
 
 _SURE = SLOTS - {"sum", "prev", "param", "z", "d", "lr", "mu", "ax", "eta", "variance", "step_size"}
-"""Those of them that no module calls a parameter."""
+"""The names in `SLOTS` that no module uses for a parameter."""
 
 OPTIMIZER = frozenset(("state", "param_groups"))
-"""Keys of what ``Optimizer.state_dict()`` gives."""
+"""Keys of the dict that ``Optimizer.state_dict()`` returns."""
 
 _STATE, _GROUPS = "state.", "param_groups."
 _LEVELS = (_STATE, _GROUPS, "distributed.")
 _FRONT = re.compile(r"(?:chained_\d+\.)?(?:\w*optim(?:izer)?s?\w*\.)(?:\d+\.)?", re.ASCII | re.IGNORECASE)
-"""Levels before an optimizer's state in one name: ``optimizer.``, ``chained_0.optimizer.``, ``optim.0.``."""
+"""Levels before an optimizer's state in a flattened key: ``optimizer.``, ``chained_0.optimizer.``, ``optim.0.``."""
 
 PATH_OF_PARAMETER = re.compile(r"(\w+\.)+(?!(?:ckpt|pt|pth|bin)$)\w+", re.ASCII)
-"""A dotted name that is not a file name: Lightning keeps a score for each file name (``best_k_models``)."""
+"""Pattern of a dotted name that is not a file name: Lightning keeps a score per file name (``best_k_models``)."""
 
 LEAVES = frozenset(("weight", "bias", "weight_g", "weight_v", "running_mean", "running_var"))
-"""Names of parameters and buffers that one layer alone has."""
+"""Names of parameters and buffers that even a single layer has."""
 
 EXTRA_STATE = "_extra_state"
-"""Last component of the name under which a module keeps what is not a tensor (torch.nn.Module.get_extra_state)."""
+"""Last component of the key for a module's data that is not a tensor (torch.nn.Module.get_extra_state)."""
 
 _PROGRESS = frozenset((
     *("epoch", "epochs", "step", "steps", "iter", "iters", "iteration", "iterations", "updates", "samples", "episode"),
     *("best", "loss", "acc", "acc1", "top1", "accuracy", "score", "metric", "fitness", "reward", "auc", "f1", "bleu"),
     *("lr", "arch", "globalstep", "it"),
 ))  # fmt: skip
-"""Words of the keys under which trainers keep counters and scores."""
+"""Words of the keys under which trainers save counters and scores."""
 
 _NO_PROGRESS = frozenset(("size", "every", "max", "min", "num", "per", "warmup", "milestones", "scale"))
-"""Words of settings: ``step_size``, ``max_epochs``."""
+"""Words of the keys of settings: ``step_size``, ``max_epochs``."""
 
 _CONTENTS: tuple[tuple[frozenset[str], Kind], ...] = (
     (frozenset(("last_epoch", "_step_count")), "scheduler"),
@@ -174,23 +174,23 @@ _CONTENTS: tuple[tuple[frozenset[str], Kind], ...] = (
     (frozenset(("actions", "rewards", "dones")), "replay buffer"),
     (frozenset(("action", "reward", "done")), "replay buffer"),
 )
-"""Names that a mapping has -> what it is."""
+"""Keys that a dict has -> its kind."""
 
 _GENERATORS = ((5056,), (16,))
-"""Shapes of the bytes in which torch gives the state of a generator: of the CPU, of a GPU."""
+"""Shapes of the byte tensors in which torch saves the state of a generator: CPU, GPU."""
 
 _STATISTICS = frozenset(("mean", "std", "var", "count", "min", "max", "running_mean", "running_var", "m2"))
-"""Names of which a mapping of statistics has two or more, and nothing else."""
+"""Keys of a dict of statistics, which has two or more of them and nothing else."""
 
 
 def words(key: str) -> list[str]:
-    """The words of a key: ``lr_schedulerState1`` has lr, scheduler, state, 1."""
+    """Return the words of a key: ``lr_schedulerState1`` has lr, scheduler, state, 1."""
     apart = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", key).lower()
     return re.findall(r"[a-z]+|\d+", apart)
 
 
 def of_key(key: str) -> Kind | None:
-    """What stands under a key, as far as the key says; None for a model or what is unknown."""
+    """Return the kind that a key suggests; None for a model or an unknown key."""
     if key in ASIDE:
         return ASIDE[key][0]
     if key in AVERAGES:
@@ -199,7 +199,7 @@ def of_key(key: str) -> Kind | None:
 
 
 def of_names(names: Collection[str]) -> Kind | None:
-    """What a mapping with these keys is, as far as they say; None for a model or what is unknown."""
+    """Return the kind of a dict with these keys, as far as they show it; None for a model or unknown keys."""
     here = set(names)
     if is_optimizer(names):
         return "optimizer"
@@ -213,12 +213,12 @@ def of_names(names: Collection[str]) -> Kind | None:
 
 
 def is_generator(dtype: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the state of a random generator, wherever it stands."""
+    """Return whether a tensor is the state of a random generator, wherever it is stored."""
     return dtype == "uint8" and shape in _GENERATORS
 
 
 def of(at: str, names: Collection[str]) -> Kind | None:
-    """What the mapping with these keys at the address `at` is: the names in it count before the keys above it."""
+    """Return the kind of the dict at the address `at` with these keys. They take precedence over the keys above it."""
     found = of_names(names)
     if found is not None and found != "average":
         return found
@@ -228,9 +228,9 @@ def of(at: str, names: Collection[str]) -> Kind | None:
 
 
 def is_recognised(at: str, names: Collection[str]) -> bool:
-    """Whether the mapping with these keys at the address `at` is known to be no model, however large it is.
+    """Return whether the dict at the address `at` with these keys is certainly not a model, however large it is.
 
-    A key alone does not show that of a layer's weights under it: ``opt`` may be an optimizer or a language model.
+    A key alone does not prove that for layer weights: ``opt`` may be an optimizer or a language model.
     """
     kind = of(at, names)
     if kind not in RECOGNISED or kind == "average" or of_names(names) == kind:
@@ -239,15 +239,15 @@ def is_recognised(at: str, names: Collection[str]) -> bool:
 
 
 def is_optimizer(names: Collection[str]) -> bool:
-    """Whether these are the keys of an optimizer's state, nested or flattened."""
+    """Return whether these are the keys of an optimizer's state, nested or flattened."""
     return OPTIMIZER <= set(names) or is_flat_optimizer(names)
 
 
 def is_flat_optimizer(names: Collection[str]) -> bool:
-    """Whether these are the keys of an optimizer's state flattened: ``state.fc.weight.exp_avg``.
+    """Return whether these are the keys of a flattened optimizer's state: ``state.fc.weight.exp_avg``.
 
-    So torch.distributed.checkpoint.state_dict writes it with flatten_optimizer_state_dict=True; Megatron puts
-    ``optimizer.`` before, and the parameter last.
+    torch.distributed.checkpoint.state_dict writes this with flatten_optimizer_state_dict=True. Megatron puts
+    ``optimizer.`` in front, and the parameter last.
     """
     first = next(iter(names), "")
     if not (first.startswith((_STATE, _GROUPS)) or _front(first)):
@@ -258,11 +258,11 @@ def is_flat_optimizer(names: Collection[str]) -> bool:
 
 
 def optimizer_names(names: Iterable[str]) -> frozenset[str]:
-    """Those of these keys that are an optimizer's, as they may stand beside a model's.
+    """Return those of these keys that are an optimizer's; they may appear beside a model's.
 
-    One name that only an optimizer has (`SLOTS`) shows it of all names with the same beginning, or, where that is
-    ``state.`` alone, of those of the same parameter. A ``weight`` or ``bias`` among them shows that a model has a
-    module called ``state`` or ``optimizer``.
+    One key that only an optimizer has (`SLOTS`) proves it for all keys with the same front. If the front is only
+    ``state.``, it proves it for the keys of the same parameter. A ``weight`` or ``bias`` among them shows that a model
+    has a module called ``state`` or ``optimizer``.
     """
     fronted: dict[str, list[str]] = {}
     plain: dict[str, list[str]] = {}
@@ -292,22 +292,22 @@ def optimizer_names(names: Iterable[str]) -> frozenset[str]:
 
 
 def _front(name: str) -> str:
-    """The levels in a name before an optimizer's state; empty where a word only begins so: ``optimal_transport``."""
+    """Return the levels before an optimizer's state; empty if a word only starts like one: ``optimal_transport``."""
     front = _FRONT.match(name)
     return front.group() if front and any(WORDS.get(word) == "optimizer" for word in words(front.group())) else ""
 
 
 def _is_modules(name: str) -> bool:
-    """Whether a name is that of a layer's tensor, and no level of it is an optimizer's: ``state.proj.weight``."""
+    """Return whether a key is that of a layer's tensor, with no optimizer level in it: ``state.proj.weight``."""
     *above, leaf = name.split(".")
     return leaf in LEAVES and not {*SLOTS, "step"}.intersection(above)
 
 
 def are_parameters(names: Sequence[str], *, nested: bool = False) -> bool:
-    """Whether tensors of these names look like a module's: dotted paths, or what one layer alone has.
+    """Return whether tensors with these keys look like a module's: dotted paths, or keys that a single layer has.
 
     Args:
-        nested: the mapping holds other mappings too; there one name such as ``weight`` may be a loss's weights.
+        nested: the dict also holds other dicts; then one key such as ``weight`` may be a loss's weights.
     """
     own = list(map(wrappers.unwrapped, names))
     if any(PATH_OF_PARAMETER.fullmatch(name) for name in own):
@@ -316,6 +316,6 @@ def are_parameters(names: Sequence[str], *, nested: bool = False) -> bool:
 
 
 def is_progress(key: str) -> bool:
-    """Whether a key is that of a trainer's counter or score: ``epoch``, ``best_loss``."""
+    """Return whether a key is that of a trainer's counter or score: ``epoch``, ``best_loss``."""
     found = set(re.findall(r"[a-z]+\d*", re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()))
     return bool(found & _PROGRESS) and not found & _NO_PROGRESS and not key.startswith("_") and "." not in key

@@ -1,8 +1,8 @@
-"""The few rules behind many renamings.
+"""Learning a few rules that explain many renamings.
 
-From ``layer1.0.conv1.weight -> stages.0.blocks.0.conv.0.weight`` and its like comes
-``layer{n}.{m}.conv{k}.{*} -> stages.{n-1}.blocks.{m}.conv.{k-1}.{*}``. What no rule covers is listed name by name, so
-that the rules, applied to the names that they were learned from, give just these renamings again.
+Renamings such as ``layer1.0.conv1.weight -> stages.0.blocks.0.conv.0.weight`` give the rule
+``layer{n}.{m}.conv{k}.{*} -> stages.{n-1}.blocks.{m}.conv.{k-1}.{*}``. Names that no rule covers are listed one by one.
+So the rules reproduce exactly these renamings when applied to the names that they were learned from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = tuple[Numbers, Numbers]
 
 
 class _Names:
-    """What is to be learned, and what must not change: a tree of the components of all names.
+    """The renamings to learn and the names that must not change, as a tree of the components of all names.
 
     Attributes:
         wanted: old -> new; other names of the tree do not change.
@@ -40,7 +40,7 @@ class _Names:
             node.name = name
 
     def agrees(self, rule: NameRule) -> bool:
-        """Whether `rule`, which ends in ``{*}``, is right about every name that it speaks of."""
+        """Return whether `rule`, which ends in ``{*}``, is right for every name that it applies to."""
         nodes = [self._root]
         for component in rule.old.removesuffix(REST).split(".")[:-1]:
             if is_rule(component):
@@ -60,19 +60,19 @@ class _Names:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """What begins with some components: the components that follow, and the name that ends here."""
+    """The names that begin with some components: the components that follow, and the name that ends here."""
 
     below: dict[str, _Node] = field(default_factory=dict)
     name: str | None = None
 
 
 def learn(wanted: Mapping[str, str], names: Sequence[str], loose: Collection[str] = ()) -> tuple[NameRule, ...]:
-    """Rules by which `ckptfix.names.rules.renamed` makes just `wanted` of `names`.
+    """Return rules with which `ckptfix.names.rules.renamed` turns `names` into exactly `wanted`.
 
     Args:
         wanted: old -> new.
         names: all names that the rules will be applied to; those not in `wanted` do not change.
-        loose: names among them that may be renamed along with their module, as nothing looks for them.
+        loose: names among them that may be renamed along with their module, because nothing looks for them.
     """
     if all(old == new for old, new in wanted.items()):
         return ()
@@ -86,7 +86,7 @@ def learn(wanted: Mapping[str, str], names: Sequence[str], loose: Collection[str
 
 
 def _generality(rule: NameRule) -> tuple[bool, int, int]:
-    """Rules that say more of a name come first."""
+    """Return a sort key that puts more specific rules first."""
     return rule.old.endswith(REST), rule.old.count("{"), -len(rule.old)
 
 
@@ -102,7 +102,7 @@ def _exceptions(rules: Sequence[NameRule], known: _Names, names: Iterable[str]) 
 
 
 def _of_keys(wanted: Mapping[str, str]) -> list[NameRule]:
-    """A rule or several for all names that differ in numbers alone on both sides."""
+    """Return one or more rules for each group of names that differ only in numbers on both sides."""
     groups: dict[tuple[Pieces, Pieces], list[Row]] = {}
     for old, new in wanted.items():
         row = _numbers(old), _numbers(new)
@@ -118,12 +118,12 @@ def _numbers(name: str) -> Numbers:
 
 
 def _pieces(name: str) -> Pieces:
-    """What stands before, between and after the numbers."""
+    """Return the text before, between and after the numbers."""
     return tuple(_NUMBER.split(name))
 
 
 def _of_group(old: Pieces, new: Pieces, rows: Sequence[Row]) -> list[NameRule]:
-    """The fewest rules, over all choices of numbers to spell out."""
+    """Return the fewest rules, over all choices of numbers to spell out."""
     count = len(rows[0][0])
     best: list[NameRule] | None = None
     varying = [index for index in range(count) if len({row[0][index] for row in rows}) > 1]
@@ -143,7 +143,7 @@ def _of_group(old: Pieces, new: Pieces, rows: Sequence[Row]) -> list[NameRule]:
 
 
 def _explained(old: Pieces, new: Pieces, rows: Sequence[Row]) -> NameRule | None:
-    """One rule for all `rows`, or None: each number of the new name is fixed, or one of the old name's, moved."""
+    """Return one rule for all `rows`, or None. Numbers of the new name must be fixed, or shifted from an old one."""
     old_columns = list(zip(*(row[0] for row in rows), strict=True))
     new_columns = list(zip(*(row[1] for row in rows), strict=True))
     varying = [index for index, column in enumerate(old_columns) if len(set(column)) > 1]
@@ -171,7 +171,7 @@ def _filled(pieces: Pieces, parts: Sequence[str]) -> str:
 
 
 def _merged(rules: list[NameRule], known: _Names) -> list[NameRule]:
-    """Fewer rules: those that differ in the ends of names alone, which are the same in old and new."""
+    """Merge rules that differ only in the last components of names, if these are the same in old and new."""
     current = {(rule.old, rule.new): rule for rule in rules}
     refused: set[tuple[str, str]] = set()
     while True:
@@ -195,7 +195,7 @@ def _merged(rules: list[NameRule], known: _Names) -> list[NameRule]:
 
 
 def _parent(old: str, new: str) -> tuple[str, str] | None:
-    """Both without their last component, if it is the same, and what is left of the new one needs no number of it."""
+    """Return both names without a common last component; None if the rest of the new one would lack a number."""
     fronts = []
     lasts = []
     for text in (old, new):
@@ -210,5 +210,5 @@ def _parent(old: str, new: str) -> tuple[str, str] | None:
 
 
 def _letters(text: str) -> set[str]:
-    """Letters of the numbers that are open in one side of a rule."""
+    """Return the letters of the number placeholders in one side of a rule."""
     return set(_LETTER.findall(text))

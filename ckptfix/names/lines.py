@@ -1,6 +1,6 @@
-"""Lines of a rules file for tensors that are cut, joined or turned: one for many where they are alike.
+"""Lines of a rules file for tensors that are split, joined or turned; one line covers many that follow one pattern.
 
-From ``blocks.0.attn.qkv.weight -> layers.0.{q,k,v}.weight | split`` and its like for the other blocks comes
+Lines such as ``blocks.0.attn.qkv.weight -> layers.0.{q,k,v}.weight | split``, one per block, become the line
 ``blocks.{n}.attn.qkv.weight -> layers.{n}.{q,k,v}.weight | split``.
 """
 
@@ -13,7 +13,7 @@ from ckptfix.names.learn import LETTERS
 from ckptfix.names.operations import Operation
 
 EXPERT = "e"
-"""The letter for numbers that one side alone has; it is none of `LETTERS`."""
+"""The letter for numbers that only one side has. It is not in `LETTERS`."""
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])(?:0|[1-9]\d{0,8})(?![A-Za-z0-9])")
 _BRACES = re.compile(r"(\{[^{}]*\})")
@@ -23,10 +23,10 @@ Line = tuple[str, str, str]
 
 
 def line(old: Sequence[str], new: Sequence[str], operations: Iterable[Operation], numbered: int = 0) -> Line | None:
-    """The line that makes the tensors `new` of the tensors `old`; None where no line can say it.
+    """Return the line that makes the tensors `new` from the tensors `old`; None if no line can express it.
 
     Args:
-        numbered: how many numbers the longer side runs through, from 0 on; 0 where its names are a list.
+        numbered: count of the numbers, starting at 0, that the longer side runs through; 0 if its names are a list.
     """
     sides = [_side(names, numbered if len(names) > 1 or numbered == 1 else 0) for names in (old, new)]
     if sides[0] is None or sides[1] is None or any(len(side.split()) != 1 for side in sides if side is not None):
@@ -51,7 +51,7 @@ def _side(names: Sequence[str], numbered: int) -> str | None:
 
 
 def _listed(names: Sequence[str]) -> str | None:
-    """``front.{q,k,v}.back`` for names that differ in one place; None where that is not a list of a line."""
+    """Return ``front.{q,k,v}.back`` for names that differ in one place; None if a line cannot list them."""
     if len(names) == 1:
         return names[0]
     rows = [name.split(".") for name in names]
@@ -65,7 +65,7 @@ def _listed(names: Sequence[str]) -> str | None:
 
 
 def joined(lines: Sequence[Line]) -> list[Line]:
-    """Fewer lines that say the same: those that differ in numbers, by the same steps on both sides, are one."""
+    """Merge lines that differ only in numbers, by equal steps on both sides; the meaning stays the same."""
     groups: dict[Line, list[tuple[Line, tuple[int, ...], tuple[int, ...]]]] = {}
     for row in lines:
         (old, ours), (new, theirs) = _numbers(row[0]), _numbers(row[1])
@@ -78,7 +78,7 @@ def joined(lines: Sequence[Line]) -> list[Line]:
 
 
 def _numbers(text: str) -> tuple[str, tuple[int, ...]]:
-    """The text with a NUL for each number that is outside braces, and these numbers."""
+    """Return the text with a NUL for each number outside braces, and these numbers."""
     found: list[int] = []
 
     def one(match: re.Match[str]) -> str:
@@ -92,7 +92,7 @@ def _numbers(text: str) -> tuple[str, tuple[int, ...]]:
 def _pattern(
     old: str, new: str, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> tuple[str, str] | None:
-    """Both sides with letters for the numbers that vary; None where the right ones do not follow the left ones."""
+    """Return both sides with letters for the numbers that vary; None if the right ones do not follow from the left."""
     columns = list(zip(*(ours for ours, _ in rows), strict=True))
     letters = iter(LETTERS)
     names: dict[int, str] = {}

@@ -1,8 +1,8 @@
-"""What a line of a rules file does to tensors beside their names: one table of operations, each with its inverse.
+"""The operations that a line of a rules file performs on tensors besides renaming them: one table, with inverses.
 
-An operation is a word and options, ``split dim=1 sizes=4,1,1``. Options are whole numbers, lists of them, or sizes in
-letters that the tensor's own shape fills in (``from=o,i,1,1 to=o,i``). No option is a default that a shape could
-contradict silently: where sizes follow from the tensors and a reader of the line could not tell, they are stated.
+An operation is a word with options, ``split dim=1 sizes=4,1,1``. Options are integers, lists of integers, or sizes in
+letters that are filled in from the tensor's shape (``from=o,i,1,1 to=o,i``). No option has a default that a shape could
+silently contradict: sizes are stated wherever a reader of the line could not know them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Term = tuple[int, tuple[str, ...]]
 Value = int | str | tuple[int, ...] | tuple[Term, ...]
 
 Kind = Literal["each", "join", "part", "name"]
-"""What an operation takes and gives: each tensor by itself; several to one; one to several; names alone."""
+"""The inputs and outputs of an operation: each tensor by itself; many to one; one to many; names only."""
 
 _PRODUCT = re.compile(r"(?:\d{1,18}|[a-z])(?:\*(?:\d{1,18}|[a-z]))*")
 _NUMBER = re.compile(r"-?\d{1,18}")
@@ -33,9 +33,9 @@ class Row:
     """One operation of the table.
 
     Attributes:
-        options: name -> how its value is read: ``int``, ``count`` (a positive number), ``ints``, ``sizes`` or ``word``.
-        needs: options that have to be given.
-        text: what it does, for `ckptfix help`.
+        options: name -> type of its value: ``int``, ``count`` (a positive number), ``ints``, ``sizes`` or ``word``.
+        needs: options that are required.
+        text: description for `ckptfix help`.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ TABLE: dict[str, Row] = {
     "tie": Row("name", "a second name for the same tensor"),
     "untie": Row("name", "leave out a second name of the same tensor"),
 }
-"""Every operation."""
+"""Operations by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,30 +81,30 @@ class Operation:
         return TABLE[self.name].kind
 
     def number(self, option: str, default: int | None = None) -> int | None:
-        """A number among the options."""
+        """Return the number that `option` holds."""
         value = self.options.get(option, default)
         assert value is None or isinstance(value, int)
         return value
 
     def numbers(self, option: str) -> tuple[int, ...] | None:
-        """A list of numbers among the options."""
+        """Return the list of numbers that `option` holds."""
         value = self.options.get(option)
         return None if value is None else tuple(one for one in _several(value) if isinstance(one, int))
 
     def terms(self, option: str) -> tuple[Term, ...]:
-        """Sizes in letters among the options."""
+        """Return the sizes in letters that `option` holds."""
         return tuple(one for one in _several(self.options[option]) if isinstance(one, tuple))
 
     def concerns(self, part: int) -> bool:
-        """Whether it works on the part of this number."""
+        """Return whether it applies to the part with this number."""
         own = self.numbers("of")
         return own is None or part in own
 
     def inverse(self) -> Operation:
-        """The operation that undoes this one.
+        """Return the operation that undoes this one.
 
         Raises:
-            Refused: nothing does, or it is not stated what would.
+            Refused: it cannot be undone, or the options do not say how.
         """
         options = dict(self.options)
         if self.name in _TURNED:
@@ -120,12 +120,12 @@ class Operation:
             return self._rows_back()
         if self.name == "transpose":
             return self
-        raise Refused(f"`{self.name}` cannot be reversed: the tensor is not in the file any more")
+        raise Refused(f"`{self.name}` cannot be reversed: the file no longer has the tensor")
 
     def _rows_back(self) -> Operation:
         before, after = self.number("from"), self.number("to")
         if before is None:
-            raise Refused("`rows` cannot be reversed without the rows that there were", hint="state from=")
+            raise Refused("`rows` cannot be reversed without the original number of rows", hint="state from=")
         if after is not None and after < before:
             raise Refused(f"`rows` cannot be reversed: rows {after} to {before - 1} were cut off")
         return Operation("rows", {**self.options, "from": self.options["to"], "to": before, "fill": 0})
@@ -147,23 +147,23 @@ _TURNED = {
 
 
 def parse(words: Sequence[str]) -> Operation:
-    """The operation that `words` state: a name, and ``option=value`` each.
+    """Return the operation that `words` state: a name, then ``option=value`` words.
 
     Raises:
-        Refused: there is none of that name, or an option is not one of it.
+        Refused: there is no operation of that name, or it does not have such an option.
     """
     name = words[0] if words else ""
     row = TABLE.get(name)
     if row is None:
-        raise Refused(f"no operation called {name!r}", hint=f"operations are {', '.join(TABLE)}")
+        raise Refused(f"there is no operation called {name!r}", hint=f"use one of {', '.join(TABLE)}")
     options: dict[str, Value] = {}
     for word in words[1:]:
         key, equals, text = word.partition("=")
         if key not in row.options or not equals:
             known = ", ".join(f"{option}=" for option in row.options) or "none"
-            raise Refused(f"{word!r} is no option of `{name}`", hint=f"its options are {known}")
+            raise Refused(f"`{name}` has no option {word!r}", hint=f"its options are {known}")
         if key in options:
-            raise Refused(f"{key}= stands twice in `{name}`")
+            raise Refused(f"{key}= appears twice in `{name}`")
         options[key] = _value(name, key, text, row.options[key])
     missing = [option for option in row.needs if option not in options]
     if missing:
@@ -187,14 +187,14 @@ def _refuse_senseless(made: Operation) -> None:
     if made.name == "permute" and sorted(dims or ()) != list(range(len(dims or ()))):
         raise Refused("`permute` names each dimension once, such as dims=0,2,3,1")
     if made.name == "rope" and made.options["to"] not in (HALF, INTERLEAVED):
-        raise Refused(f"`rope` goes to={HALF} or to={INTERLEAVED}")
+        raise Refused(f"`rope` needs to={HALF} or to={INTERLEAVED}")
     if made.name == "rows" and made.options.get("fill", 0) != 0:
         raise Refused("`rows` pads with zeros: fill=0")
     if made.name == "reshape":
         letters = {side: {one for _, names in made.terms(side) for one in names} for side in ("from", "to")}
         if letters["from"] != letters["to"]:
             odd = ", ".join(sorted(letters["from"] ^ letters["to"]))
-            raise Refused(f"`reshape` has {odd} on one side alone", hint="such as from=o,i,1,1 to=o,i")
+            raise Refused(f"`reshape` has {odd} on one side only", hint="write for example from=o,i,1,1 to=o,i")
 
 
 def _value(name: str, key: str, text: str, kind: str) -> Value:
@@ -203,13 +203,13 @@ def _value(name: str, key: str, text: str, kind: str) -> Value:
     parts = text.split(",")
     if kind == "sizes":
         if text and not all(_PRODUCT.fullmatch(part) for part in parts):
-            raise Refused(f"{key}={text} of `{name}` is no list of sizes", hint="such as from=o,i,1,1 or from=32*d,c")
+            raise Refused(f"{key}={text} of `{name}` is not a list of sizes", hint="write from=o,i,1,1 or from=32*d,c")
         return tuple(_term(part) for part in parts) if text else ()
     if not all(_NUMBER.fullmatch(part) for part in parts) or (kind != "ints" and len(parts) > 1):
-        raise Refused(f"{key}={text} of `{name}` is no {'list of numbers' if kind == 'ints' else 'number'}")
+        raise Refused(f"{key}={text} of `{name}` is not a {'list of numbers' if kind == 'ints' else 'number'}")
     numbers = tuple(map(int, parts))
     if kind == "count" and numbers[0] < 1:
-        raise Refused(f"{key}={text} of `{name}` has to be positive")
+        raise Refused(f"{key}={text} of `{name}` must be positive")
     return numbers if kind == "ints" else numbers[0]
 
 

@@ -1,9 +1,9 @@
-"""Regular expressions of the user on names of a stranger's file, which must not make one of the two hang the other.
+"""Regular expressions of the user, matched against names of an untrusted file, without the risk of a hang.
 
-Python's matcher tries one way after another, and a pattern such as ``(a+)+$`` has 2^n of them on a name of n letters.
-It holds the interpreter meanwhile, so no other thread can stop it. Before a match its ways are therefore counted from
-the pattern: where they are few, it is done here; otherwise in a process of its own, which ends itself after
-`SECONDS` of computing. So an ordinary pattern costs nothing more, and no pattern takes longer than that.
+Python's matcher backtracks, and a pattern such as ``(a+)+$`` has 2^n ways to match a name of n letters. Meanwhile it
+holds the interpreter lock, so no other thread can stop it. The number of ways is therefore estimated from the pattern
+before a match. If they are few, the match runs here; otherwise it runs in a separate process, which ends itself after
+`SECONDS` of CPU time. So an ordinary pattern costs nothing extra, and no pattern takes longer than that.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from weakref import finalize
 from ckptfix.errors import Refused
 
 SECONDS = 10
-"""Computing time that one pattern may take in all, in a process of its own."""
+"""CPU time that one pattern may take in total in its own process."""
 
 QUICK = 1_000_000
-"""Characters that are compared for one name in this process, at most: some ten milliseconds."""
+"""Character comparisons allowed for one name in this process: about ten milliseconds."""
 
 QUICK_IN_ALL = 1_000_000_000
-"""The same of all names together: some seconds at most, and far less as a rule."""
+"""The same limit for all names together: a few seconds at most, and usually far less."""
 
 LONGEST = 80
-"""Characters of a name in a message."""
+"""Characters of a name shown in a message."""
 
 _ENDLESS = 1 << 64
 
@@ -46,7 +46,7 @@ do = {
     "fullmatch": lambda name, _: (lambda found: found and found.groupdict())(pattern.fullmatch(name)),
     "sub": lambda name, new: pattern.subn(new, name),
 }
-# Without a handler: the kernel ends the process, wherever the matcher is.
+# Without a Python handler, the kernel ends the process wherever the matcher is.
 signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
 signal.setitimer(signal.ITIMER_VIRTUAL, first["seconds"])
 for line in sys.stdin:
@@ -57,10 +57,10 @@ for line in sys.stdin:
 
 
 class Regex:
-    """A regular expression for names of any file.
+    """A regular expression that is safe on the names of any file.
 
     Raises:
-        re.error: it is none.
+        re.error: the pattern is not a regular expression.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -76,15 +76,15 @@ class Regex:
         self._lock = Lock()
 
     def search(self, names: Sequence[str]) -> list[bool]:
-        """Whether it is found in each of `names`.
+        """Return for each of `names` whether the pattern is found in it.
 
         Raises:
-            Refused: that takes over `SECONDS`; the name is in `where`.
+            Refused: it takes more than `SECONDS`; `where` has the name.
         """
         return [bool(found) for found in self._each("search", names, lambda name: self._compiled.search(name))]
 
     def fullmatch(self, name: str) -> dict[str, str] | None:
-        """The named groups, where it matches the whole of `name`; None where not. Raises as `search`."""
+        """Return the named groups if the pattern matches the whole of `name`, else None. Raises as `search` does."""
 
         def match(name: str) -> dict[str, str] | None:
             found = self._compiled.fullmatch(name)
@@ -94,7 +94,7 @@ class Regex:
         return found
 
     def subn(self, replacement: str, names: Sequence[str]) -> list[tuple[str, int]]:
-        """What `re.subn` makes of each of `names`, and how often. Raises as `search`."""
+        """Return the result and count of `re.subn` for each of `names`. Raises as `search` does."""
         made = self._each("sub", names, lambda name: self._compiled.subn(replacement, name), replacement)
         return [(name, count) for name, count in made]
 
@@ -131,11 +131,11 @@ class Regex:
                     if len(made) == len(names):
                         return made
             except OSError as error:
-                message = f"the pattern {self.pattern!r} needs a process of its own: {error.strerror or error}"
+                message = f"the pattern {self.pattern!r} needs another process, which failed: {error.strerror or error}"
                 raise Refused(message) from None
         name = names[len(made)]
-        message = f"the pattern {self.pattern!r} was not done after {SECONDS} seconds of computing"
-        hint = "a repetition inside a repetition, as in (a+)+, has endless ways to match: write a+"
+        message = f"the pattern {self.pattern!r} did not finish within {SECONDS} seconds of computing"
+        hint = "write a+ instead of a repetition inside a repetition such as (a+)+, which has endless ways to match"
         raise Refused(message, where=name if len(name) <= LONGEST else f"{name[:LONGEST]}...", hint=hint)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -154,13 +154,13 @@ def _ended(child: subprocess.Popen[bytes]) -> None:
 
 
 def ways(pattern: str) -> Callable[[int], int]:
-    """In how many ways, at most, a pattern can be tried at one place of a name, by the length of the name."""
+    """Return a function from the length of a name to an upper bound of the ways to try the pattern at one position."""
     tree = re._parser.parse(pattern)  # type: ignore[attr-defined]
     return lambda length: _ways(tree, length, None)
 
 
 def _ways(items: Any, length: int, behind: int | None) -> int:
-    """The same of a part of a pattern; `behind` is the character that must follow it, None if that is not known."""
+    """Return the ways for a part of a pattern. `behind` is the character that must follow it, None if unknown."""
     made = 1
     rows = list(items)
     for number, (operation, value) in enumerate(rows):
@@ -202,9 +202,9 @@ _CATEGORIES: dict[str, Callable[[str], bool]] = {
 
 
 def _may_take(body: Any, character: int) -> bool:
-    """Whether what is repeated may be this character; False only for one set of characters without it.
+    """Return whether the repeated part may match this character; False only for one character set without it.
 
-    Only then a repetition has one length that what follows it can begin at.
+    Only then does the repetition have a single length after which the rest of the pattern can begin.
     """
     rows = list(body)
     if len(rows) != 1:

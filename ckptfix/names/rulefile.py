@@ -1,4 +1,4 @@
-"""Rules files: lines of names, and of what becomes of tensors, that can be run backwards.
+"""Rules files: lines that rename tensors, and may also change them. They can be applied in reverse.
 
 ::
 
@@ -9,9 +9,9 @@
     layers.{n}.experts.{e}.w2.weight    -> model.layers.{n}.mlp.experts.down_proj    | stack | transpose dims=1,2
     rope.freqs                          | drop
 
-Left of the arrow is what the input calls its tensors, right of it what the output does. ``{q,k,v}`` stands for several
-names, in this order; a number that only one side has, as ``{e}`` above, for as many as there are, from 0 on. Operations
-(`operations`) follow, each behind a bar, and work in turn. A line without an operation is a `NameRule`.
+The left of the arrow is the key in the input, the right the key in the output. ``{q,k,v}`` stands for several keys, in
+this order. A number that only one side has, such as ``{e}`` above, runs through all numbers present, from 0 on.
+Operations (`operations`) follow, each after a bar, and are applied in turn. A line without one is a `NameRule`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from ckptfix.names.rules import NameRule, is_rule, moved, placeholders
 BAR, ARROW = "|", "->"
 _LIST = re.compile(r"\{([^{},]*(?:,[^{},]*)+)\}")
 MAX_PARTS = 1024
-"""Names that one list stands for."""
+"""Names that one list may stand for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a line: a name, or several.
+    """One side of a line, which stands for one name or several.
 
     Attributes:
-        text: as it is written.
-        names: the names of its list, in order; itself without one.
-        running: the placeholder that the other side lacks; None without one.
-        start: the number that it begins with.
+        text: the side as written.
+        names: the names of its list, in order; a single name if it has no list.
+        running: the placeholder that the other side lacks; None if there is no such placeholder.
+        start: the first number of `running`.
     """
 
     text: str
@@ -49,7 +49,7 @@ class Side:
 
     @property
     def axes(self) -> int:
-        """In how many ways it stands for several names."""
+        """Number of ways in which it stands for several names: by a number, by a list."""
         return (self.running is not None) + (len(self.names) > 1)
 
 
@@ -58,8 +58,8 @@ class TensorRule:
     """A line with operations.
 
     Attributes:
-        new: None for what is left out.
-        line: its number in the file, from 1 on.
+        new: the right side; None if the tensor is left out.
+        line: line number in the file, from 1 on.
     """
 
     old: Side
@@ -69,7 +69,7 @@ class TensorRule:
 
     @property
     def adds(self) -> bool:
-        """Whether it gives a name more, and leaves the tensor to the other lines."""
+        """True if it adds a name, and leaves the tensor to other lines."""
         return self.operations[0].name == "tie"
 
     def __str__(self) -> str:
@@ -79,12 +79,12 @@ class TensorRule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A rules file.
+    """The content of a rules file.
 
     Attributes:
         path: the file.
-        names: old -> new, exact names and `NameRule`s, for lines without operations.
-        lines: old -> the number of such a line; 0 where it is not known (JSON).
+        names: old -> new, for lines without operations; exact names or the sides of a `NameRule`.
+        lines: old -> line number of such a line; 0 if unknown (JSON).
         tensors: the lines with operations.
     """
 
@@ -94,7 +94,7 @@ class Rules:
     lines: Mapping[str, int] = field(default_factory=dict)
 
     def reversed(self) -> Rules:
-        """The rules that undo these.
+        """Return the rules that undo these.
 
         Raises:
             CkptfixError: a line has no inverse; the message names it.
@@ -117,7 +117,7 @@ class Rules:
 
 
 class _Line:
-    """Errors of a line name it."""
+    """A context in which errors get the path and the number of a line."""
 
     def __init__(self, path: str, line: int, text: str) -> None:
         self._path, self._where = path, f"line {line}" if line else printable(text)
@@ -131,11 +131,11 @@ class _Line:
 
 
 def _turned(new: str, old: str) -> tuple[str, str]:
-    """`new` as the left side of a rule and `old` as its right: numbers that were moved there are moved back here."""
+    """Return `new` as the left side of a rule and `old` as its right, with number shifts reversed."""
     moves: dict[str, int] = {}
     for name, uses in placeholders(new).items():
         if len(uses) > 1:
-            raise Refused(f"it cannot be reversed: {{{name}}} stands {len(uses)} times in {new!r}")
+            raise Refused(f"it cannot be reversed: {{{name}}} appears {len(uses)} times in {new!r}")
         moves[name] = -uses[0]
     return moved(new, moves), moved(old, moves)
 
@@ -154,7 +154,7 @@ def _turned_rule(rule: TensorRule) -> TensorRule:
 
 
 def read(text: str, path: str) -> Rules:
-    """The rules that `text`, the content of the file `path`, states.
+    """Return the rules in `text`, the content of the file `path`.
 
     Raises:
         CkptfixError: it is neither lines nor JSON, or a rule is malformed; the message names the line.
@@ -185,7 +185,7 @@ def read(text: str, path: str) -> Rules:
     return Rules(path, names, tuple(tensors), lines)
 
 
-_HINT = "give a JSON object, or a line `old new` for each name"
+_HINT = "write a JSON object, or a line `old new` for each name"
 
 
 def _pair(words: list[str]) -> tuple[str, str]:
@@ -206,11 +206,11 @@ def _tensor_rule(words: list[str], number: int) -> TensorRule:
         else:
             steps[-1].append(word)
     if any(not step for step in steps):
-        raise Refused("a bar without an operation behind it")
+        raise Refused("a bar has no operation after it")
     operations = tuple(map(parse, steps))
     if any(one.kind == "name" for one in operations):
         if len(operations) > 1:
-            raise Refused(f"`{next(one.name for one in operations if one.kind == 'name')}` stands alone in a line")
+            raise Refused(f"`{next(one.name for one in operations if one.kind == 'name')}` must be the only operation")
         if operations[0].name == "drop":
             if len(names) != 1:
                 raise Refused("expected `name | drop`")
@@ -219,16 +219,16 @@ def _tensor_rule(words: list[str], number: int) -> TensorRule:
     if operations[0].kind == "name":
         first, second = side(old, new), side(new, old)
         if first.axes or second.axes:
-            raise Refused(f"`{operations[0].name}` is of one name on both sides")
+            raise Refused(f"`{operations[0].name}` needs a single name on each side")
         return TensorRule(first, second, operations, number)
     return made(old, new, operations, number)
 
 
 def made(old: str, new: str, operations: tuple[Operation, ...], number: int) -> TensorRule:
-    """The rule of a line.
+    """Return the rule of a line.
 
     Raises:
-        Refused: the operations do not make as many tensors of as many as the sides name.
+        Refused: the operations take or make a different number of tensors than the sides name.
     """
     rule = TensorRule(side(old, new), side(new, old), operations, number)
     _refuse_counts(rule)
@@ -243,51 +243,51 @@ def _refuse_counts(rule: TensorRule) -> None:
     ):
         steps = sum(operation.kind == kind for operation in rule.operations)
         if steps < one.axes:
-            raise Refused(f"{one.text!r} is several tensors, and nothing {_WORD[kind]}: {verbs}")
+            raise Refused(f"{one.text!r} stands for several tensors, but nothing {_WORD[kind]} them: {verbs}")
         if steps > one.axes:
             name = next(operation.name for operation in rule.operations if operation.kind == kind)
-            hint = "name the parts, as {q,k,v}, or number them, as {e}"
-            raise Refused(f"`{name}` {_WORD[kind]} tensors, and {one.text!r} is one", hint=hint)
+            hint = "name the parts as in {q,k,v}, or number them as in {e}"
+            raise Refused(f"`{name}` {_WORD[kind]} several tensors, but {one.text!r} stands for one", hint=hint)
 
 
 _WORD = {"join": "joins", "part": "makes"}
 
 
 def side(text: str, other: str) -> Side:
-    """One side of a line, whose other side is `other`.
+    """Return one side of a line whose other side is `other`.
 
     Raises:
-        Refused: two lists, or two numbers that the other side lacks, or a number that stands twice.
+        Refused: it has two lists, two numbers that the other side lacks, or such a number twice.
     """
     lists = _LIST.findall(text)
     if len(lists) > 1:
-        raise Refused(f"a name holds one list: {text!r}")
+        raise Refused(f"a name can contain only one list: {text!r}")
     names: tuple[str, ...] = (text,)
     if lists:
         found = _LIST.search(text)
         assert found is not None
         names = tuple(text[: found.start()] + part + text[found.end() :] for part in lists[0].split(","))
         if len(set(names)) < len(names):
-            raise Refused(f"a list names each part once: {text!r}")
+            raise Refused(f"a list must name each part once: {text!r}")
         if len(names) > MAX_PARTS:
-            raise Refused(f"a list of {len(names)} names; at most {MAX_PARTS}")
+            raise Refused(f"the list has {len(names)} names; at most {MAX_PARTS} are allowed")
     own, others = placeholders(text), placeholders(other)
     alone = [name for name in own if name not in others]
     if "rest" in alone:
-        raise Refused(f"{{*}} stands on both sides: {text!r}")
+        raise Refused(f"{{*}} must be on both sides, not only in {text!r}")
     if len(alone) > 1:
         raise Refused(f"{{{alone[0]}}} and {{{alone[1]}}} of {text!r} are not in {other!r}")
     if not alone:
         return Side(text, names)
     uses = own[alone[0]]
     if len(uses) > 1:
-        raise Refused(f"{{{alone[0]}}} stands {len(uses)} times in {text!r}")
+        raise Refused(f"{{{alone[0]}}} appears {len(uses)} times in {text!r}")
     plain = tuple(moved(name, {alone[0]: -uses[0]}) for name in names)
     return replace(Side(text, plain), running=alone[0], start=uses[0])
 
 
 def _is_json(text: str) -> bool:
-    """Whether what begins with a brace is meant as JSON: a line may begin with a list."""
+    """Return whether text that begins with a brace is meant as JSON, since a line may begin with a list."""
     first = text.lstrip().split("\n", 1)[0].split()
     return BAR not in first and ARROW not in first
 
@@ -301,10 +301,10 @@ def _json_pairs(text: str, path: str) -> Iterator[tuple[str, str]]:
         pairs = json.loads(text, object_pairs_hook=pairs_of)
     except json.JSONDecodeError as error:
         raise CkptfixError(f"not JSON: {error.msg}", path=path, where=f"line {error.lineno}", hint=_HINT) from None
-    except ValueError as error:  # a number of too many digits
-        raise CkptfixError(f"not JSON that holds names: {error}", path=path, hint=_HINT) from None
+    except ValueError as error:  # a number with too many digits
+        raise CkptfixError(f"not a JSON object of names: {error}", path=path, hint=_HINT) from None
     except RecursionError:
-        raise CkptfixError("not JSON that holds names: nested too deeply", path=path, hint=_HINT) from None
+        raise CkptfixError("not a JSON object of names: nested too deeply", path=path, hint=_HINT) from None
     for old, new in pairs:
         if not isinstance(new, str):
             message = f"the new name of {printable(repr(old))} is not a string"
@@ -313,7 +313,7 @@ def _json_pairs(text: str, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _before_comment(words: list[str]) -> list[str]:
-    """The words before one that begins with ``#``: a name may hold the sign, but not begin with it."""
+    """Return the words before one that begins with ``#``. A name may contain the sign, but not begin with it."""
     for index, word in enumerate(words):
         if word.startswith("#"):
             return words[:index]
@@ -321,6 +321,6 @@ def _before_comment(words: list[str]) -> list[str]:
 
 
 def several(names: Iterable[str]) -> str:
-    """Names in a message."""
+    """Join names for a message, and show the first four."""
     rows = list(names)
     return ", ".join(rows[:4]) + (f" and {len(rows) - 4} more" if len(rows) > 4 else "")

@@ -1,15 +1,15 @@
-"""Rules that rename many keys at once, as a person reads and edits them.
+"""Rules that rename many keys at once, in a form that people can read and edit.
 
-``features.{n}.conv.weight -> backbone.{n}.0.weight`` is a rule: a placeholder in braces stands for something in a
-name, and moves to where the new name has it.
+``features.{n}.conv.weight -> backbone.{n}.0.weight`` is a rule. A placeholder in braces stands for a part of a key, and
+is put where the new key has it.
 
 ======================  ======================================================
-``{n}`` (any letter)    a whole number
-``{n+1}``, ``{n-2}``    on the right: that number, moved
-``{*}``                 the rest of the name, at the end of both sides only
+``{n}`` (any letter)    an integer
+``{n+1}``, ``{n-2}``    on the right: that integer, shifted
+``{*}``                 the rest of the key, at the end of both sides only
 ======================  ======================================================
 
-Everything else stands for itself, and a rule speaks of the whole name.
+All other text stands for itself, and a rule must match the whole key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REST = "{*}"
 
 
 def is_rule(text: str) -> bool:
-    """Whether `text` has a placeholder, so that it stands for more than one name."""
+    """Return whether `text` has a placeholder, so that it stands for more than one name."""
     return _PLACEHOLDER.search(text) is not None
 
 
@@ -35,7 +35,7 @@ class NameRule:
     """One rule: `old` and `new` as a person writes them.
 
     Raises:
-        Refused: a placeholder stands on the right alone, twice on the left, or is moved on the left.
+        Refused: a placeholder is only on the right, or on the left twice or with a shift.
     """
 
     old: str
@@ -50,9 +50,9 @@ class NameRule:
         for match in _PLACEHOLDER.finditer(self.old):
             name = match[1] or match[2]
             if name in known or match[3]:
-                raise Refused(f"on the left of a rule each placeholder stands once, as {{n}}: {self.old!r}")
+                raise Refused(f"on the left, each placeholder must appear once, unshifted, as {{n}}: {self.old!r}")
             if match[1] and match.end() != len(self.old):
-                raise Refused(f"{REST} stands at the end of a name: {self.old!r}")
+                raise Refused(f"{REST} must be at the end of a name: {self.old!r}")
             known.add(name)
             pattern += [re.escape(self.old[end : match.start()]), _group(name)]
             end = match.end()
@@ -71,7 +71,7 @@ class NameRule:
         object.__setattr__(self, "_parts", tuple(parts))
 
     def apply(self, name: str) -> str | None:
-        """What the rule makes of `name`; None if it does not speak of it."""
+        """Return the new name that the rule gives to `name`; None if it does not apply."""
         if self._pattern is None:
             return self._apply_literal(name)
         match = self._pattern.fullmatch(name)
@@ -91,7 +91,7 @@ class NameRule:
         return "".join(made)
 
     def values(self, name: str) -> dict[str, str] | None:
-        """What the placeholders of `old` stand for in `name`; None if the rule does not speak of it."""
+        """Return the values of the placeholders of `old` in `name`; None if the rule does not apply."""
         if self._pattern is not None:
             return self._pattern.fullmatch(name)
         front = self.old.removesuffix(REST)
@@ -100,7 +100,7 @@ class NameRule:
         return {"rest": name[len(front) :]} if len(name) > len(front) and name.startswith(front) else None
 
     def _apply_literal(self, name: str) -> str | None:
-        """`apply` for a rule without numbers, of which there may be as many as keys."""
+        """Do the work of `apply` for a rule without numbers. It is kept fast, as there may be one such rule per key."""
         front = self.old.removesuffix(REST)
         if front == self.old:
             return self.new if name == front else None
@@ -117,7 +117,7 @@ def _group(name: str) -> str:
 
 
 def placeholders(text: str) -> dict[str, list[int]]:
-    """The placeholders of `text` (``rest`` for ``{*}``), and by how much each use of one is moved."""
+    """Return the placeholders of `text` (``rest`` for ``{*}``), with the shift of each occurrence."""
     found: dict[str, list[int]] = {}
     for match in _PLACEHOLDER.finditer(text):
         found.setdefault("rest" if match[1] else match[2], []).append(int(match[3] or 0))
@@ -125,7 +125,7 @@ def placeholders(text: str) -> dict[str, list[int]]:
 
 
 def moved(text: str, moves: Mapping[str, int]) -> str:
-    """`text` with the placeholders that `moves` names moved by so much more."""
+    """Return `text` with the given shifts added to the placeholders named in `moves`."""
 
     def one(match: re.Match[str]) -> str:
         if match[1]:
@@ -137,7 +137,7 @@ def moved(text: str, moves: Mapping[str, int]) -> str:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str | None:
-    """`text` with its placeholders filled in; None where a number would be negative."""
+    """Return `text` with its placeholders filled in; None if a number would be negative."""
     negative = False
 
     def one(match: re.Match[str]) -> str:
@@ -151,7 +151,7 @@ def filled(text: str, values: Mapping[str, str]) -> str | None:
 
 
 def renamed(names: Iterable[str], rules: Iterable[NameRule]) -> dict[str, str]:
-    """old -> new for the names that a rule speaks of; the first rule that does counts."""
+    """Return old -> new for the names to which a rule applies; the first rule that does wins."""
     table = RuleTable(tuple(rules))
     found: dict[str, str] = {}
     for name in names:
@@ -165,12 +165,12 @@ def renamed(names: Iterable[str], rules: Iterable[NameRule]) -> dict[str, str]:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Rules that begin with some components.
+    """The rules that begin with some components.
 
     Attributes:
-        literal: those that go on with a component of this text.
-        open: those that go on with a component that has a placeholder, and the rule that such a component is.
-        whole, rest: indices of rules that end here, and of those that leave the rest open.
+        literal: next component as plain text -> the rules that continue with it.
+        open: next component with a placeholder -> that component as a rule, and the rules that continue with it.
+        whole, rest: indices of the rules that end here, and of those that leave the rest open.
     """
 
     literal: dict[str, _Node] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class _Node:
 
 
 class RuleTable:
-    """A tree of rules by components, so that many rules are not tried on many names."""
+    """A tree of rules by components, which avoids trying every rule on every name."""
 
     def __init__(self, rules: Sequence[NameRule]) -> None:
         self._rules = rules
@@ -196,7 +196,7 @@ class RuleTable:
             (node.rest if last.endswith(REST) else node.whole).append(index)
 
     def about(self, name: str) -> Iterator[NameRule]:
-        """The rules that may speak of `name`, in order."""
+        """Return the rules that may apply to `name`, in order."""
         nodes = [self._root]
         found: list[int] = []
         for component in name.split("."):

@@ -1,7 +1,7 @@
-"""Spellings that many models share: what is the same tensor under two names, and what one side may lack.
+"""Spellings that many models share: two names of the same tensor, and tensors that one side may lack.
 
-One table, `FAMILIES`, says what is known and where it comes from; the functions here are what its rows mean.
-Nothing here looks at values, and nothing renames by itself: a matcher asks.
+The table `FAMILIES` lists what is known and where it comes from; the functions here implement its rows. Nothing here
+looks at values or renames by itself; it only answers matchers.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ckptfix.names.slots import Slot
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A row of what is known.
+    """A row of the table of spellings.
 
     Attributes:
-        id: short name, as it stands in reports.
-        how: ``"same"``: two spellings of one tensor. ``"optional"``: a buffer that is computed, counted or left over,
-            so that either side may lack it. ``"fused"``: one tensor here, several there; reported, never done.
-        about: what the spellings are.
+        id: short name, as shown in reports.
+        how: ``"same"``: two spellings of one tensor. ``"optional"``: a computed, counted or leftover buffer that either
+            side may lack. ``"fused"``: one tensor on one side and several on the other; this is reported, never done.
+        about: the spellings.
         source: where they are defined.
     """
 
@@ -66,7 +66,7 @@ class BasePrefix:
 
     Attributes:
         component: the path components, without the trailing dot.
-        used_by: who does so.
+        used_by: models and tools that use it.
     """
 
     component: str
@@ -125,16 +125,16 @@ BASE_PREFIXES: tuple[BasePrefix, ...] = (
 )
 
 _AFFINE = (("gamma", "beta"), ("a_2", "b_2"), ("g", "b"))
-"""Weight and bias of a norm as TensorFlow, the Annotated Transformer and OpenAI's first GPT spell them."""
+"""Weight and bias of a norm as spelled by TensorFlow, the Annotated Transformer and OpenAI's first GPT."""
 
 _STATISTICS = (("moving_mean", "moving_variance"), ("moving_mean", "moving_var"), ("_mean", "_variance"))
-"""Running mean and variance as Keras and MindSpore, MXNet-style ports and Paddle spell them."""
+"""Running mean and variance as spelled by Keras and MindSpore, by MXNet-style ports, and by Paddle."""
 
 _COUNTS = {"num_batches_tracked"}
 
 FUSED_QKV = ("qkv", "Wqkv", "qkv_proj", "to_qkv", "c_attn", "in_proj")
-"""Modules that project to query, key and value in one, in this order. GPT-NeoX's ``query_key_value`` is not among
-them: it is ordered head by head."""
+"""Modules that project to query, key and value together, in this order. GPT-NeoX's ``query_key_value`` is not included
+because it is ordered head by head."""
 
 _SPLIT_QKV = (
     ("q_proj", "k_proj", "v_proj"),
@@ -151,28 +151,28 @@ _SPLIT_QKV = (
 )
 
 HEAD_BY_HEAD = ("query_key_value", "linear_qkv", "attn")
-"""Modules that hold query, key and value head by head in GPT-NeoX, BLOOM, Falcon, Megatron and old files of LitGPT
-(``attn.attn``), and one behind the other in ChatGLM."""
+"""Modules that store query, key and value head by head in GPT-NeoX, BLOOM, Falcon, Megatron and old files of LitGPT
+(``attn.attn``), but one after the other in ChatGLM."""
 
 UNTOLD = ("wqkv",)
-"""Modules that hold them by groups in InternLM2, and one behind the other, with other rotary pairs, in gpt-fast: the
-names beside them are the same."""
+"""Modules that store query, key and value by groups in InternLM2, but one after the other, with different rotary pairs,
+in gpt-fast. The names beside them are the same in both."""
 
 CONV1D = {(module, "weight") for module in ("c_attn", "c_proj", "c_fc", "q_attn")}
-"""Projections of GPT-2 and its kin, which are `transformers.Conv1D` there, and `Linear` in nanoGPT."""
+"""Projections that are `transformers.Conv1D` in GPT-2 and related models, but `Linear` in nanoGPT."""
 
 FROM_THE_RIGHT = ("text_projection", "proj")
-"""Parameters of CLIP (OpenAI's, open_clip) by which features are multiplied: a `Linear` has them transposed."""
+"""Parameters of CLIP (OpenAI's, open_clip) that features are multiplied with: a `Linear` stores them transposed."""
 
 OWN_ORDER = re.compile(r"\.mlp\.fc_in\.|\.output_gate\.|attention_biases$|\.attn_(?:block|grid)\.")
-"""Names beside a fused ``qkv`` whose rows are in another order: CodeGen (four blocks of query, value and
-key), MiniMax, TinyViT and EfficientFormer, MaxViT (head by head)."""
+"""Names beside a fused ``qkv`` whose rows have a different order: CodeGen (four blocks of query, value and key),
+MiniMax, TinyViT and EfficientFormer, MaxViT (head by head)."""
 
 NEIGHBOURS = re.compile(r"(?:^|\.)layers\.\d+\.attention\.w[qk]\.")
-"""Queries and keys of Meta's LLaMA and of Mistral's own files, whose rotary pairs are neighbours."""
+"""Queries and keys of Meta's LLaMA and of Mistral's own files, in which rotary pairs are neighbors."""
 
 NEIGHBOURS_OF_TORCHTUNE = re.compile(r"(?:^|\.)layers\.\d+\.attn\.[qk]_proj\.")
-"""The same of torchtune, where there are ``tok_embeddings`` too."""
+"""The same for torchtune, which has ``tok_embeddings`` too."""
 
 FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD, *UNTOLD), _SPLIT_QKV),
@@ -180,7 +180,7 @@ FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = 
     ("gate-up", ("gate_up_proj",), (("gate_proj", "up_proj"), ("w1", "w3"), ("fc_1", "fc_2"))),
     ("gate-up of xformers", ("w12",), (("w1", "w2"),)),
 )
-"""Family, modules that are fused, and what they may be in parts, in the order of the fused tensor's rows."""
+"""Family, fused modules, and the parts that they may be split into, in the order of the fused tensor's rows."""
 
 _EXPERT_PARTS = {
     **dict.fromkeys(("w1", "gate_proj", "gate"), "gate"),
@@ -191,22 +191,22 @@ _EXPERT_PARTS = {
 
 
 def part_of_expert(name: str) -> str | None:
-    """What a tensor of an expert is: gate, up, down, or gate and up in one; None for another."""
+    """Return the role of an expert's tensor: gate, up, down, or gate and up in one; None for any other tensor."""
     return _EXPERT_PARTS.get(name.removesuffix(".weight"))
 
 
 _LITGPT = {"fc_1": "gate_proj", "fc_2": "up_proj", "proj": "down_proj"}
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
-"""Beside an ``in_proj`` these say that it is Mamba's, which is not attention."""
+"""Names beside an ``in_proj`` that show it to be Mamba's, not that of attention."""
 
 
 def canonical(names: Sequence[str]) -> dict[str, str]:
-    """name -> canonical name, for the names of one model that a family spells in its own way.
+    """Return name -> canonical name, for the names of one model that a family spells in its own way.
 
-    The canonical spelling is what torch's newest module writes (``weight``, ``running_mean``,
-    ``parametrizations.weight.original0``); a fused attention projection is ``qkv``. A spelling counts only where the
-    whole of it is there: a lone ``gamma`` is a layer scale and is kept. Two names never get one canonical name.
+    The canonical spelling is the one that torch's newest module writes (``weight``, ``running_mean``,
+    ``parametrizations.weight.original0``); a fused attention projection is ``qkv``. A spelling counts only if all its
+    names are there: a lone ``gamma`` is a layer scale and is kept. Two names never get the same canonical name.
     """
     modules: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -231,7 +231,7 @@ def canonical(names: Sequence[str]) -> dict[str, str]:
 
 
 def _norm(own: set[str]) -> Iterator[tuple[str, str]]:
-    """Affine parameters and statistics of a norm; nothing else may be in the module."""
+    """Yield the affine parameters and statistics of a norm, provided that the module has nothing else."""
     statistics = {"running_mean", "running_var"}
     for mean, variance in _STATISTICS:
         if {mean, variance} <= own and not own & statistics:
@@ -249,7 +249,7 @@ def _norm(own: set[str]) -> Iterator[tuple[str, str]]:
 def _weight_norm(own: set[str]) -> Iterator[tuple[str, str]]:
     for leaf in own:
         parameter = leaf.removesuffix("_g")
-        # Beside w_q and w_k, w_g and w_v are parameters of a gated attention; beside weight_orig, of a spectral norm.
+        # Beside w_q and w_k, w_g and w_v belong to a gated attention; beside weight_orig, to a spectral norm.
         siblings = {parameter, f"{parameter}_orig", f"{parameter}_q", f"{parameter}_k"}
         if parameter != leaf and parameter and f"{parameter}_v" in own and not own & siblings:
             yield leaf, f"parametrizations.{parameter}.original0"
@@ -268,7 +268,7 @@ def _spectral_norm(own: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _fused_name(name: str, present: set[str]) -> str | None:
-    """`name` with ``qkv`` for a fused projection's own name; None if it is none, or is spelled so already."""
+    """Return `name` with ``qkv`` for a fused projection's own name; None if nothing changes."""
     module, _, leaf = name.rpartition(".")
     if leaf in ("in_proj_weight", "in_proj_bias"):
         return f"{module}.qkv.{leaf[8:]}".removeprefix(".")
@@ -282,7 +282,7 @@ def _fused_name(name: str, present: set[str]) -> str | None:
 
 
 def _gated_name(name: str, modules: Collection[str]) -> str | None:
-    """`name` with a word for a part of LitGPT's gated MLP, which numbers the gate and what is gated."""
+    """Return `name` with a word for a part of LitGPT's gated MLP, which numbers its gate and up projections."""
     module, _, leaf = name.rpartition(".")
     parent, _, last = module.rpartition(".")
     if last not in _LITGPT or not all(f"{parent}.{part}" in modules for part in _LITGPT):
@@ -315,7 +315,7 @@ _OPTIONAL: dict[str, tuple[str, Test]] = {
     "token_type_ids": ("token_type_ids", _whole),
     "relative_position_index": ("relative_position_index", _whole),
     "relative_coords_table": ("relative_coords_table", _any),
-    # A bias of a layer has one size; GPT-2's "bias" is a lower triangle of ones, float in nanoGPT.
+    # A layer's bias is a vector; GPT-2's "bias" is a lower triangle of ones, float in nanoGPT.
     "bias": ("attention-mask", lambda slot: slot.shape[:2] == (1, 1) and len(slot.shape) == 4 and _square(slot)),
     "mask": ("attention-mask", _square),
     "attn_mask": ("attention-mask", _square),
@@ -332,22 +332,22 @@ _OPTIONAL: dict[str, tuple[str, Test]] = {
     "_float_tensor": ("fairseq-version", _scalar),
     "version": ("fairseq-version", _scalar),
 }
-"""Last component of a name -> its family, and what must hold of shape and dtype for it to be one."""
+"""Last component of a name -> its family, and the test that shape and dtype must pass."""
 
 
 def optional(slot: Slot) -> Family | None:
-    """The family of a buffer that either side may lack, or None: a tensor that must not be passed over.
+    """Return the family of a buffer that either side may lack, or None for a tensor that must not be skipped.
 
-    Shape and dtype must fit too, as ``attn.bias`` is a mask only if it is a square.
+    Shape and dtype must fit too: ``attn.bias`` is a mask only if it is square.
     """
     row = _OPTIONAL.get(slot.name.rpartition(".")[2])
     return FAMILY[row[0]] if row is not None and row[1](slot) else None
 
 
 def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Tensors of `one` that are several of `other` in one piece: (fused name, names of the parts).
+    """Return the tensors of `one` that fuse several tensors of `other`: (fused name, names of the parts).
 
-    They are recognised by their last components and by shapes: the parts' rows add up to the fused tensor's.
+    They are recognized by their last components and by shapes: the parts' rows add up to those of the fused tensor.
     """
     groups = _split_groups({slot.name: slot for slot in other})
     found: list[tuple[str, tuple[str, ...]]] = []
@@ -364,7 +364,7 @@ def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tupl
 
 
 def _split_groups(parts: dict[str, Slot]) -> dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]]:
-    """(family, parameter, shape in one piece) -> the parts that would make one such tensor, in the order of `parts`."""
+    """Return (family, parameter, fused shape) -> the parts that would make such a tensor, in the order of `parts`."""
     starts: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
     for family, _, splits in FUSIONS:
         for split in splits:

@@ -1,4 +1,4 @@
-"""Names of parameters: one table of wrapper prefixes, and the rules that change names.
+"""The table of wrapper prefixes, and the rules that add and remove them.
 
 A prefix is one or more full path components at the front of a dotted name, never a substring: ``submodule.weight``
 does not begin with ``module``.
@@ -17,10 +17,10 @@ class Wrapper:
     """A module that holds another one under a fixed name.
 
     Attributes:
-        component: the path component it adds.
-        anywhere: no model gives a module this name, so it is removed wherever it stands, at any depth. The others
-            are names that a model may really have and count only at the front, on every key.
-        made_by: what adds it, in words.
+        component: the path component that it adds.
+        anywhere: whether it is removed at any depth, because no model gives a module this name. Models may really use
+            the other names, so these count only at the front, on every key.
+        made_by: the wrappers that add it, in words.
         source: where the name is defined.
     """
 
@@ -44,31 +44,31 @@ ANYWHERE = frozenset(wrapper.component for wrapper in WRAPPERS if wrapper.anywhe
 LEADING = tuple(wrapper.component for wrapper in WRAPPERS if not wrapper.anywhere)
 
 AVERAGED = "module"
-"""The component under which a wrapper that averages holds its copy of the model."""
+"""The component under which an averaging wrapper holds its copy of the model."""
 
 COUNTERS: dict[str, str] = {
     "n_averaged": "AveragedModel (torch/optim/swa_utils.py)",
     "steps": "BaseAveragedModel (mmengine/model/averaged_model.py)",
 }
-"""The buffer in which such a wrapper counts its updates, beside names that all have its component -> the wrapper."""
+"""Buffer in which an averaging wrapper counts its updates, beside keys that all have its component -> the wrapper."""
 
-# Keys that a wrapper adds beside those that have its prefix, whatever these are.
+# Keys that a wrapper adds beside those that have its prefix, whatever those are.
 COMPANIONS = frozenset({"n_averaged"})
 
 
 def is_average(names: Sequence[str]) -> bool:
-    """Whether these are the names of a wrapper that averages: its counter, and its component before all others."""
+    """Return whether these are the keys of an averaging wrapper: its counter, and its component before all others."""
     others = [name for name in names if name not in COUNTERS]
     return 0 < len(others) < len(names) and all(has_prefix(name, AVERAGED) for name in others)
 
 
 def has_prefix(name: str, prefix: str) -> bool:
-    """Whether the components of `prefix` are the first ones of `name`, with something left."""
+    """Return whether `name` begins with the components of `prefix` and continues after them."""
     return name.startswith(prefix + ".") and len(name) > len(prefix) + 1
 
 
 def strip(name: str, prefix: str) -> str:
-    """`name` without `prefix`, or as it is; ``"module."``, the path of a module itself, becomes ``""``."""
+    """Return `name` without `prefix`, if it has it. ``"module."``, the path of a module itself, becomes ``""``."""
     return name.removeprefix(prefix + ".")
 
 
@@ -77,13 +77,13 @@ def add(name: str, prefix: str) -> str:
 
 
 def stripping(prefix: str) -> Rule:
-    """`strip` as a rule."""
+    """Return `strip` as a rule."""
     start = prefix + "."
     return lambda name: name.removeprefix(start)
 
 
 def composed(rules: Sequence[Rule]) -> Rule:
-    """The rules one after the other."""
+    """Return a rule that applies the given rules one after the other."""
 
     def rule(name: str) -> str:
         for one in rules:
@@ -94,7 +94,7 @@ def composed(rules: Sequence[Rule]) -> Rule:
 
 
 def without_anywhere(name: str) -> str:
-    """`name` without the components that only wrappers have."""
+    """Return `name` without the components that only wrappers have."""
     if not any(component in name for component in ANYWHERE):
         return name
     parts = [part for part in name.split(".") if part not in ANYWHERE]
@@ -102,7 +102,7 @@ def without_anywhere(name: str) -> str:
 
 
 def unwrapped(name: str) -> str:
-    """`name` without every wrapper component: anywhere, and leading ones as often as they lead."""
+    """Return `name` without wrapper components: those that only wrappers have, and all other leading ones."""
     name = without_anywhere(name)
     while True:
         for component in LEADING:
@@ -114,10 +114,10 @@ def unwrapped(name: str) -> str:
 
 
 def wrappers_in(names: Iterable[str], rule: Rule = without_anywhere) -> dict[str, tuple[int, str]]:
-    """component -> (how many names have it where it counts, the first of them).
+    """Return component -> (number of names that have it where it counts, the first of them).
 
     Args:
-        rule: what takes the components off that only wrappers have.
+        rule: removes the components that only wrappers have.
     """
     found: dict[str, tuple[int, str]] = {}
     for name in names:
@@ -132,7 +132,7 @@ def wrappers_in(names: Iterable[str], rule: Rule = without_anywhere) -> dict[str
 
 
 def split_prefix(names: Iterable[str], prefix: str) -> tuple[list[str], list[str]]:
-    """(the names that begin with `prefix`, the others without known companions)."""
+    """Return (the names that begin with `prefix`, the others without known companions)."""
     names = list(names)
     start = prefix + "."
     carrying = [name for name in names if name.startswith(start) and name != start]
@@ -145,19 +145,18 @@ def split_prefix(names: Iterable[str], prefix: str) -> tuple[list[str], list[str
 
 
 def module_path(rule: Rule, path: str) -> str:
-    """What `rule` makes of a module's path, in which the root is ``""``.
+    """Apply `rule` to a module's path; the root path is ``""``.
 
-    A rule speaks of parameter names: the path is given to it with a trailing dot, as the common beginning
-    of the names below it.
+    Rules apply to parameter names, so the path is passed with a trailing dot, like the start of the names below it.
     """
     return rule(path + "." if path else "").removesuffix(".")
 
 
 def renamed_modules(names: Mapping[str, str]) -> dict[str, str]:
-    """The module paths that change with these names.
+    """Return the module paths that change with these names.
 
-    ``features.0.weight -> conv.weight`` says that the module ``features.0`` is now ``conv``. A path about
-    which two names disagree is left out.
+    ``features.0.weight -> conv.weight`` shows that the module ``features.0`` is now ``conv``. Paths for which names
+    disagree are left out.
     """
     found: dict[str, str] = {}
     clash = set()

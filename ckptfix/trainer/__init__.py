@@ -1,8 +1,8 @@
-"""A small reference trainer: real checkpoints of real training, wrapped as DataParallel, DDP, FSDP2 and compile do.
+"""A small reference trainer: it makes real checkpoints by real training, wrapped as by DataParallel, DDP and FSDP2.
 
-`tasks` says what is trained and on which data, `devices` where, `parallel` wraps, `processes` starts what runs in
-several of them, `train` trains, `save` writes and `resume` continues from what was written. It runs on the CPU alone,
-and on GPUs where there are some. ``python -m ckptfix.trainer --help`` is its command line.
+`tasks` defines the models and their data, `devices` chooses devices, `parallel` wraps, `processes` starts groups of
+processes, `train` trains, `save` writes checkpoints, and `resume` continues from them. The trainer runs on the CPU
+alone, and uses GPUs if there are any. ``python -m ckptfix.trainer --help`` shows its command line.
 """
 
 import sys
@@ -13,7 +13,7 @@ from ckptfix.extras import need_torch
 try:
     need_torch("the trainer")
 except MissingExtra as error:
-    # While `python -m` looks for the module that it is to run, argv[0] is "-m": no caller is there to catch an error.
+    # While `python -m` looks for the module to run, argv[0] is "-m", and no caller is there to catch an error.
     if sys.argv[:1] != ["-m"]:
         raise
     print(f"ckptfix.trainer: error: {error}\nhint: {error.hint}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""torch.distributed.checkpoint directories: written by all processes, read by one, and no pickle of theirs run.
+"""torch.distributed.checkpoint directories: all processes write them, one reads them, and no foreign code is run.
 
-A directory has ``.metadata``, a pickle that says which tensor has which parts in which file, and ``.distcp`` files
-in which each tensor or value is a separate torch zip file. torch's reader unpickles the first whatever is in it,
-and values too; `SafeReader` and `SafePlanner` take only what such a directory is made of.
+A directory has ``.metadata``, a pickle that maps the parts of each tensor to files, and ``.distcp`` files in which
+each tensor or value is a separate torch zip file. torch's reader unpickles anything in the first and in values;
+`SafeReader` and `SafePlanner` accept only the globals of a normal directory.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ KNOWN = {
     "pathlib": {"PosixPath", "PurePosixPath"},
     "collections": {"OrderedDict"},
 }
-"""What ``.metadata`` names, module by module: data classes, dtypes and a path. None of it acts when it is called."""
+"""The globals that ``.metadata`` may name, by module: data classes, dtypes and a path. Calling them is harmless."""
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if name not in KNOWN.get(module, ()):
-            raise BadPickle(f"it names {module}.{name}, which no checkpoint directory has", where=METADATA)
+            raise BadPickle(f"it names {module}.{name}, which no checkpoint directory contains", where=METADATA)
         return super().find_class(module, name)
 
 
 class SafeReader(FileSystemReader):
-    """torch's reader, with a closed list of what ``.metadata`` may name."""
+    """torch's reader, with a fixed list of globals that ``.metadata`` may name."""
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         with open(Path(self.path) / METADATA, "rb") as file:
@@ -64,7 +64,7 @@ class SafeReader(FileSystemReader):
 
 
 class SafePlanner(_EmptyStateDictLoadPlanner):
-    """torch's planner for everything that a directory has, with values read as ``torch.load(weights_only=True)``."""
+    """torch's planner for everything in a directory, with values read as by ``torch.load(weights_only=True)``."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         address = self.mappings[read_item.dest_index.fqn]
@@ -72,27 +72,28 @@ class SafePlanner(_EmptyStateDictLoadPlanner):
 
 
 def read(path: Path) -> dict[str, object]:
-    """All that the directory holds, nested as it was saved, with whole tensors on the CPU.
+    """Read everything in the directory, nested as it was saved, with whole tensors on the CPU.
 
     Raises:
-        DamagedFile: it is not such a directory, or an incomplete one.
-        BadPickle: it contains classes that such a directory does not have.
+        DamagedFile: it is not a checkpoint directory, or is incomplete.
+        BadPickle: it contains classes that a checkpoint directory does not have.
     """
     found: dict[str, object] = {}
     if not (path / METADATA).is_file():
-        raise DamagedFile(f"a folder without {METADATA} is not a checkpoint directory", path=path)
+        raise DamagedFile(f"it has no {METADATA}, so it is not a checkpoint directory", path=path)
     reader, planner = SafeReader(path), SafePlanner()
     try:
         metadata = reader.read_metadata()
-        # torch's loader reads .metadata again, and logs a failure of it with a traceback.
+        # torch's loader reads .metadata again, and logs a traceback if that fails.
         if not isinstance(metadata, Metadata):
-            raise DamagedFile(f"{METADATA} holds no metadata", path=path)
+            raise DamagedFile(f"{METADATA} does not hold metadata", path=path)
         _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)
     except CkptfixError as error:
         error.path = error.path or str(path)
         raise
     except (Exception, CheckpointException) as error:
-        # Anything may come from a damaged file: torch does not check what it reads there, and its error is not one.
+        # A damaged file may raise anything, because torch does not check what it reads. CheckpointException is a
+        # BaseException, so it must be named.
         causes = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
         words = "; ".join(" ".join(str(cause).split())[:200] for cause, _ in causes)
         raise DamagedFile(f"torch cannot read it: {words}", path=path) from error
@@ -100,7 +101,7 @@ def read(path: Path) -> dict[str, object]:
 
 
 def write(contents: dict[str, object], folder: Path) -> None:
-    """Write `contents` to `folder`, each process its own shards; what all have is rank 0's."""
+    """Write `contents` to `folder`. Each process writes its own shards; rank 0 writes what all share."""
     with warnings.catch_warnings():
         if not distributed.is_initialized():
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)

@@ -1,6 +1,6 @@
-"""What ``make demo`` shows: wrapped checkpoints of real training, fixed and put to use, in ``.demo/``.
+"""The demo of ``make demo``: wrapped checkpoints of real training, fixed and used, in ``.demo/``.
 
-Every step is checked; the first that is not as it should be ends the demo with exit status 1.
+Every step is checked. The first one that fails ends the demo with exit status 1.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckptfix.trainer.train import outputs
 
 FOLDER = Path(".demo")
 NO_SUCH_GPU = "cuda:31"
-"""A device of the machine that a checkpoint came from, and not of this one."""
+"""A device of the machine where a checkpoint was saved that this machine does not have."""
 
 
 class Unexpected(Exception):
-    """A step did not do what the demo is to show."""
+    """Raised if a step did not do what the demo should show."""
 
 
 def title(text: str) -> None:
@@ -43,14 +43,14 @@ def shell(command: str, *, status: int = 0) -> None:
 
 
 def refused(what: str, load: Callable[[], object]) -> None:
-    """Show that plain torch does not take a checkpoint, in its own words."""
+    """Show the error message with which plain torch refuses a checkpoint."""
     try:
         load()
     except Exception as error:
         words = " ".join(str(error).split())
         print(f"{what}\n  {type(error).__name__}: {words[:300]}{' ...' if len(words) > 300 else ''}")
     else:
-        raise Unexpected(f"{what}: torch took it")
+        raise Unexpected(f"{what}: torch accepted it")
 
 
 def read(path: Path) -> Any:
@@ -58,7 +58,7 @@ def read(path: Path) -> Any:
 
 
 def plain(model: str, state: Mapping[str, Any]) -> Tensor:
-    """What a new, unwrapped model puts out after a strict load of `state`."""
+    """Return the outputs of a new, unwrapped model after a strict load of `state`."""
     task = TASKS[model]
     made = task.model()
     made.load_state_dict(state)
@@ -66,7 +66,7 @@ def plain(model: str, state: Mapping[str, Any]) -> Tensor:
 
 
 def works(model: str, state: Mapping[str, Any], trained: Path) -> None:
-    """`state` loads into a plain model, whose outputs are those that the trained one left in `trained`."""
+    """Check that `state` loads into a plain model, and that its outputs equal those saved in `trained`."""
     torch.testing.assert_close(plain(model, state), read(trained), rtol=1e-6, atol=1e-6)
     print("a plain model loads it, and its outputs are the trained model's")
 
@@ -109,7 +109,7 @@ def distributed() -> None:
 
 def matched() -> None:
     source, target, fixed = FOLDER / "ddp-plain.pth", FOLDER / "named.pth", FOLDER / "named-fixed.pth"
-    title("The weights of one VGG for another, whose layers have other names")
+    title("The weights of one VGG for another, whose layers have different names")
     shell(f"python -m ckptfix.trainer --model vgg-named --epochs 1 --save {target}")
     refused("the other VGG refuses it:", lambda: plain("vgg-named", read(source)))
     shell(f"ckptfix match {source} {fixed} --like {target}")
@@ -118,7 +118,7 @@ def matched() -> None:
 
 def devices() -> None:
     source, foreign, fixed = FOLDER / "ddp-plain.pth", FOLDER / "gpu.pth", FOLDER / "cpu.pth"
-    title("A checkpoint from a GPU that is not here")
+    title("A checkpoint from a GPU that this machine does not have")
     shell(f"ckptfix map-location {source} {foreign} {NO_SUCH_GPU}")
     refused("torch.load refuses it:", lambda: read(foreign))
     shell(f"ckptfix to-cpu {foreign} {fixed}")
@@ -141,9 +141,9 @@ def main() -> int:
         for part in (data_parallel, resumed, distributed, matched, devices, containers):
             part()
     except (Unexpected, AssertionError, RuntimeError) as error:
-        print(f"\nnot as it should be: {error}", file=sys.stderr)
+        print(f"\nfailed: {error}", file=sys.stderr)
         return 1
-    print(f"\nall as it should be; the files are in {FOLDER}/")
+    print(f"\nall steps worked; the files are in {FOLDER}/")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Which device each process trains on, and what its tensors will be tagged with in the checkpoint."""
+"""Choice of the device on which each process trains, and of its tag in the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ckptfix.errors import Refused
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process trains.
+    """The device or devices on which one process trains.
 
     Attributes:
-        device: of the parameters and the inputs.
-        ids: GPUs that DataParallel spreads over, the first of them being `device`; empty on the CPU.
-        output: the GPU that DataParallel gathers to; None for the first one.
-        replicas: copies for `replicas.Replicas` in place of DataParallel; None for DataParallel itself.
-        steps: its log has the steps of DataParallel too.
+        device: device of the parameters and the inputs.
+        ids: GPUs that DataParallel spreads over; the first of them is `device`. Empty on the CPU.
+        output: the GPU on which DataParallel gathers outputs; None for the first one.
+        replicas: number of copies for `replicas.Replicas` in place of DataParallel; None for DataParallel itself.
+        steps: whether the log also has the steps of DataParallel.
     """
 
     device: torch.device
@@ -34,23 +34,23 @@ CPU = Place(torch.device("cpu"))
 
 
 def in_group() -> bool:
-    """Whether torchrun started this process, or `processes.launch`."""
+    """Return whether torchrun or `processes.launch` started this process."""
     return "LOCAL_RANK" in os.environ
 
 
 def visible() -> int:
-    """GPUs that CUDA shows to this process."""
+    """Return the number of GPUs that CUDA shows to this process."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
-    """The place of this process among the GPUs `gpus`, or among all where none are listed.
+    """Return the place of this process among the GPUs `gpus`, or among all if none are listed.
 
-    Alone, a process takes the first one and leaves the others to DataParallel. In a group, each takes the one
-    with its own number; where there are fewer than processes on this machine, all train on the CPU.
+    A single process takes the first GPU and leaves the others to DataParallel. In a group, each process takes the GPU
+    with its own number. If there are fewer GPUs than processes on this machine, all processes train on the CPU.
 
     Raises:
-        Refused: an id that no visible GPU has.
+        Refused: an id does not belong to a visible GPU.
     """
     count = visible()
     if not count:
@@ -60,7 +60,7 @@ def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
         if number >= count:
             raise Refused(
                 f"there is no GPU {number}: {count} visible, numbered from 0",
-                hint="CUDA_VISIBLE_DEVICES renumbers what it leaves visible",
+                hint="CUDA_VISIBLE_DEVICES renumbers the GPUs that it leaves visible",
             )
     if not in_group():
         return Place(torch.device("cuda", ids[0]), ids, output)
@@ -71,7 +71,7 @@ def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
 
 
 def automatic(gpus: tuple[int, ...] = ()) -> tuple[str, ...]:
-    """DDP for a process of a group, DataParallel where there are several GPUs, and nothing elsewhere."""
+    """Choose DDP for a process of a group, DataParallel if there are several GPUs, and otherwise nothing."""
     if in_group():
         return ("ddp",)
     several = len(gpus) > 1 if gpus else visible() > 1
@@ -79,9 +79,9 @@ def automatic(gpus: tuple[int, ...] = ()) -> tuple[str, ...]:
 
 
 def notes(place: Place, gpus: tuple[int, ...] = (), output: int | None = None) -> Iterator[str]:
-    """Lines for the log: what was asked for and is not here, and how visible GPUs are numbered."""
+    """Yield lines for the log: requested devices that are missing, and the numbering of visible GPUs."""
     if place.device.type == "cpu" and (gpus or output is not None):
-        why = "no GPU is here" if not visible() else "there are fewer GPUs than processes"
+        why = "this machine has no GPU" if not visible() else "there are fewer GPUs than processes"
         asked = ([f"--gpu_ids {','.join(map(str, gpus))}"] if gpus else []) + (
             [] if output is None else [f"--output-device {output}"]
         )
@@ -90,7 +90,7 @@ def notes(place: Place, gpus: tuple[int, ...] = (), output: int | None = None) -
     if shown is None:
         return
     if place.device.type == "cpu":
-        yield f"CUDA_VISIBLE_DEVICES={shown}, and training is on the CPU: tensors will be tagged cpu"
+        yield f"CUDA_VISIBLE_DEVICES={shown}, but training runs on the CPU: tensors will be tagged cpu"
         return
     names = [name.strip() for name in shown.split(",")]
     index = place.device.index

@@ -1,4 +1,4 @@
-"""What one training run is to do, and what it is while it goes on."""
+"""Description of one training run, and its state while it runs."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from torch.optim.swa_utils import AveragedModel
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one run is to do.
+    """The settings of one run.
 
     Attributes:
-        model: name in `TASKS`; None takes the resumed training checkpoint's, or the demo.
+        model: name in `TASKS`; None uses the resumed training checkpoint's, or the demo.
         parallel: names in `WRAPPERS`, the innermost first.
-        epochs: passes over the data, including the ones before a resumed checkpoint.
-        seed: of the model, the data and its order; None takes the resumed checkpoint's, or 0.
-        rate: learning rate from here on; None leaves the task's, or the resumed one.
+        epochs: passes over the data, including those before a resumed checkpoint.
+        seed: seed of the model, the data and its order; None uses the resumed checkpoint's, or 0.
+        rate: learning rate from here on; None keeps the task's, or the resumed one.
         gpus: ids of GPUs; empty for all.
-        output_device: the GPU that DataParallel gathers to; None for its first one.
-        replicas: run DataParallel as so many copies, and log what each sees in the first batches; None for
+        output_device: the GPU on which DataParallel gathers outputs; None for its first one.
+        replicas: run DataParallel as this many copies, and log what each sees in the first batches; None for
             DataParallel itself.
-        log_replicas: log them in all batches.
+        log_replicas: log the copies in all batches.
         log_steps: log the four steps of DataParallel too.
-        amp: autocast, with a gradient scaler.
+        amp: use autocast, with a gradient scaler.
         averaged: keep a running average of the weights.
-        full_size: the model with its published shapes.
-        param_names: make the optimizer from ``named_parameters()``: its state dict lists their names.
-        resume: the checkpoint to go on from; None for none.
-        save: the checkpoint to write; None for none.
+        full_size: use the model with its published shapes.
+        param_names: make the optimizer from ``named_parameters()``, so that its state dict lists their names.
+        resume: checkpoint to resume from, or None.
+        save: checkpoint to write, or None.
         wrapped, nested, container: see `ckptfix.trainer.save.save`.
-        outputs: file for what the trained model makes of the first samples; None for none.
-        log: called with what happens, by the first process only.
+        outputs: file for the trained model's outputs on the first samples, or None.
+        log: called with progress lines, by the first process only.
     """
 
     model: str | None = None
@@ -66,12 +66,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A model in training, still wrapped, and what resuming needs.
+    """A model in training, still wrapped, with everything that resuming needs.
 
     Attributes:
-        losses: the mean of each epoch so far.
+        losses: mean loss of each epoch so far.
         averaged: the running average of the weights, or None.
-        args: of the job that a checkpoint is to remember.
+        args: the settings of the job that a checkpoint stores.
     """
 
     model: nn.Module

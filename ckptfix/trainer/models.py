@@ -1,4 +1,4 @@
-"""The models that see points and images: one linear layer, a BatchNorm between two, and VGGs of every size."""
+"""Models for points and images: one linear layer, a BatchNorm between two layers, and VGGs of every size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLASSES = 4
-"""Of the points and images that the small models classify."""
+"""Number of classes for the points and images of the small models."""
 
 
 class Demo(nn.Module):
@@ -41,8 +41,8 @@ class MLP(nn.Module):
 class Tutorial(nn.Module):
     """One linear layer, ``fc``, from 5 features to 2, as in PyTorch's tutorial on DataParallel.
 
-    https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html prints what its model sees from
-    within; here `ckptfix.trainer.replicas` logs that for any model.
+    https://docs.pytorch.org/tutorials/beginner/blitz/data_parallel_tutorial.html has a model that prints what it sees.
+    Here `ckptfix.trainer.replicas` logs that for any model.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Tutorial(nn.Module):
 
 
 Blocks = tuple[tuple[int, ...], ...]
-"""Channels of each convolution, in blocks that a pooling ends."""
+"""Channels of each convolution, in blocks that each end with a pooling."""
 
 NARROW: Blocks = ((8,), (16,), (32, 32))
 NARROW_DEEPER: Blocks = ((8,), (16,), (32, 32, 32))
@@ -66,7 +66,7 @@ VGG19: Blocks = ((64,) * 2, (128,) * 2, (256,) * 4, (512,) * 4, (512,) * 4)
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What follows the convolutions of a VGG: poolings to `side` x `side`, three linear layers, dropout between."""
+    """The layers after the convolutions of a VGG: pooling to `side` x `side`, three linear layers, dropout between."""
 
     side: int
     hidden: int
@@ -76,11 +76,11 @@ class Head:
 
 SMALL_HEAD = Head(side=2, hidden=64, classes=CLASSES, dropout=0.1)
 PUBLISHED_HEAD = Head(side=7, hidden=4096, classes=1000, dropout=0.5)
-"""Of the same paper: 224 x 224 images leave the last pooling as 7 x 7; 1000 classes of ImageNet."""
+"""From the same paper: 224 x 224 images leave the last pooling as 7 x 7; ImageNet has 1000 classes."""
 
 
 def convolution(channels: int, width: int) -> nn.Conv2d:
-    """3 x 3, and begun so that sixteen of them on top of one another still let a signal through."""
+    """Return a 3 x 3 convolution, initialized so that a stack of sixteen still lets a signal through."""
     made = nn.Conv2d(channels, width, 3, padding=1)
     nn.init.kaiming_normal_(made.weight, mode="fan_out", nonlinearity="relu")
     nn.init.zeros_(cast(Tensor, made.bias))
@@ -88,9 +88,10 @@ def convolution(channels: int, width: int) -> nn.Conv2d:
 
 
 class VGG(nn.Module):
-    """A VGG with the keys that torchvision gives it: ``features.N`` and ``classifier.N``.
+    """A VGG with the keys of torchvision's: ``features.N`` and ``classifier.N``.
 
-    Images are [N, 3, H, W], with sides of at least 2 for each block: 8 for the narrow ones, 32 for the published.
+    Images are [N, 3, H, W]. Each block needs a factor of 2 in the sides: at least 8 for the narrow models, 32 for the
+    published ones.
     """
 
     def __init__(self, blocks: Blocks = NARROW, head: Head = SMALL_HEAD) -> None:
@@ -120,9 +121,9 @@ class VGG(nn.Module):
 
 
 class NamedVGG(nn.Module):
-    """The same layers in the same order as `VGG`, under the names of the paper's authors: conv1_1 to fc8.
+    """The same layers as in `VGG`, in the same order, under the names of the paper's authors: conv1_1 to fc8.
 
-    It computes the same, so that parameters given to it by position must give the same outputs.
+    It computes the same function, so parameters transferred to it by position must give the same outputs.
     """
 
     def __init__(self, blocks: Blocks = NARROW, head: Head = SMALL_HEAD) -> None:
@@ -138,7 +139,7 @@ class NamedVGG(nn.Module):
         self.fc8 = nn.Linear(head.hidden, head.classes)
 
     def convolutions(self) -> Iterator[tuple[str, int]]:
-        """The name and the channels of each: ``conv3_2`` is the second of the third block."""
+        """Yield the name and the channels of each convolution: ``conv3_2`` is the second of the third block."""
         for number, block in enumerate(self.blocks, 1):
             for place, width in enumerate(block, 1):
                 yield f"conv{number}_{place}", width
@@ -157,20 +158,20 @@ class NamedVGG(nn.Module):
 
 
 def deeper_vgg() -> VGG:
-    """The narrow `VGG` with one convolution more."""
+    """Return the narrow `VGG` with one more convolution."""
     return VGG(NARROW_DEEPER)
 
 
 def vgg16() -> VGG:
-    """The published 16-layer VGG: 138,357,544 parameters, 528 MiB."""
+    """Return the published 16-layer VGG: 138,357,544 parameters, 528 MiB."""
     return VGG(VGG16, PUBLISHED_HEAD)
 
 
 def vgg19() -> VGG:
-    """The published 19-layer VGG: 143,667,240 parameters, 548 MiB."""
+    """Return the published 19-layer VGG: 143,667,240 parameters, 548 MiB."""
     return VGG(VGG19, PUBLISHED_HEAD)
 
 
 def named_vgg16() -> NamedVGG:
-    """The shapes of `vgg16` under other names."""
+    """Return a model with the shapes of `vgg16` under different names."""
     return NamedVGG(VGG16, PUBLISHED_HEAD)

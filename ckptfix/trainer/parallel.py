@@ -1,4 +1,4 @@
-"""The wrappers for several GPUs or processes, and what each does to the keys of a state dict."""
+"""Wrappers for several GPUs or processes, and the effect of each on the keys of a state dict."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Wrapper:
 
     Attributes:
         about: one line for the help.
-        attribute: what it calls the model inside, which stands before every key; empty where keys are unchanged.
-        wrap: does it.
-        spreads: it shares the work out, to GPUs or processes: a stack has one such wrapper at most.
-        in_group: it works in a group of processes, which `processes.launch` makes.
-        innermost: it takes a bare model only.
+        attribute: its name for the model inside, which begins every key; empty if keys are unchanged.
+        wrap: function that wraps a model.
+        spreads: whether it distributes the work to GPUs or processes; a stack has at most one such wrapper.
+        in_group: whether it works in a group of processes, which `processes.launch` makes.
+        innermost: whether it accepts only a bare model.
     """
 
     about: str
@@ -43,7 +43,7 @@ class Wrapper:
 
 
 def data_parallel(model: nn.Module, place: Place) -> nn.Module:
-    """nn.DataParallel over the GPUs of `place`; without one it passes batches on, and names keys all the same."""
+    """Wrap in nn.DataParallel over the GPUs of `place`; without GPUs it only passes batches on and renames keys."""
     if place.replicas is not None:
         ids = place.ids if len(place.ids) == place.replicas else None
         return Replicas(model, place.replicas, device_ids=ids, output_device=place.output, steps=place.steps)
@@ -53,31 +53,31 @@ def data_parallel(model: nn.Module, place: Place) -> nn.Module:
 
 
 def distributed_data_parallel(model: nn.Module, place: Place) -> nn.Module:
-    """DistributedDataParallel in the group of this process. A parameter of rank 0 is every rank's from then on."""
+    """Wrap in DistributedDataParallel in the group of this process. All ranks then get rank 0's parameters."""
     return DistributedDataParallel(model, device_ids=[place.device] if place.ids else None)
 
 
 def sharded(model: nn.Module, place: Place) -> nn.Module:
-    """FSDP2 over the group: the same module, its parameters now DTensors of which each process has a part.
+    """Partition with FSDP2 over the group: the same module, whose parameters become DTensors with a part per process.
 
-    All of the model is one unit, which is gathered whole for each pass: parameters tied across submodules must
-    be of one unit.
+    The whole model is one unit, which is gathered for each pass, because parameters tied across submodules must be in
+    the same unit.
     """
     mesh = init_device_mesh(place.device.type, (world(),))
     return cast(nn.Module, fully_shard(model, mesh=mesh))
 
 
 def compiled(model: nn.Module, place: Place) -> nn.Module:
-    """torch.compile as far as the graph: it needs no C++ compiler and names keys as every backend does."""
+    """Apply torch.compile with a backend that needs no C++ compiler; the keys are those of every backend."""
     return cast(nn.Module, torch.compile(model, backend="eager"))
 
 
 def checkpointed(model: nn.Module, place: Place) -> nn.Module:
-    """Activation checkpointing of each child of `model` that has parameters.
+    """Apply activation checkpointing to each child of `model` that has parameters.
 
-    Its name, `_checkpoint_wrapped_module`, is hidden in a state dict, and shows in `named_parameters()` (so in the
-    `param_names` of an optimizer made from them), in `_metadata` and in whole pickled modules. Children with
-    BatchNorm are left alone: recomputing their pass would count every batch twice.
+    The wrapper's name, `_checkpoint_wrapped_module`, is hidden in a state dict. It shows in `named_parameters()` (so in
+    the `param_names` of an optimizer made from them), in `_metadata` and in whole pickled modules. Children with
+    BatchNorm are left alone: recomputing their forward pass would count every batch twice.
     """
     children = {
         child
@@ -102,40 +102,40 @@ WRAPPERS: dict[str, Wrapper] = {
 
 
 def check(wrappers: Sequence[str]) -> None:
-    """Refuse a stack that torch does not run.
+    """Refuse a stack of wrappers that torch does not run.
 
     Raises:
-        Refused: one name twice, two that spread the work, or one outside that must be innermost.
+        Refused: a name is repeated, two wrappers distribute the work, or one that must be innermost is outside.
     """
     spreading = [name for name in wrappers if WRAPPERS[name].spreads]
     if len(spreading) > 1:
-        raise Refused(f"{' and '.join(spreading)} each spread the work: choose one")
+        raise Refused(f"{' and '.join(spreading)} each distribute the work: choose one")
     for position, name in enumerate(wrappers):
         if name in wrappers[:position]:
-            raise Refused(f"{name} is there twice")
+            raise Refused(f"{name} is named twice")
         if position and WRAPPERS[name].innermost:
-            raise Refused(f"{name} takes the bare model: name it first, before {wrappers[0]}")
+            raise Refused(f"{name} accepts only the bare model: name it first, before {wrappers[0]}")
 
 
 def in_group(wrappers: Sequence[str]) -> bool:
-    """Whether this stack works in a group of processes."""
+    """Return whether this stack works in a group of processes."""
     return any(WRAPPERS[name].in_group for name in wrappers)
 
 
 def wrap(model: nn.Module, wrappers: Sequence[str], place: Place = CPU) -> nn.Module:
-    """`model` within these wrappers of the table, the first one innermost."""
+    """Return `model` wrapped in these wrappers of the table, the first one innermost."""
     for name in wrappers:
         model = WRAPPERS[name].wrap(model, place)
     return model
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """The model within all its wrappers."""
+    """Return the model inside all its wrappers."""
     while isinstance(model, nn.DataParallel | DistributedDataParallel | OptimizedModule):
         model = model._orig_mod if isinstance(model, OptimizedModule) else model.module
     return model
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the parameters are spread over the processes."""
+    """Return whether the parameters are distributed over the processes."""
     return any(isinstance(part, FSDPModule) for part in model.modules())

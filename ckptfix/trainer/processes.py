@@ -1,4 +1,4 @@
-"""The group of processes that DDP and FSDP2 train in: torchrun's, or one started here."""
+"""The group of processes in which DDP and FSDP2 train: started by torchrun, or here."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ Argument = TypeVar("Argument")
 
 
 def rank() -> int:
-    """The number of this process in its group; 0 where there is none."""
+    """Return the number of this process in its group; 0 without a group."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def world() -> int:
-    """Processes in the group; 1 where there is none."""
+    """Return the number of processes in the group; 1 without a group."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def show_error(error: CkptfixError) -> None:
-    """Print an error as the command line shows it: one line, and one with what to do."""
+    """Print an error as the command line shows it: one line, and another with the hint."""
     print(f"ckptfix.trainer: error: {error}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)
 
 
 def launch(work: Callable[[Argument], object], argument: Argument, processes: int, gpus: tuple[int, ...] = ()) -> int:
-    """Call `work(argument)` in every process of a group: nccl where each has a GPU, gloo elsewhere.
+    """Call `work(argument)` in every process of a group, with nccl if each process has a GPU, and otherwise gloo.
 
-    Under torchrun this process is one of the group; otherwise `processes` are started here, and have ended at
-    the return. `work` must be importable: a function at the top of a module.
+    Under torchrun, this process is one of the group. Otherwise `processes` are started here, and have ended when this
+    returns. `work` must be importable: a function at the top level of a module.
 
     Returns:
-        0, or the exit status of the first process that stopped at an error, which it has printed.
+        0, or the exit status of the first process that stopped with an error; that process has printed the error.
     """
     if devices.in_group():
         share(work, argument, int(os.environ["WORLD_SIZE"]), gpus=gpus)
@@ -65,10 +65,10 @@ def member(
     work: Callable[[Argument], object],
     argument: Argument,
 ) -> None:
-    """The whole life of process `number`, which meets the others at a file."""
-    # What torchrun sets for its processes; `devices` reads it.
+    """Run process `number` from start to end; it meets the others at a file."""
+    # These are the variables that torchrun sets for its processes; `devices` reads them.
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(processes))
-    # With a thread for every core in each, they would wait for one another.
+    # With one thread per core in each process, they would wait for each other.
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     try:
         share(work, argument, processes, meeting, number, gpus)
@@ -85,7 +85,7 @@ def share(
     number: int = -1,
     gpus: tuple[int, ...] = (),
 ) -> None:
-    """Do the work of one process; -1 leaves its number to the environment."""
+    """Do the work of one process; with -1, its number comes from the environment."""
     place = devices.choose(gpus)
     if place.device.type == "cuda":
         # Collectives of Python objects go through the current device.

@@ -1,16 +1,16 @@
-"""nn.DataParallel on as many copies as one asks for, with fewer GPUs than that or none, and a log of what each sees.
+"""nn.DataParallel over any number of copies, with fewer GPUs than that or none, and a log of what each copy sees.
 
-DataParallel is four steps around the model. Every call of it
+DataParallel takes four steps around the model in every call:
 
     scatter         cuts the batch along its first dimension as torch.chunk does: 30 over 8 is 4 4 4 4 4 4 4 2,
                     and 10 over 8 is 2 2 2 2 2, so that three of the eight have nothing to do
     replicate       makes a copy of the model for each share; the copies lead back to the one set of parameters
     parallel_apply  calls each copy with its share
-    gather          puts the outputs together again along the first dimension
+    gather          joins the outputs along the first dimension
 
-torch's own steps want a GPU for each copy. `Replicas` does the same steps on the one device where the model is, under
-torch's own DataParallel.forward, which calls them. It is an nn.DataParallel: state dicts have its keys, `module.*`.
-Where there are GPUs enough, the steps are torch's, and only the log is added.
+torch's own steps need a GPU for each copy. `Replicas` performs the same steps on the single device of the model, under
+torch's own DataParallel.forward, which calls them. It is an nn.DataParallel: state dicts have its keys, `module.*`. If
+there are enough GPUs, the steps are torch's, and only the log is added.
 """
 
 from __future__ import annotations
@@ -34,29 +34,28 @@ SCALARS = (
     "Was asked to gather along dimension 0, but all input tensors were scalars; "
     "will instead unsqueeze and return a vector."
 )
-"""The warning in torch's words, which users' filters match."""
+"""The warning in torch's words, so that users' warning filters match it."""
 
 
 class Replicas(nn.DataParallel[nn.Module]):
     """`module` in DataParallel over `replicas` copies.
 
-    On one device the copies share the module's parameters and run one after another, in order, so that equal seeds
-    give equal numbers; on several GPUs they run at once. As in torch, only the first copy has the module's own
-    buffers: BatchNorm's running statistics come from the first share, and what the others find is dropped.
+    On one device, the copies share the module's parameters and run one after another, in order, so that equal seeds
+    give equal numbers. On several GPUs they run at the same time. As in torch, only the first copy has the module's own
+    buffers: BatchNorm's running statistics come from the first share, and those of other copies are dropped.
 
     Args:
-        module: what each copy is one of; it remains on its device unless each copy gets its own GPU.
-        replicas: how many copies. A small batch may leave some without a share.
-        device_ids: GPUs to use, one for each copy; None takes the first `replicas` GPUs where there are as many,
-            and otherwise the device of the module for all of them.
-        output_device: where outputs are gathered; None is the first of `device_ids`.
-        dim: the dimension that is cut.
-        log: called with a line for each replica and one for the whole; None is silent. A pickle or a copy has none.
-        steps: log the four steps too.
+        module: the module to copy; it remains on its device unless each copy gets its own GPU.
+        replicas: number of copies. A small batch may leave some without a share.
+        device_ids: GPUs to use, one for each copy. None uses the first `replicas` GPUs if there are that many, and
+            otherwise the device of the module for all copies.
+        output_device: device where outputs are gathered; None is the first of `device_ids`. dim: the dimension that is
+        cut. log: called with a line for each replica and one for the whole; None is silent. A pickle or a copy does not
+        keep it. steps: log the four steps too.
 
     Raises:
-        Unsupported: no replicas, not one GPU for each, an output device where copies share one, or a compiled
-            model inside, which torch's DataParallel empties when it copies it: compile the outside.
+        Unsupported: there are no replicas, or not one GPU for each, or an output device although copies share one. Or
+            the model inside is compiled, which torch's DataParallel empties when it copies it: compile the outside.
     """
 
     def __init__(
@@ -71,19 +70,19 @@ class Replicas(nn.DataParallel[nn.Module]):
         steps: bool = False,
     ) -> None:
         if replicas < 1:
-            raise Unsupported(f"a model has at least one replica, not {replicas}")
+            raise Unsupported(f"a model needs at least one replica, not {replicas}")
         if replicas > 1 and any(isinstance(part, OptimizedModule) for part in module.modules()):
             raise Unsupported("DataParallel cannot copy a compiled model", hint="compile it after wrapping: dp,compile")
         if device_ids is None and torch.cuda.device_count() >= replicas:
             device_ids = range(replicas)
         if device_ids is not None:
             if len(device_ids) != replicas:
-                raise Unsupported(f"{replicas} replicas need as many GPUs, not {len(device_ids)}")
+                raise Unsupported(f"{replicas} replicas need the same number of GPUs, not {len(device_ids)}")
             super().__init__(module, list(device_ids), output_device, dim)
         else:
             if output_device is not None:
-                raise Unsupported(f"{replicas} replicas on one device leave their outputs there")
-            # DataParallel's would forget `replicas` and, where there is one GPU, move the module to it.
+                raise Unsupported(f"{replicas} replicas on one device cannot have another output device")
+            # DataParallel's __init__ would forget `replicas` and, if there is one GPU, move the module to it.
             nn.Module.__init__(self)
             self.module = module
             self.dim = dim
@@ -96,9 +95,9 @@ class Replicas(nn.DataParallel[nn.Module]):
         return {**self.__dict__, "log": None}
 
     def forward(self, *inputs: object, **kwargs: object) -> object:
-        """What ``module(*inputs, **kwargs)`` returns, from shares of the batch; a scalar becomes a vector."""
+        """Return the result of ``module(*inputs, **kwargs)`` from shares of the batch; a scalar becomes a vector."""
         if self.one_device:
-            # Looked up in each call, as the module may have been moved.
+            # The device is looked up in each call, because the module may have been moved.
             tensors_of_module = chain(self.module.parameters(), self.module.buffers())
             device = next((tensor.device for tensor in tensors_of_module), torch.device("cpu"))
             devices: Any = [device] * self.replicas
@@ -106,17 +105,17 @@ class Replicas(nn.DataParallel[nn.Module]):
             self.device_ids = devices
             self.output_device = devices[0]
         outputs = super().forward(*inputs, **kwargs)
-        # torch passes one device its batch as it is, and does the first step only.
+        # With one device, torch passes the batch on unchanged, and performs only the first step.
         what = "gathered" if self.replicas > 1 else "replica 1 of 1"
         self.report(f"{what}: input {arguments(inputs, kwargs)} -> output {shapes(outputs)}")
         return outputs
 
     def scatter(self, inputs: tuple[object, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[Any]) -> Shares:
-        """The arguments of each copy: tensors cut, containers entered, anything else passed to each."""
+        """Return the arguments of each copy: tensors cut, containers entered, other values passed to each."""
         if self.one_device:
             placed = scattered(inputs, device_ids, self.dim) if inputs else []
             named = scattered(kwargs, device_ids, self.dim) if kwargs else []
-            # So does torch: a value that is not a tensor is there for each copy, even for those without a share.
+            # As in torch, a value that is not a tensor goes to each copy, even to those without a share.
             placed += [()] * (len(named) - len(placed))
             if len(named) < len(inputs):
                 named += [{} for _ in placed[len(named) :]]
@@ -129,7 +128,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         return shares
 
     def replicate(self, module: nn.Module, device_ids: Sequence[Any]) -> list[nn.Module]:
-        """A copy for each device in use."""
+        """Return a copy for each device in use."""
         if self.one_device:
             copies = [replica(module, first=number == 0) for number in range(len(device_ids))]
         else:
@@ -141,10 +140,10 @@ class Replicas(nn.DataParallel[nn.Module]):
     def parallel_apply(
         self, replicas: Sequence[nn.Module], inputs: Sequence[Sequence[object]], kwargs: Sequence[Mapping[str, object]]
     ) -> list[object]:
-        """The outputs of each copy.
+        """Return the outputs of each copy.
 
         Raises:
-            Exception: of the class of the first that a copy raised, with its replica named in the message.
+            Exception: of the class of the first error in a copy, with its replica named in the message.
         """
         if self.steps:
             self.report("parallel_apply")
@@ -160,7 +159,7 @@ class Replicas(nn.DataParallel[nn.Module]):
         return outputs
 
     def gather(self, outputs: Sequence[object], output_device: int | torch.device) -> object:
-        """One output of the copies': tensors joined, containers entered, None left as it is."""
+        """Join the copies' outputs into one. Tensors are joined, containers entered, and None stays None."""
         if self.steps:
             self.report("gather")
         return gathered(outputs, self.dim) if self.one_device else super().gather(outputs, output_device)
@@ -172,7 +171,7 @@ class Replicas(nn.DataParallel[nn.Module]):
 
 
 def scattered(value: object, devices: Sequence[torch.device], dim: int) -> list[Any]:
-    """The share of `value` for each device: at most as many as there are, fewer where a tensor does not last."""
+    """Return the share of `value` for each device. There are fewer shares than devices if a tensor is too short."""
     if isinstance(value, Tensor):
         return [chunk.to(device) for chunk, device in zip(value.chunk(len(devices), dim), devices, strict=False)]
     if not isinstance(value, tuple | list | dict) or not value:
@@ -183,7 +182,7 @@ def scattered(value: object, devices: Sequence[torch.device], dim: int) -> list[
 
 
 def called(copy: nn.Module, inputs: Sequence[object], kwargs: Mapping[str, object], name: str) -> object:
-    """What `copy` returns; what it raises is raised as torch's parallel_apply does, with `name` before it."""
+    """Return the result of `copy`; re-raise its errors as torch's parallel_apply does, with `name` put in front."""
     try:
         return copy(*inputs, **kwargs)
     except Exception:
@@ -192,12 +191,12 @@ def called(copy: nn.Module, inputs: Sequence[object], kwargs: Mapping[str, objec
 
 
 def gathered(outputs: Sequence[Any], dim: int) -> object:
-    """The outputs of all copies as one.
+    """Join the outputs of all copies into one.
 
     Raises:
-        RuntimeError: tensors differ in another dimension than `dim`.
+        RuntimeError: tensors differ in a dimension other than `dim`.
         ValueError: containers differ in length.
-        TypeError: an output is neither a tensor, nor None, nor a container of such.
+        TypeError: an output is not a tensor, None, or a container of these.
     """
     first = outputs[0]
     if isinstance(first, Tensor):
@@ -217,23 +216,23 @@ def gathered(outputs: Sequence[Any], dim: int) -> object:
 
 
 def like(value: Any, parts: Sequence[object]) -> object:
-    """A container of the class of `value` with these parts."""
-    # The constructor of a named tuple takes them one by one.
+    """Return a container of the class of `value` with these parts."""
+    # The constructor of a named tuple takes its parts one by one.
     return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
 
 
 def replica(module: nn.Module, *, first: bool) -> nn.Module:
-    """A copy of `module` and all modules in it, over the same parameters; only the first has the same buffers.
+    """Copy `module` and all modules in it, with the same parameters; only the first copy has the same buffers.
 
-    A copy has attributes where `module` has parameters, and lists none: an optimizer, or a model that asks itself
-    for ``next(self.parameters())``, finds nothing there, on GPUs as here.
+    A copy has plain attributes in place of parameters, and lists no parameters. So an optimizer finds nothing there,
+    and neither does a model that calls ``next(self.parameters())``. The same is true on GPUs.
     """
     copies: dict[nn.Module, Any] = {part: part._replicate_for_data_parallel() for part in module.modules()}
     for part, copy in copies.items():
         for name, child in part._modules.items():
             copy._modules[name] = None if child is None else copies[child]
         for name, parameter in part._parameters.items():
-            # nn.Module's own setattr would register it.
+            # nn.Module's own setattr would register it as a parameter.
             (copy._parameters if parameter is None else vars(copy))[name] = parameter
         if not first:
             for name, buffer in part._buffers.items():
@@ -243,7 +242,7 @@ def replica(module: nn.Module, *, first: bool) -> nn.Module:
 
 
 def tensors(value: object) -> Iterator[Tensor]:
-    """Those in `value` and in the containers in it, in order."""
+    """Yield the tensors in `value` and in the containers in it, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -254,12 +253,12 @@ def tensors(value: object) -> Iterator[Tensor]:
 
 
 def sizes(shares: Iterable[object], dim: int) -> str:
-    """The length in `dim` of the first tensor of each of these, which stands for the batch; - for none."""
+    """Return the length in `dim` of each share's first tensor, which stands for the batch; - without tensors."""
     return " ".join(next((str(tensor.shape[dim]) for tensor in tensors(share)), "-") for share in shares)
 
 
 def shapes(value: object) -> str:
-    """`value` with the shape of each tensor in its place, and the class of anything else."""
+    """Return `value` as text, with the shape of each tensor in its place, and the class name of anything else."""
     if isinstance(value, Tensor):
         return str(list(value.shape))
     if isinstance(value, Mapping):
@@ -270,5 +269,5 @@ def shapes(value: object) -> str:
 
 
 def arguments(inputs: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """The shapes of a call's arguments: ``[30, 5], mask=[30]``."""
+    """Return the shapes of a call's arguments: ``[30, 5], mask=[30]``."""
     return ", ".join([*map(shapes, inputs), *(f"{name}={shapes(value)}" for name, value in kwargs.items())]) or "none"

@@ -1,9 +1,9 @@
-"""Going on from a checkpoint of this trainer, of any container, into any parallelism.
+"""Resuming from a checkpoint of this trainer, in any container and with any parallelism.
 
-A training checkpoint brings back everything: weights, optimizer, scheduler, gradient scaler, averages, epoch, losses,
-and the state of the random generators of every process. With as many processes as before, the next epochs have the
-very losses that they would have had without the stop. A bare one brings back weights. No pickle is run: weights come
-through ckptfix's own loader, which also reads the parameters in a whole pickled module, and the rest through
+A training checkpoint restores everything: weights, optimizer, scheduler, gradient scaler, averages, epoch, losses, and
+the state of the random generators of every process. With as many processes as before, the next epochs have exactly the
+losses that they would have had without the stop. A bare checkpoint restores only weights. No pickle is run: weights are
+read by ckptfix's own loader, which also reads the parameters in a whole pickled module, and the rest by
 ``torch.load(weights_only=True)``.
 """
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 STATE = "model_state_dict"
 AVERAGED = "averaged_state_dict"
 NEEDED = frozenset({"epoch", "optimizer_state_dict", "scheduler_state_dict", "rng_state", "losses", "args"})
-"""What a training checkpoint of this trainer has beside its state dict."""
+"""Keys that a training checkpoint of this trainer has beside its state dict."""
 
 MODULE_PARTS = ("_parameters", "_buffers")
-"""Where an nn.Module keeps its tensors, when it is pickled whole."""
+"""Attributes in which a pickled nn.Module holds its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a checkpoint brings back.
+    """The content of a checkpoint to resume from.
 
     Attributes:
         path: of the checkpoint.
-        weights: by the names of the model inside all wrappers.
-        rest: what else a training checkpoint has, by its names there; None for a bare one.
+        weights: tensors by the names of the model inside all wrappers.
+        rest: the other values of a training checkpoint, by key; None for a bare one.
         averaged: the state dict of the averaged model in it, or None.
-        args: of the run that saved it; empty for a bare one.
+        args: settings of the run that saved it; empty for a bare one.
     """
 
     path: Path
@@ -59,11 +59,11 @@ class Saved:
 
 
 def read(path: Path) -> Saved:
-    """The checkpoint at `path`, on the CPU.
+    """Read the checkpoint at `path`, to the CPU.
 
     Raises:
         Refused: it is a checkpoint, but not this trainer's.
-        CkptfixError: it is not a checkpoint, or a damaged one.
+        CkptfixError: it is not a checkpoint, or is damaged.
     """
     if path.is_dir():
         return split(path, dcp.read(path))
@@ -83,21 +83,21 @@ def foreign(path: Path, why: str) -> Refused:
     return Refused(
         f"this trainer did not write it: {why}",
         path=path,
-        hint=f"{command('inspect', path)} shows its content; --resume takes a state dict of the model from any writer",
+        hint=f"run {command('inspect', path)} to see its content; --resume also accepts a state dict from any writer",
     )
 
 
 def plain(path: Path) -> Any:
-    """The whole object in a torch file, of plain values and tensors."""
+    """Load the whole object in a torch file that holds only plain values and tensors."""
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        # What is raised depends on the container; that it cannot be read without running code is the point.
+        # The class of the error depends on the container; all that matters is that reading it would need code to run.
         raise foreign(path, f"torch.load(weights_only=True) refuses it ({type(error).__name__})") from error
 
 
 def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> Saved:
-    """A loaded object as its parts; `weights` where they have been read already."""
+    """Split a loaded object into its parts; `weights` are given if they have been read already."""
     if STATE not in found:
         if not all(isinstance(value, Tensor) for value in found.values()):
             raise foreign(path, f"it has no {STATE}")
@@ -112,15 +112,15 @@ def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | 
 
 
 def named(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """`state` by the names of the model inside all wrappers, without what AveragedModel adds."""
+    """Return `state` under the names of the model inside all wrappers, without the entries that AveragedModel adds."""
     return {wrappers.unwrapped(name): value for name, value in state.items() if name not in wrappers.COMPANIONS}
 
 
 def of_module(path: Path, places: Sequence[str]) -> dict[str, Tensor]:
-    """The parameters and buffers in a pickled module, by their names in the model inside all wrappers."""
+    """Return the parameters and buffers in a pickled module, under their names in the model inside all wrappers."""
     found: dict[str, Tensor] = {}
     for place in places:
-        # _modules/NAME leads to a submodule, and ()/0 to what torch.compile's module is made from.
+        # _modules/NAME leads to a submodule, and ()/0 to the argument from which torch.compile's module is made.
         steps = iter(place.split("/"))
         module = [name for step, name in zip(steps, steps, strict=False) if step == "_modules"]
         for name, value in load_state_dict(path, at=place, strip=None, map_location="cpu").items():
@@ -135,12 +135,12 @@ def mismatch(saved: Saved, model: nn.Module) -> None:
         LoadMismatch: names or shapes differ.
     """
     wanted = model.state_dict()
-    # A buffer that no state dict has is in a pickled module all the same.
+    # A pickled module also has buffers that are in no state dict.
     extra = saved.weights.keys() - wanted.keys() - {name for name, _ in model.named_buffers()}
     groups = {
         "missing": sorted(wanted.keys() - saved.weights.keys()),
         "unexpected": sorted(extra),
-        "of another shape": sorted(
+        "of a different shape": sorted(
             name for name in wanted.keys() & saved.weights.keys() if wanted[name].shape != saved.weights[name].shape
         ),
     }
@@ -150,7 +150,7 @@ def mismatch(saved: Saved, model: nn.Module) -> None:
         raise LoadMismatch(
             f"its tensors do not fit this model: {'; '.join(misfits)}",
             path=saved.path,
-            hint="--model (and --full-size) must name the model that was saved",
+            hint="use --model (and --full-size) to choose the model that was saved",
         )
 
 
@@ -166,13 +166,13 @@ def load_weights(saved: Saved, model: nn.Module) -> None:
 
 
 def restore(saved: Saved, training: Training) -> list[str]:
-    """Bring back everything but the weights; lines for the log.
+    """Restore everything but the weights, and return lines for the log.
 
     Raises:
-        LoadMismatch: the optimizer's state does not fit this model, or another part is not what it should be.
+        LoadMismatch: the optimizer's state does not fit this model, or another part has an unexpected form.
     """
     if saved.rest is None:
-        return [f"resumed {saved.path}: a bare state dict, so only weights; optimizer, epoch and seeds start afresh"]
+        return [f"resumed {saved.path}: a bare state dict, so only the weights; optimizer, epoch and seeds start anew"]
     rest, names = saved.rest, ["optimizer", "scheduler"]
     try:
         training.optimizer.load_state_dict(optimizer_state(rest["optimizer_state_dict"], training))
@@ -192,15 +192,15 @@ def restore(saved: Saved, training: Training) -> list[str]:
 
 
 def optimizer_state(saved: Mapping[str, Any], training: Training) -> dict[str, Any]:
-    """An optimizer's state dict for the parameters of `training`, in the order that its optimizer has them.
+    """Return an optimizer's state dict for the parameters of `training`, in the order of its optimizer.
 
-    FSDP2 saves it by the names of parameters, everything else by their numbers. Sharded parameters get their
-    part of each whole tensor.
+    FSDP2 saves the state by parameter name, everything else by parameter number. Sharded parameters get their part of
+    each whole tensor.
     """
     model = inner(training.model)
     parameters = list(model.parameters())
     numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
-    # A checkpoint directory has text for every key of a dict.
+    # In a checkpoint directory, every dict key is text.
     by_name: dict[Any, int] = {str(number): number for number in range(len(parameters))} | {
         wrappers.unwrapped(name): numbers[id(parameter)]
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -219,14 +219,14 @@ def optimizer_state(saved: Mapping[str, Any], training: Training) -> dict[str, A
 
 
 def part(value: Any, parameter: Tensor) -> Any:
-    """What this process keeps of one value of an optimizer's state."""
+    """Return the part of an optimizer's state value that this process keeps."""
     if isinstance(parameter, DTensor) and isinstance(value, Tensor) and value.shape == parameter.shape:
         return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
     return value
 
 
 def restore_rng(saved: Mapping[str, Sequence[Any]], seed: int) -> list[str]:
-    """Set torch's generators as they were; lines for the log. A process that was not there starts from `seed`."""
+    """Restore torch's generators, and return lines for the log. A process without a saved state starts from `seed`."""
     states, cuda = saved["torch"], saved["cuda"]
     if rank() >= len(states):
         torch.manual_seed(seed + rank())
@@ -236,5 +236,5 @@ def restore_rng(saved: Mapping[str, Sequence[Any]], seed: int) -> list[str]:
             for number, state in enumerate(cuda[rank()][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, number)
     if len(states) != world():
-        return [f"RNG state is of {len(states)} processes and there are {world()} now: dropout will draw other masks"]
+        return [f"RNG state is from {len(states)} processes, and this run has {world()}: dropout masks will differ"]
     return []

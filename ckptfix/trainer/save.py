@@ -1,4 +1,4 @@
-"""Writing a checkpoint in the usual ways: wrapped or not, bare or nested, in five containers."""
+"""Saving a checkpoint in the usual ways: wrapped or not, bare or nested, in five containers."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A way to put a checkpoint on the disk.
+    """A file format for checkpoints.
 
     Attributes:
         about: one line for the help.
-        write: puts contents at a path that nothing else uses.
-        nested: it holds more than tensors by name.
-        module: it holds the module itself, and not its state dict.
-        folder: it is a folder, which all processes write to, each its own shards.
+        write: function that writes contents to a path that nothing else uses.
+        nested: whether it can hold more than tensors by name.
+        module: whether it holds the module itself instead of its state dict.
+        folder: whether it is a folder, to which each process writes its own shards.
     """
 
     about: str
@@ -49,7 +49,7 @@ class Container:
 
 
 def torch_zip(contents: Any, path: Path) -> None:
-    # From an open file torch takes no name for the folder inside the zip, and the same training gives the same bytes.
+    # Given an open file, torch has no name for the folder inside the zip, so the same training gives the same bytes.
     with open(path, "wb") as file:
         torch.save(contents, file)
 
@@ -60,7 +60,7 @@ def torch_legacy(contents: Any, path: Path) -> None:
 
 
 def safetensors(contents: dict[str, Tensor], path: Path) -> None:
-    """Tensors that are one are written once; the metadata says which other names they have, as save_model does."""
+    """Write shared tensors once; the metadata lists their other names, as with safetensors' save_model."""
     first: dict[tuple[object, ...], str] = {}
     metadata = {"format": "pt"}
     kept = {}
@@ -74,8 +74,8 @@ def safetensors(contents: dict[str, Tensor], path: Path) -> None:
 
 
 CONTAINERS: dict[str, Container] = {
-    "zip": Container("torch.save as of torch 1.6", torch_zip),
-    "legacy": Container("torch.save as before it", torch_legacy),
+    "zip": Container("torch.save since torch 1.6", torch_zip),
+    "legacy": Container("torch.save before torch 1.6", torch_legacy),
     "safetensors": Container("safetensors.torch.save_file, tensors by name only", safetensors, nested=False),
     "dcp": Container("torch.distributed.checkpoint, a folder that all processes write to", dcp.write, folder=True),
     "module": Container("torch.save(model), the whole pickled module", torch_zip, nested=False, module=True),
@@ -83,7 +83,7 @@ CONTAINERS: dict[str, Container] = {
 
 
 def state_dict(model: nn.Module, *, gather: bool = True) -> dict[str, Any]:
-    """The state dict of `model`; sharded parameters gathered from all processes to rank 0, or left as DTensors."""
+    """Return the state dict of `model`, with sharded parameters gathered to rank 0, or left as DTensors."""
     if not is_sharded(model):
         found: dict[str, Any] = model.state_dict()
         return found
@@ -91,7 +91,7 @@ def state_dict(model: nn.Module, *, gather: bool = True) -> dict[str, Any]:
 
 
 def optimizer_state_dict(training: Training, *, gather: bool = True) -> dict[str, Any]:
-    """The state dict of the optimizer: by the number of each parameter, and by its name where they are sharded."""
+    """Return the optimizer's state dict: by parameter number, or by parameter name if they are sharded."""
     if not is_sharded(training.model):
         return training.optimizer.state_dict()
     options = StateDictOptions(full_state_dict=gather, cpu_offload=gather)
@@ -99,7 +99,7 @@ def optimizer_state_dict(training: Training, *, gather: bool = True) -> dict[str
 
 
 def rng_state() -> dict[str, list[Any]]:
-    """The state of torch's generators in every process: of the CPU, and of each GPU that is visible to it."""
+    """Return the state of torch's generators in every process: of the CPU, and of each GPU that it sees."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     mine = (torch.get_rng_state(), cuda)
     states: list[Any] = [mine]
@@ -110,14 +110,14 @@ def rng_state() -> dict[str, list[Any]]:
 
 
 def contents(training: Training, *, wrapped: bool, nested: bool, gather: bool = True) -> dict[str, Any]:
-    """What is saved: a state dict alone, or with all that resuming needs. Every process must call this.
+    """Return what to save: only a state dict, or everything that resuming needs. Every process must call this.
 
-    Alone, it is the averaged model's where there is one: `n_averaged`, and keys with `module.`; unwrapped,
-    the state dict of the model inside.
+    A bare state dict is the averaged model's if there is one: `n_averaged`, and keys with `module.`; unwrapped, it is
+    that of the model inside.
 
     Args:
-        wrapped: keys of the wrappers, as in ``module.fc.weight``; False for the keys of the model inside.
-        gather: whole tensors on rank 0 in place of DTensors.
+        wrapped: use the wrappers' keys, such as ``module.fc.weight``; False uses those of the model inside.
+        gather: gather whole tensors on rank 0 instead of DTensors.
     """
     chosen = training.averaged if training.averaged is not None and not nested else training.model
     if not wrapped:
@@ -143,17 +143,17 @@ def contents(training: Training, *, wrapped: bool, nested: bool, gather: bool = 
 
 
 def check(path: Path, container: str, *, nested: bool = False, sharded: bool = False) -> None:
-    """Refuse, before any training, what `save` could not write.
+    """Refuse, before any training, everything that `save` could not write.
 
     Raises:
-        Unsupported: the container does not hold that, or a file is in the way of a folder or a folder of a file.
-        WouldOverwrite: a folder that is not a checkpoint is at `path`.
-        WriteFailed: the folder that `path` is to be in does not exist or cannot be written to.
+        Unsupported: the container cannot hold it, or there is a file in place of a folder, or a folder in place of a
+        file. WouldOverwrite: a folder that is not a checkpoint is at `path`. WriteFailed: the parent folder of `path`
+        does not exist or cannot be written to.
     """
     kind = CONTAINERS[container]
     if nested and not kind.nested:
         raise Unsupported(
-            f"{container} holds no training checkpoint: leave out --nested, or choose another container", path=path
+            f"{container} cannot hold a training checkpoint: leave out --nested, or choose another container", path=path
         )
     if sharded and kind.module:
         raise Unsupported("a sharded module has only this process's part of each parameter: save its state dict")
@@ -161,11 +161,11 @@ def check(path: Path, container: str, *, nested: bool = False, sharded: bool = F
         check_destination(path, overwrite=True)
     elif path.is_dir():
         if any(path.iterdir()) and not (path / dcp.METADATA).exists():
-            raise WouldOverwrite("is a folder with other things in it", path=path, hint="give another name")
+            raise WouldOverwrite("is a folder with other files in it", path=path, hint="choose a different name")
         if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
             raise WriteFailed("its folder cannot be written to", path=path)
     elif path.exists():
-        raise Unsupported("is a file, and a checkpoint directory is to be written there", path=path)
+        raise Unsupported("is a file, but the checkpoint directory must be written there", path=path)
     else:
         check_destination(path, overwrite=False)
 
@@ -173,11 +173,11 @@ def check(path: Path, container: str, *, nested: bool = False, sharded: bool = F
 def save(training: Training, path: Path, *, wrapped: bool = True, nested: bool = False, container: str = "zip") -> None:
     """Write a checkpoint of `training` in a container of `CONTAINERS`. In a group, every process must call this.
 
-    It is written beside `path` and renamed when complete; what was there before is replaced then, and not earlier.
+    It is written beside `path` and renamed once complete, so an existing checkpoint is replaced only at the end.
 
     Raises:
-        Unsupported, WouldOverwrite: as `check`.
-        WriteFailed: the disk is full, or another fault of the machine.
+        Unsupported, WouldOverwrite: as for `check`.
+        WriteFailed: the disk is full, or the machine has another fault.
     """
     kind = CONTAINERS[container]
     check(path, container, nested=nested, sharded=is_sharded(training.model))
@@ -198,17 +198,17 @@ def save(training: Training, path: Path, *, wrapped: bool = True, nested: bool =
 
 
 def wait() -> None:
-    """Until every process of the group has come here."""
+    """Wait until every process of the group has called this."""
     if distributed.is_initialized():
         distributed.barrier()
 
 
 @contextmanager
 def complete(path: Path, *, together: bool = False) -> Iterator[Path]:
-    """A path beside `path`; what is written there takes the place of `path` at the end, or is removed after an error.
+    """Yield a path beside `path`. It is renamed to `path` at the end, or removed after an error.
 
     Args:
-        together: every process of the group writes there, and rank 0 renames when all have.
+        together: every process of the group writes there, and rank 0 renames it when all are done.
     """
     number = [os.getpid()]
     if together and distributed.is_initialized():
@@ -236,7 +236,7 @@ def replace(beside: Path, path: Path) -> None:
         with open(part, "rb") as file:
             os.fsync(file.fileno())
     if path.is_dir() and beside.is_dir():
-        # A folder is not replaced in one step: for a moment none is at `path`, and never half of one.
+        # A folder cannot be replaced in one step: for a moment there is no folder at `path`, but never a partial one.
         before = beside.with_suffix(".old")
         path.rename(before)
         beside.rename(path)

@@ -1,4 +1,4 @@
-"""What is trained: each task is a model, synthetic data that it can learn, and a loss."""
+"""Training tasks: each has a model, synthetic data that it can learn, and a loss."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Task:
     Attributes:
         name: as on the command line.
         about: one line for its help.
-        model: makes it, freshly initialised from torch's default generator.
-        data: inputs of ``model(*inputs)`` and targets, as many of each as asked, from a generator.
-        loss: of what the model returned and the targets; may have a value for each replica, which the trainer
-            averages.
+        model: makes the model, freshly initialized from torch's default generator.
+        data: makes inputs of ``model(*inputs)`` and targets, as many of each as requested, from a generator.
+        loss: computes the loss from the model's result and the targets; it may have a value for each replica, which the
+            trainer averages.
         rate: learning rate for Adam.
-        samples: how many there are to learn from.
-        batch: how many of them a step takes, over all processes together.
-        full: makes the model with the shapes that were published for it; None where there is none.
-        with_targets: the model takes the targets after its inputs and returns the loss before its scores.
-        full_rate: learning rate for `full`, which steps of `rate` would throw far off.
+        samples: number of samples to learn from.
+        batch: samples in a step, over all processes together.
+        full: makes the model with its published shapes; None if there are no such shapes.
+        with_targets: whether the model takes the targets after its inputs and returns the loss before its scores.
+        full_rate: learning rate for `full`, which would diverge with `rate`.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Task:
     full_rate: float = 1e-4
 
     def full_size(self) -> Task:
-        """The same with the model of published shapes, at its rate.
+        """Return the same task with the model of published shapes, at its learning rate.
 
         Raises:
-            Unsupported: there is none.
+            Unsupported: the task has no such model.
         """
         if self.full is None:
             raise Unsupported(f"{self.name} has no other size")
@@ -59,7 +59,7 @@ class Task:
 
 
 def linear_map(features: int, outputs: int) -> Data:
-    """Points, and what a linear map of this generator makes of them."""
+    """Return a maker of points, with targets computed by a linear map that the generator draws."""
 
     def data(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
         weight = torch.randn(features, outputs, generator=generator)
@@ -70,7 +70,7 @@ def linear_map(features: int, outputs: int) -> Data:
 
 
 def clusters(*shape: int) -> Data:
-    """Points or images of this shape in `models.CLASSES` classes, each scattered around a centre."""
+    """Return a maker of points or images in `models.CLASSES` classes, each scattered around a center."""
 
     def data(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
         centres = torch.randn(models.CLASSES, *shape, generator=generator)
@@ -81,14 +81,14 @@ def clusters(*shape: int) -> Data:
 
 
 def cut(words: Tensor, generator: Generator, shortest: int) -> tuple[Tensor, Tensor]:
-    """Give each row a length of at least `shortest`: words with padding after it, and the lengths [N]."""
+    """Cut each row to a random length of at least `shortest`: return padded words, and the lengths [N]."""
     lengths = torch.randint(shortest, words.shape[1] + 1, (len(words),), generator=generator)
     beyond = torch.arange(words.shape[1]) >= lengths[:, None]
     return words.masked_fill(beyond, text.PADDING), lengths
 
 
 def tagged(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Words [N, 12] and lengths [N]; a word's label is its own, or another one after an even word."""
+    """Make words [N, 12] and lengths [N]; a word has a label of its own, and a different one after an even word."""
     labels = torch.randint(5, (2, 50), generator=generator)
     drawn = torch.randint(1, 50, (count, 12), generator=generator)
     words, lengths = cut(drawn, generator, 3)
@@ -97,7 +97,7 @@ def tagged(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor
 
 
 def names(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Words [N, 16] of 18 kinds, four of each; kind 0 is O, others are B- or, after a word of their kind, I-."""
+    """Make words [N, 16] of 18 kinds, four of each. Kind 0 is O; others are B-, or I- after a word of their kind."""
     kinds = torch.randint(18, (count, 16), generator=generator)
     goes_on = torch.rand(count, 16, generator=generator) < 0.4
     for place in range(1, 16):
@@ -110,18 +110,18 @@ def names(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor]
 
 
 def masked(generator: Generator, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Words [N, 16], all of a row from one of 8 topics of 8 words, some of them hidden; these are the targets."""
+    """Make words [N, 16], each row from one of 8 topics of 8 words; some are hidden, and these are the targets."""
     topics = torch.randint(8, (count, 1), generator=generator)
     words = 1 + 8 * topics + torch.randint(8, (count, 16), generator=generator)
     hidden = torch.rand(count, 16, generator=generator) < 0.2
-    # A mean over no targets is not a number.
+    # At least one word per row is hidden: a mean over no targets would be NaN.
     hidden[:, 0] = True
     mask = 65
     return (words.masked_fill(hidden, mask),), words.masked_fill(~hidden, text.IGNORED)
 
 
 def returned(outputs: Any, targets: Tensor) -> Tensor:
-    """The loss that the model itself computed: a scalar, or a vector with the loss of each replica."""
+    """Return the loss that the model itself computed: a scalar, or a vector with one loss per replica."""
     loss: Tensor = outputs[0]
     return loss
 
@@ -135,7 +135,7 @@ TASKS: dict[str, Task] = {
         Task("mlp", "two linear layers around a BatchNorm", models.MLP, clusters(16), cross_entropy, 0.01),
         Task(
             "tutorial",
-            "the DataParallel tutorial's linear layer, 5 -> 2, over 100 samples by 30",
+            "the DataParallel tutorial's linear layer, 5 -> 2, with 100 samples in batches of 30",
             models.Tutorial,
             linear_map(5, 2),
             mse_loss,
@@ -147,7 +147,7 @@ TASKS: dict[str, Task] = {
         Task("vgg19", "a narrow, deeper VGG", models.deeper_vgg, IMAGES, cross_entropy, 0.003, full=models.vgg19),
         Task(
             "vgg-named",
-            "the layers of vgg under other names (conv1_1, fc6)",
+            "the layers of vgg under different names (conv1_1, fc6)",
             models.NamedVGG,
             IMAGES,
             cross_entropy,
@@ -166,7 +166,7 @@ TASKS: dict[str, Task] = {
         ),
         Task(
             "bert-tied",
-            "a BERT-style guesser of hidden words, its output weights tied to its embeddings",
+            "a BERT-style model for hidden words, with output weights tied to its embeddings",
             text.MaskedWords,
             masked,
             returned,

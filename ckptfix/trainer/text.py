@@ -1,6 +1,6 @@
-"""The models that read sequences of words: an LSTM tagger, and a small BERT with two heads.
+"""Models that read sequences of words: an LSTM tagger, and a small BERT with two heads.
 
-Words are numbers from 1; `PADDING` fills the rest of a row, and `IGNORED` is the target of what has none.
+Words are numbers from 1; `PADDING` fills the rest of a row, and `IGNORED` is the target of words without one.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 PADDING = 0
-"""The word that fills a row after its last one."""
+"""The word that fills a row after its last word."""
 
 IGNORED = -100
-"""A target that counts for nothing; torch's cross_entropy leaves this one out by default."""
+"""A target that is not counted; torch's cross_entropy ignores this value by default."""
 
 
 def word_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross entropy over the words that have a target: logits [N, T, C], targets [N, T]."""
+    """Return the mean cross entropy over the words that have a target: logits [N, T, C], targets [N, T]."""
     return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
 class Tagger(nn.Module):
-    """A label for each word, from an LSTM that runs over packed sequences.
+    """A tagger that labels each word, with an LSTM over packed sequences.
 
-    Packing is given the true length of each row, and so the longest row that it sees decides how far unpacking
-    pads. In DataParallel that is the longest of a replica's share: replicas return different widths, and
-    gathering them fails. `total_length` pads to the width of the input, which is the same for all of them
+    Packing uses the true length of each row, so the longest row of a batch decides how far unpacking pads. In
+    DataParallel that is the longest row of a replica's share: replicas return different widths, and gathering them
+    fails. `total_length` pads to the width of the input, which is the same for all replicas
     (https://docs.pytorch.org/docs/stable/notes/faq.html#pack-rnn-unpack-with-data-parallelism).
 
     Args:
@@ -44,11 +44,11 @@ class Tagger(nn.Module):
         self.output = nn.Linear(hidden, labels)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """Scores [N, T, labels] of words [N, T], of which the first `lengths` [N] of each row count."""
+        """Return scores [N, T, labels] for words [N, T], counting only the first `lengths` [N] words of each row."""
         embedded = self.embedding(words)
-        # The replica on the second GPU gets its words there: a state made on a fixed device would be elsewhere.
+        # The replica on the second GPU gets its words there, so the state must not be made on a fixed device.
         state = embedded.new_zeros(self.lstm.num_layers, len(words), self.lstm.hidden_size)
-        # Lengths are read on the CPU, and DataParallel has moved them with the words.
+        # Lengths are read on the CPU, but DataParallel has moved them along with the words.
         packed = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)
         found, _ = self.lstm(packed, (state, state.clone()))
         width = words.shape[1] if self.total_length else None
@@ -58,7 +58,7 @@ class Tagger(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Words and their positions, added and normalised; `position_ids` is a buffer, as in BERT's checkpoints."""
+    """Word and position embeddings, added and normalized; `position_ids` is a buffer, as in BERT's checkpoints."""
 
     position_ids: Tensor
 
@@ -77,7 +77,7 @@ class Embeddings(nn.Module):
 
 
 class Bert(nn.Module):
-    """Embeddings and a transformer encoder: words [N, T] to features [N, T, width]. Padding is not attended to."""
+    """Embeddings and a transformer encoder: words [N, T] to features [N, T, width]. It does not attend to padding."""
 
     def __init__(self, words: int, positions: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -85,9 +85,9 @@ class Bert(nn.Module):
         layer = nn.TransformerEncoderLayer(
             width, heads, 2 * width, dropout=0.1, activation="gelu", batch_first=True
         )
-        # Nested tensors would be used in evaluation only, with a warning that they are a prototype.
+        # Nested tensors would be used only in evaluation, with a warning that they are a prototype.
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        # BERT's own choice (https://arxiv.org/abs/1810.04805 took it from GPT): small, so that tied scores start small.
+        # BERT's choice (https://arxiv.org/abs/1810.04805, from GPT). It is small, so that tied scores start small.
         for part in self.modules():
             if isinstance(part, nn.Embedding):
                 nn.init.normal_(part.weight, std=0.02)
@@ -98,11 +98,11 @@ class Bert(nn.Module):
 
 
 class TokenClassifier(nn.Module):
-    """One of 35 labels for each word: B- and I- of 17 kinds of names, and O.
+    """A classifier that gives each word one of 35 labels: B- and I- for 17 kinds of names, and O.
 
-    With targets the model returns its loss first. In DataParallel each replica has its own loss, gathering
-    makes a vector of them (torch warns so), and one trains on ``loss.mean()``: a mean of means, in which every
-    replica counts alike, however few words its share has.
+    With targets, the model returns its loss first. In DataParallel each replica has its own loss, gathering makes a
+    vector of them (torch warns about it), and one trains on ``loss.mean()``. This is a mean of means, in which every
+    replica counts the same, however few words its share has.
     """
 
     def __init__(
@@ -119,17 +119,17 @@ class TokenClassifier(nn.Module):
         self.classifier = nn.Linear(width, labels)
 
     def forward(self, words: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Scores [N, T, labels] of words [N, T]; with targets [N, T], the loss (a scalar) and the scores."""
+        """Return scores [N, T, labels] for words [N, T]; with targets [N, T], the loss (a scalar) and the scores."""
         scores: Tensor = self.classifier(self.bert(words))
         return scores if targets is None else (word_loss(scores, targets), scores)
 
 
 class MaskedWords(nn.Module):
-    """The word that stood at each place, from those around it; returns as `TokenClassifier` does.
+    """A model that guesses the hidden word at each place from those around it; it returns what `TokenClassifier` does.
 
     Args:
-        tied: ``decoder.weight`` is the very parameter ``bert.embeddings.word_embeddings.weight``: a state dict
-            lists both names over one storage.
+        tied: make ``decoder.weight`` the same parameter as ``bert.embeddings.word_embeddings.weight``; a state dict
+            then lists both names over one storage.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class MaskedWords(nn.Module):
             self.decoder.weight = self.bert.embeddings.word_embeddings.weight
 
     def forward(self, words: Tensor, targets: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Scores [N, T, words] of words [N, T]; with targets [N, T], the loss (a scalar) and the scores."""
+        """Return scores [N, T, words] for words [N, T]; with targets [N, T], the loss (a scalar) and the scores."""
         features = self.norm(nn.functional.gelu(self.dense(self.bert(words))))
         scores: Tensor = self.decoder(features)
         return scores if targets is None else (word_loss(scores, targets), scores)

@@ -1,4 +1,4 @@
-"""Training: a task, wrapped as asked, on synthetic data; the same seed gives the same numbers."""
+"""Training of a task, wrapped as requested, on synthetic data. The same seed gives the same numbers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ckptfix.trainer.replicas import Replicas
 from ckptfix.trainer.tasks import TASKS, Task
 
 SHOWN = 4
-"""Batches of the first epoch whose replicas are logged: all of the tutorial's."""
+"""Batches of the first epoch whose replicas are logged: all batches of the tutorial."""
 
 HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}
-"""What autocast computes in; a CPU has no fast float16."""
+"""The dtype that autocast computes in; float16 is slow on a CPU."""
 
 
 def resolved(job: Job) -> tuple[Job, resume.Saved | None]:
-    """`job` with nothing left open, and the checkpoint that it resumes.
+    """Return `job` with every setting filled in, and the checkpoint that it resumes.
 
     Raises:
-        Refused: the checkpoint is of another model or seed than the job, or has no job's worth of either.
+        Refused: the checkpoint has a different model or seed than the job, or a model that this trainer does not have.
         CkptfixError: the checkpoint cannot be read, or is not this trainer's.
     """
     saved = None if job.resume is None else resume.read(job.resume)
@@ -41,7 +41,7 @@ def resolved(job: Job) -> tuple[Job, resume.Saved | None]:
     for name in ("model", "seed"):
         asked = getattr(job, name)
         if saved and name in args and asked not in (None, args[name]):
-            raise Refused(f"it was trained with {name} {args[name]}, and not {asked}", path=saved.path)
+            raise Refused(f"it was trained with {name} {args[name]}, not {asked}", path=saved.path)
     model = job.model or args.get("model", "demo")
     if model not in TASKS:
         raise Refused(f"its model is {model!r}, which this trainer does not have", path=saved.path if saved else None)
@@ -57,7 +57,7 @@ def resolved(job: Job) -> tuple[Job, resume.Saved | None]:
 
 
 def built(job: Job) -> tuple[Task, nn.Module]:
-    """The task of a resolved job, and its model, initialised from the job's seed.
+    """Return the task of a resolved job, and its model, initialized from the job's seed.
 
     Raises:
         Refused: the model has no full size.
@@ -66,17 +66,17 @@ def built(job: Job) -> tuple[Task, nn.Module]:
     if job.full_size:
         if task.full is None:
             sizes = ", ".join(name for name, other in TASKS.items() if other.full)
-            raise Refused(f"{task.name} has one size only; --full-size is for {sizes}")
+            raise Refused(f"{task.name} has only one size; --full-size is for {sizes}")
         task = task.full_size()
     torch.manual_seed(job.seed or 0)
     return task, task.model()
 
 
 def run(job: Job) -> Training:
-    """Train as `job` says and write what it asks for. With DDP or FSDP2, call this through `processes.launch`.
+    """Train as `job` says, and write the requested files. With DDP or FSDP2, call this through `processes.launch`.
 
     Raises:
-        CkptfixError: what is asked for cannot be done; nothing has been written then.
+        CkptfixError: the job cannot be done; nothing has been written then.
     """
     log = job.log if rank() == 0 else silent
     job, saved = resolved(job)
@@ -112,7 +112,7 @@ def silent(line: str) -> None:
 
 
 def start(model: nn.Module, task: Task, job: Job) -> Training:
-    """All that trains `model`, which may be wrapped, as it is before the first step."""
+    """Return the training state of `model`, which may be wrapped, before the first step."""
     where = next(model.parameters()).device
     parameters: Any = model.named_parameters() if job.param_names else model.parameters()
     optimizer = Adam(parameters, lr=task.rate if job.rate is None else job.rate)
@@ -128,7 +128,7 @@ def start(model: nn.Module, task: Task, job: Job) -> Training:
 
 
 def set_rate(training: Training, rate: float) -> None:
-    """Let `rate` be the learning rate from here on; the scheduler continues from it."""
+    """Make `rate` the learning rate from here on; the scheduler continues from it."""
     for group in training.optimizer.param_groups:
         group["lr"] = group["initial_lr"] = rate
     training.scheduler.base_lrs = [rate] * len(training.optimizer.param_groups)
@@ -136,7 +136,7 @@ def set_rate(training: Training, rate: float) -> None:
 
 
 def fit(training: Training, task: Task, job: Job, log: Callable[[str], None] = silent) -> None:
-    """Train to the end of the job's last epoch; in a group, each process takes its share of each batch."""
+    """Train to the end of the job's last epoch. In a group, each process trains on its share of each batch."""
     model, optimizer, scaler, losses = training.model, training.optimizer, training.scaler, training.losses
     where = next(model.parameters()).device
     inputs, targets = samples(task, job.seed or 0)
@@ -167,41 +167,41 @@ def fit(training: Training, task: Task, job: Job, log: Callable[[str], None] = s
 
 
 def loss_of(model: nn.Module, task: Task, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
-    """The loss of a batch, averaged over replicas where each has its own, on the device of the outputs."""
+    """Return the loss of a batch on the outputs' device, averaged over replicas if each has its own."""
     made = model(*inputs, targets) if task.with_targets else model(*inputs)
     first: Tensor = made[0] if isinstance(made, tuple) else made
     return task.loss(made, targets.to(first.device)).mean()
 
 
 def show(model: nn.Module, log: Callable[[str], None] | None) -> None:
-    """Let the replicas in `model`, if any, log what they see to `log`."""
+    """Make the replicas in `model`, if any, log what they see to `log`."""
     for part in model.modules():
         if isinstance(part, Replicas):
             part.log = log
 
 
 def samples(task: Task, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Inputs and targets of `task`, the same ones for the same seed."""
+    """Return inputs and targets of `task`; the same seed gives the same ones."""
     return task.data(torch.Generator().manual_seed(seed), task.samples)
 
 
 def batches(task: Task, seed: int) -> Iterator[Tensor]:
-    """Indices of the samples of each batch, in an order of this seed's own."""
+    """Yield the indices of the samples of each batch, in an order that depends on the seed."""
     yield from torch.randperm(task.samples, generator=torch.Generator().manual_seed(seed)).split(task.batch)
 
 
 def shared(chosen: Tensor, number: int, processes: int) -> Tensor:
-    """The part of a batch that process `number` takes: equally many for each, the first ones again if need be.
+    """Return the part of a batch for process `number`. Parts are equally large; the first samples repeat if needed.
 
-    So does torch's DistributedSampler: with unequal parts, a mean of gradients would not be the mean over the samples,
-    and a process without any would wait for ever.
+    torch's DistributedSampler does the same. With unequal parts, a mean of gradients would not be the mean over the
+    samples, and a process without any samples would wait forever.
     """
     each = math.ceil(len(chosen) / processes)
     return chosen.repeat(math.ceil(each * processes / len(chosen)))[: each * processes][number::processes]
 
 
 def write_outputs(training: Training, whole: dict[str, Tensor] | None, task: Task, job: Job) -> None:
-    """Save what the trained model makes of the first samples; `whole` is its state dict where it is sharded."""
+    """Save the trained model's outputs on the first samples; `whole` is its state dict if it is sharded."""
     assert job.outputs is not None
     model = inner(training.model) if training.averaged is None or job.nested else training.averaged
     if whole is not None:
@@ -213,7 +213,7 @@ def write_outputs(training: Training, whole: dict[str, Tensor] | None, task: Tas
 
 @torch.no_grad()
 def outputs(model: nn.Module, task: Task, seed: int = 0) -> Tensor:
-    """What `model` makes of the first batch of samples, in evaluation mode, on the CPU."""
+    """Return the outputs of `model` on the first batch of samples, in evaluation mode, on the CPU."""
     where = next(model.parameters()).device
     inputs, _ = samples(task, seed)
     made: Tensor = model.eval()(*(tensor[: task.batch].to(where) for tensor in inputs))

@@ -34,7 +34,7 @@ def test_without_a_terminal_it_names_the_command_that_prints(cli: Cli, ddp: Path
 
 
 def test_at_is_for_two_files(cli: Cli, ddp: Path) -> None:
-    assert "--at is for two files" in cli("browse", ddp, "--at", "model").stderr
+    assert "--at needs two files" in cli("browse", ddp, "--at", "model").stderr
 
 
 def test_without_textual_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

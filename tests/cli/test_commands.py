@@ -128,4 +128,4 @@ def test_a_file_called_dash_is_one_with_its_folder(cli: Cli, tmp_path: Path, mon
 
 
 def test_help_says_what_a_dash_is(cli: Cli) -> None:
-    assert "As IN, - is standard input" in " ".join(cli("--help").stdout.split())
+    assert "means standard input" in " ".join(cli("--help").stdout.split())

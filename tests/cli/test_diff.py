@@ -44,7 +44,7 @@ def test_every_kind_of_difference_is_listed(cli: Cli, tmp_path: Path) -> None:
 def test_a_wrapper_prefix_and_other_values_are_told_apart(cli: Cli, ddp: Path, plain: Path) -> None:
     result = cli("diff", ddp, plain)
     assert result.exit_code == 1
-    assert "Equal names but for a wrapper's prefix" in result.stdout
+    assert "Same keys except for a wrapper's prefix" in result.stdout
     assert "Only in A" not in result.stdout
     assert "cuda:0" in result.stdout
 

@@ -231,7 +231,7 @@ def test_a_message_from_stdin(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "a.pth")
     line = ["doctor", str(tmp_path / "a.pth"), "--error", "-"]
     done = CliRunner().invoke(commands, line, input="size mismatch for w: copying a param")
-    assert done.exit_code == 0 and "another shape" in done.stdout
+    assert done.exit_code == 0 and "a different shape" in done.stdout
 
 
 MESSAGES = (

@@ -221,4 +221,4 @@ def test_columns_are_cut_then_left_out_and_named() -> None:
     assert max(map(len, text)) <= 60
     assert text[0].split() == ["name", "note", "number"]
     narrow = tables.table(rows, ["name", "empty", "note", "number"], width=30).splitlines()
-    assert " ".join(" ".join(narrow[3:]).split()) == "... no room for note, number (a pipe gets all)"
+    assert " ".join(" ".join(narrow[3:]).split()) == "... hidden to fit: note, number (a pipe gets all)"

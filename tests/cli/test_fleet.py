@@ -120,19 +120,19 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         (["to-cpu", "--out-dir", "out", "--nonsense"], "No such option"),
         (["convert", "--out-dir", "out", "--to", "nonsense"], "nonsense"),
         (["map-location", "--out-dir", "out"], "Missing argument 'DEVICE"),
-        (["to-cpu"], "Where do the outputs go?"),
-        (["to-cpu", "-o", "same.pth"], "would both be written to it"),
-        (["to-cpu", "-o", "in/1.pth"], "and is an input"),
-        (["to-cpu", "-o", "{parent}/1.pth"], "and is an input"),
+        (["to-cpu"], "Missing output"),
+        (["to-cpu", "-o", "same.pth"], "would both write it"),
+        (["to-cpu", "-o", "in/1.pth"], "but is an input"),
+        (["to-cpu", "-o", "{parent}/1.pth"], "but is an input"),
         (["to-cpu", "-o", "{parent}/{name}"], "the output is the input"),
         (["to-cpu", "-o", "{name}", "--out-dir", "out"], "given twice"),
         (["to-cpu", "--out-dir", "out", "--jobs", "3"], "fleet run"),
         (["to-cpu", "--out-dir", "out", "in/2.pth"], "More than two names"),
-        (["doctor", "in/2.pth"], "the inputs stand before --"),
+        (["doctor", "in/2.pth"], "name the inputs before --"),
         (["doctor", "--error", "-"], "stream"),
         (["stats", "--out-dir", "out"], "No such option"),
         ([], "Which command?"),
-        *(([name], f"{name} cannot be done by a fleet") for name in sorted(NOT_IN_A_FLEET)),
+        *(([name], f"{name} cannot run in a fleet") for name in sorted(NOT_IN_A_FLEET)),
     ],
 )
 def test_what_cannot_be_planned_is_refused(cli: Cli, inputs: Path, words: Sequence[str], why: str) -> None:
@@ -342,12 +342,12 @@ def test_a_plan_is_run_once_at_a_time(tmp_path: Path) -> None:
     with locked(folder, plan, None) as alone:
         assert alone
         for shard in (None, Shard(0, 2)):
-            with pytest.raises(Refused, match="at work"), locked(folder, plan, shard):
+            with pytest.raises(Refused, match="is running"), locked(folder, plan, shard):
                 pass
     with locked(folder, plan, Shard(0, 2)) as alone, locked(folder, plan, Shard(1, 2)):
         assert not alone
         for shard in (None, Shard(0, 2), Shard(1, 3)):
-            with pytest.raises(Refused, match="at work"), locked(folder, plan, shard):
+            with pytest.raises(Refused, match="is running"), locked(folder, plan, shard):
                 pass
     with locked(folder, plan, Shard(1, 3)):
         pass
@@ -371,7 +371,7 @@ def test_a_plan_that_was_changed_by_hand(cli: Cli, planned: Fleet, inputs: Path)
     assert "planned twice" in cli("fleet", "run", plan).stderr
     plan.write_text(line.replace('"to-cpu"', '"fleet"', 1) + line.replace("out/0.pth", "out/1.pth").replace(
         '"to-cpu"', '"to-cpu", "--nonsense"'))  # fmt: skip
-    with pytest.raises(Refused, match=r"line 1.*fleet cannot be done by a fleet"):
+    with pytest.raises(Refused, match=r"line 1.*fleet cannot run in a fleet"):
         in_threads(plan)
     plan.write_text(plan.read_text().splitlines()[1])
     with pytest.raises(Refused, match=r"line 1.*No such option"):
@@ -523,7 +523,7 @@ def test_an_interrupted_run_goes_on(cli: Cli, planned: Fleet, inputs: Path) -> N
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert "the same command does the rest" in err
+    assert "run the same command to do the rest" in err
     done, failed, _, changed = states(cli, plan)
     assert failed == changed == 0 and 5 < done < 200
     assert not [path for path in (inputs / "out").iterdir() if path.name.startswith(".")]

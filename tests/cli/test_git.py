@@ -170,7 +170,7 @@ def test_what_is_in_the_file_of_attributes_stays(cli: Cli, repository: Path, bef
         done = cli("git", "enable", *words)
         assert done.exit_code == 0
         assert f"{path}: added diff=ckptfix of" in done.stdout
-        assert (before == b"*.pth diff=other\n*.py diff=python") == ("counts less than ours" in done.stdout)
+        assert (before == b"*.pth diff=other\n*.py diff=python") == ("override this diff= line" in done.stdout)
         after = place.read_bytes()
         assert after.startswith(before or b"")
         assert git("check-attr", "diff", "x.pth", "dir/a.safetensors").count(": diff: ckptfix") == 2
@@ -204,7 +204,7 @@ def test_for_all_repositories(cli: Cli, repository: Path, home: Path) -> None:
     commit("add")
     assert "+w  float32 [1]" in git("show")
     written(repository / ".gitattributes", b"*.pth filter=lfs diff=lfs merge=lfs -text\n")
-    assert "counts more" in cli("git", "status", "--global").stdout
+    assert "overrides this" in cli("git", "status", "--global").stdout
     assert cli("git", "disable", "--global").exit_code == 0
     assert (home / ".gitconfig").read_bytes() == config
     assert not (home / ".config/git/attributes").exists()

@@ -71,7 +71,7 @@ def test_a_page_stands_beside_what_is_printed(cli: Cli, pair: tuple[Path, Path],
     assert done.stdout == f"{plain.stdout}page: {out}\n"
     assert json.loads(cli("diff", *pair, "--html", out, "-f", "--json").stdout)["only_a"]
     page = Page(out.read_text())
-    for said in ("Different", "only in A", "only in B", "1 NaN in B only", "enc.0-2", "3 alike", str(pair[0])):
+    for said in ("Different", "only in A", "only in B", "1 NaN in B only", "enc.0-2", "3 similar", str(pair[0])):
         assert said in page.text
     assert page.data["levels"] == "0111000"
     assert page.data["filters"] == [-1, 0, 1, 1, 0, 4, 5]
@@ -87,7 +87,7 @@ def test_an_existing_file_needs_force_and_a_wrong_one_is_refused_at_once(
             ([*verb, "--html", out], "--force"),
             ([*verb, "--html", pair[0], "-f"], "the output is the input"),
             ([*verb, "--html", tmp_path / "none/x.html"], "mkdir -p"),
-            ([*verb, "--force"], "--force goes with --html"),
+            ([*verb, "--force"], "--force needs --html"),
         ):
             done = cli(*words)
             assert done.exit_code == 2
@@ -108,7 +108,7 @@ def test_standard_output_and_input(cli: Cli, pair: tuple[Path, Path], tmp_path: 
 def test_several_inputs_are_refused(cli: Cli, pair: tuple[Path, Path], tmp_path: Path) -> None:
     for words in (["inspect", *pair], ["doctor", *pair], ["inspect", "-r", tmp_path], ["doctor", tmp_path]):
         done = cli(*words, "--html", tmp_path / "x.html")
-        assert (done.exit_code, "one page, of one input" in done.stderr) == (2, True), words
+        assert (done.exit_code, "one page for one input" in done.stderr) == (2, True), words
     assert not (tmp_path / "x.html").exists()
 
 
@@ -158,7 +158,7 @@ def test_a_page_of_ten_thousand_tensors_can_be_sent(cli: Cli, tmp_path: Path) ->
     assert len(text) < 5_000_000
     page = Page(text.decode())
     assert sum(value >= 0 for value in page.data["filters"]) == 10_000  # type: ignore[attr-defined]
-    assert "Histograms are of the 2,000 tensors that changed most, of 10,000." in page.text
+    assert "Histograms show the 2,000 tensors that changed most, of 10,000." in page.text
 
 
 def test_a_page_that_would_be_too_large_leaves_out_rows_and_says_so(cli: Cli, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_doctor_says_what_helps(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.html"
     assert cli("doctor", ddp, "--html", out).exit_code == 0
     page = Page(out.read_text())
-    for said in (f"ckptfix fix {ddp}", "wrapped-names", "What it means", "torch.FloatStorage", "cuda:0"):
+    for said in (f"ckptfix fix {ddp}", "wrapped-names", "Meaning", "torch.FloatStorage", "cuda:0"):
         assert said in page.text
     cut = written(tmp_path / "cut.pth", wrapped()[:900])
     assert cli("doctor", cut, "--html", out, "-f").exit_code == 1

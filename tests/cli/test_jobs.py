@@ -92,7 +92,7 @@ def test_a_process_that_dies_is_the_failure_of_its_input() -> None:
     assert code == TROUBLE
     codes = [0, TROUBLE, 1, TROUBLE, TROUBLE, 0]
     assert Names.seen == [*zip(names, codes, strict=True), ("end", 6)]
-    assert said.count("dies: the process that worked on it was killed by signal 9") == 2
+    assert said.count("dies: the worker process was killed by signal 9") == 2
     assert "fault: a fault in ckptfix: KeyError" in said
 
 

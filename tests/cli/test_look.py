@@ -23,7 +23,7 @@ def test_a_file_alone_is_inspected_and_judged(cli: Cli, wrapped: Path) -> None:
     done = cli("ddp.pt")
     assert done.exit_code == 0
     assert done.stdout.startswith(cli("inspect", "ddp.pt").stdout)
-    assert done.stdout.splitlines()[-1].endswith("as in module.weight: `ckptfix doctor ddp.pt` says what fixes it.")
+    assert done.stdout.splitlines()[-1].endswith("as in module.weight: `ckptfix doctor ddp.pt` shows the fix.")
     assert cli("plain.pt").stdout.splitlines()[-1].startswith("No problems found, without reading the tensors")
 
 
@@ -45,7 +45,7 @@ def test_a_command_goes_before_a_file_of_its_name(cli: Cli, wrapped: Path) -> No
 def test_a_stream_alone(wrapped: Path) -> None:
     done = CliRunner().invoke(commands, ["-"], input=Path("ddp.pt").read_bytes())
     assert done.stdout.startswith("file          -\n")
-    assert done.stdout.splitlines()[-1].endswith("as in module.weight: `ckptfix doctor -` says what fixes it.")
+    assert done.stdout.splitlines()[-1].endswith("as in module.weight: `ckptfix doctor -` shows the fix.")
 
 
 def test_several_files_alone(cli: Cli, wrapped: Path) -> None:

@@ -59,7 +59,7 @@ def test_folders_in_a_folder_are_looked_into_on_request(cli: Cli, folder: Path) 
     names = [row[0] for row in rows(cli("ls", "-r", folder).stdout)]
     first = folder / "runs" / "first"
     assert names[-3:] == [str(first / "epoch_1.pt"), str(first / "epoch_2.pt"), str(folder / "shards")]
-    assert cli("ls", "runs").stderr == "no checkpoints in runs; -r looks into the folders in it too\n"
+    assert cli("ls", "runs").stderr == "no checkpoints in runs; -r searches the folders in it too\n"
     assert cli("ls", "runs").exit_code == 0
     inner = ["runs/first/epoch_1.pt", "runs/first/epoch_2.pt"]
     assert [row[0] for row in rows(cli("ls", "runs/first").stdout)] == inner

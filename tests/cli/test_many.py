@@ -204,7 +204,7 @@ def test_patterns(cli: Cli, runs: Path) -> None:
 def test_equal_names_are_refused_before_anything_is_written(cli: Cli, runs: Path) -> None:
     done = cli("to-cpu", "runs/a/two.pth", "runs/a/one.pth", "runs/b/one.pth", "--out-dir", "out")
     assert done.exit_code == 2 and not Path("out").exists()
-    assert "out/one.pth: runs/a/one.pth and runs/b/one.pth would both be written to it" in done.stderr
+    assert "out/one.pth: runs/a/one.pth and runs/b/one.pth would both write it" in done.stderr
     twice = cli("convert", "runs/a/one.pth", "runs/a/one.pth", "--out-dir", "out", "--to", "safetensors")
     assert twice.exit_code == 2 and not Path("out").exists()
 
@@ -252,7 +252,7 @@ def test_a_dry_run_writes_no_file_and_leaves_no_folder(cli: Cli, runs: Path) -> 
         ("convert a.pth b.pth --out-dir out --to foo", "no format called 'foo'; formats are"),
         ("map-location a.pth --out-dir out", "Missing argument 'DEVICE | FROM=TO...'"),
         ("map-location a.pth cpu cuda:0=cpu --out-dir out", "give one DEVICE, or pairs FROM=TO"),
-        ("rename a.pth --out-dir out", "Nothing to rename by"),
+        ("rename a.pth --out-dir out", "Nothing to rename"),
         ("to-cpu - a.pth --out-dir out", "has no name"),
         ("to-cpu a.pth --out-dir out --jobs 0", "Invalid value for '--jobs'"),
         ("to-cpu b.pth --out-dir a.pth", "Directory 'a.pth' is a file"),

@@ -62,7 +62,7 @@ def test_a_command_that_writes_no_folder_is_done_by_rank_0(
         done = cli(*words)
         assert done.exit_code == 0
         assert (done.stdout == "") == (rank == 1)
-        assert done.stderr == ("" if rank else "2 ranks: rank 0 does it alone\n")
+        assert done.stderr == ("" if rank else "2 ranks: rank 0 works alone\n")
         assert rank == 0 or path.read_bytes() == before
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
     if fault == "killed":
         assert second == (-9, "", "")
         assert (first[0], first[1]) == (2, "")
-        assert first[2].startswith("rank 1 of 2 is gone: nothing was heard of it for 8 s\n"), first[2]
+        assert first[2].startswith("rank 1 of 2 is gone: it has been silent for 8 s\n"), first[2]
     else:
         assert first == (2, "", "")
         assert (second[0], second[1]) == (2, "")

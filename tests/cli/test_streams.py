@@ -46,7 +46,7 @@ def run(words: list[str], content: bytes = b"") -> Result:
 def test_standard_input_is_read_as_a_file_is(name: str, tmp_path: Path) -> None:
     words = arguments(name, tmp_path)
     if name == "undo":
-        assert "is no file that was edited" in run(["undo", "-"], Path(words[1]).read_bytes()).output
+        assert "cannot be undone" in run(["undo", "-"], Path(words[1]).read_bytes()).output
         return
     plain = run(words)
     outputs = {path.name: path.read_bytes() for path in tmp_path.glob("out*")}
@@ -119,7 +119,7 @@ def test_the_commands_that_doctor_prints_name_no_option(ddp: Path) -> None:
 def test_standard_input_is_read_once(line: str, ddp: Path) -> None:
     done = run(line.replace("{out}", f"{ddp}.out").replace("{in}", str(ddp)).split(), ddp.read_bytes())
     assert done.exit_code == 2
-    assert "given twice, and can be read once" in done.stderr
+    assert "given twice, but can be read once" in done.stderr
     assert not Path(f"{ddp}.out").exists()
 
 
@@ -146,7 +146,7 @@ def test_a_stream_has_nothing_beside_it(ddp: Path) -> None:
     for line in (["strip-module", "-"], ["fix", "-"], ["repair", "-"], ["convert", "-", "--to", "zip"]):
         done = run(line, ddp.read_bytes())
         assert done.exit_code == 2
-        assert "OUT is required where IN is -" in done.stderr
+        assert "OUT is required if IN is -" in done.stderr
     assert run(["repair", "-", "--check-only"], ddp.read_bytes()).exit_code == 0
 
 
@@ -161,7 +161,7 @@ def test_a_terminal_is_refused(words: list[str], ddp: Path, monkeypatch: pytest.
     monkeypatch.setattr(streams, "is_terminal", lambda stream: True)
     done = run([word.format(ddp) for word in words], ddp.read_bytes())
     assert (done.exit_code, done.stdout_bytes) == (2, b"")
-    assert "and that is a terminal" in done.stderr
+    assert "but that is a terminal" in done.stderr
 
 
 def test_a_full_disk_is_named_with_what_to_do(ddp: Path, monkeypatch: pytest.MonkeyPatch) -> None:

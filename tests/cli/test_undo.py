@@ -69,8 +69,8 @@ def test_every_name_is_an_input(cli: Cli, tmp_path: Path, verb: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a.pth", "-i", "-o", "b.pth"), "An edit in place has no output"),
-        (("a.pth", "-i", "--out-dir", "d"), "An edit in place has no output"),
+        (("a.pth", "-i", "-o", "b.pth"), "An in-place edit has no output"),
+        (("a.pth", "-i", "--out-dir", "d"), "An in-place edit has no output"),
         (("-", "-i"), "- (standard input) cannot be edited in place"),
         (("-i",), "Missing argument"),
     ],

@@ -194,10 +194,10 @@ MARK = "## The fields\n"
 
 
 def rendered() -> Iterator[str]:
-    """A section of the page for each definition."""
+    """Yield the lines of a section for each definition."""
     yield "In these lists `a.b` is the field `b` of the object `a`, `a[].b` is a field of"
-    yield "each object of the array `a`, and a map has names of the file as keys. What"
-    yield "writes has the fields of \"Commands that write\" too, and all have the first"
+    yield "each object of the array `a`, and a map has names of the file as keys. Commands"
+    yield "that write have the fields of \"Commands that write\" too, and all have the first"
     yield "three."
     for name, node in DEFS.items():
         yield ""

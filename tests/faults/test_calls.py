@@ -195,10 +195,10 @@ def test_what_could_not_be_put_back_is_reported_and_not_lost(
         write_plan(plan(tmp_path, scenario), overwrite=True)
     message = str(caught.value)
     assert states(tmp_path, scenario) == ["new", "old", "old"]
-    assert f"{tmp_path / 'one'} is the new file already, and could not be put back" in message
+    assert f"{tmp_path / 'one'} is already the new file, and the old one could not be restored" in message
     kept = [path for path in tmp_path.iterdir() if path.name.endswith(io_output.TEMP_SUFFIX)]
     assert [path.read_bytes() for path in kept] == ([] if without_links else [OLD])
-    assert all(f"the old one is {path}" in message for path in kept)
+    assert all(f"it is kept as {path}" in message for path in kept)
     assert str(tmp_path / "two") not in message.partition("; ")[2]
 
 
@@ -216,6 +216,7 @@ def test_where_the_kept_file_is_that_could_not_be_put_back(tmp_path: Path, monke
     with pytest.raises(CkptfixError) as caught:
         write_plan(plan(tmp_path, scenario), overwrite=True, keep_old=lambda path: True)
     one, message = tmp_path / "one", str(caught.value)
-    assert f"{one} is the new file already, and could not be put back; kept the old {one} as {one}.~2~" in message
+    assert f"{one} is already the new file, and the old one could not be restored" in message
+    assert f"; kept the old {one} as {one}.~2~" in message
     assert states(tmp_path, scenario) == ["new", "old", "old"]
     assert (tmp_path / "one.~2~").read_bytes() == OLD

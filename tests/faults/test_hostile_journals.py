@@ -106,7 +106,7 @@ def test_a_record_of_another_file_of_the_folder_changes_nothing(tmp_path: Path) 
     ckptfix.strip_module(other, in_place=True)
     Path(beside(str(other), UNDO)).rename(beside(str(one), JOURNAL))
     before = one.read_bytes(), other.read_bytes()
-    with pytest.raises(DamagedFile, match="about another file"):
+    with pytest.raises(DamagedFile, match="about a different file"):
         ckptfix.undo(one)
     assert (one.read_bytes(), other.read_bytes()) == before
 
@@ -141,7 +141,7 @@ def test_the_journal_of_an_edit_that_goes_on_is_left_alone(
 
     monkeypatch.setattr(edit.carry_out, "__kwdefaults__", {"keep": True, "disk": Racing()})
     assert ckptfix.strip_module(path, in_place=True).written
-    assert len(refused) == 1 and "another program edits it" in refused[0]
+    assert len(refused) == 1 and "another program is editing it" in refused[0]
     assert ckptfix.open_checkpoint(path).entries[0].name == "a"
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_file_in_the_place_of_one(tmp_path: Path, kind: str, suffix: 
         assert path.read_bytes() == before
         assert suffix == JOURNAL or f"{place.name}: " in str(error), error
         if suffix == JOURNAL:
-            with pytest.raises(CkptfixError, match="no edit in place left it"):
+            with pytest.raises(CkptfixError, match="which no in-place edit creates"):
                 ckptfix.undo(path)
         place.rmdir() if kind == "folder" else place.unlink()
         assert {left.name for left in tmp_path.iterdir()} <= {path.name, "target"}
@@ -214,7 +214,7 @@ def test_a_name_that_leaves_no_room_for_a_journal(tmp_path: Path, length: int) -
         assert ckptfix.strip_module(path, in_place=True).written
         assert ckptfix.undo(path).undone
     else:
-        with pytest.raises(Refused, match="name is too long for an edit in place"):
+        with pytest.raises(Refused, match="name is too long for an in-place edit"):
             ckptfix.strip_module(path, in_place=True)
         assert "nothing to undo" in str(ckptfix.undo(path))
     assert path.read_bytes() == before
@@ -294,10 +294,10 @@ def test_a_file_whose_data_another_program_moves_is_busy(tmp_path: Path) -> None
         os._exit(0)
     os.read(held[0], 1)
     try:
-        with pytest.raises(Refused, match="another program edits it in place") as caught:
+        with pytest.raises(Refused, match="another program is editing it in place") as caught:
             RealFile(str(path))
         assert caught.value.hint
-        with pytest.raises(CkptfixError, match="another program edits it in place"):
+        with pytest.raises(CkptfixError, match="another program is editing it in place"):
             ckptfix.open_checkpoint(path)
     finally:
         os.write(free[1], b"x")

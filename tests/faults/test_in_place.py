@@ -150,7 +150,7 @@ def test_where_no_blocks_can_be_put_in_a_copy_is_proposed(tmp_path: Path, monkey
     monkeypatch.setattr("ckptfix.ops.inplace.insertable", lambda folder: 0)
     path = write(tmp_path / "a.safetensors")
     before = path.read_bytes()
-    with pytest.raises(Unsupported, match="put blocks in front") as caught:
+    with pytest.raises(Unsupported, match="insert blocks there") as caught:
         ckptfix.add_module(path, prefix="p" * 900, in_place=True)
     assert "give OUT" in str(caught.value.hint)
     assert path.read_bytes() == before
@@ -180,7 +180,7 @@ def test_a_second_writer_is_refused(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path / name_of(kind))
     with path.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Refused, match="another program edits it"):
+        with pytest.raises(Refused, match="another program is editing it"):
             ckptfix.strip_module(path, in_place=True)
     assert ckptfix.strip_module(path, in_place=True).written
 
@@ -196,7 +196,7 @@ def test_a_file_whose_journal_is_there_is_refused_until_undo(tmp_path: Path, kin
             assert any(finding.id == "unfinished-edit" for finding in result.findings)
     with pytest.raises(Refused, match="did not finish") as caught:
         ckptfix.open_checkpoint(path)
-    assert caught.value.hint == f"`ckptfix undo {path}` makes it what it was before"
+    assert caught.value.hint == f"run `ckptfix undo {path}` to restore its earlier state"
     assert ckptfix.undo(path).unfinished
     assert path.read_bytes() == before
     ckptfix.open_checkpoint(path)
@@ -229,7 +229,7 @@ def test_a_record_cannot_name_a_file_elsewhere(tmp_path: Path) -> None:
     for name in ("../other", str(other)):
         hostile = replace(record, changes=(replace(change, name=name),))
         Path(beside(str(victim), JOURNAL)).write_bytes(hostile.encoded())
-        with pytest.raises(DamagedFile, match="about another file"):
+        with pytest.raises(DamagedFile, match="about a different file"):
             ckptfix.undo(victim)
     assert other.read_bytes() == b"safe"
 

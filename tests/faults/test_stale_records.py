@@ -46,7 +46,7 @@ def test_what_was_written_anew_is_edited_and_taken_back(tmp_path: Path, was: str
     before = saved(path, now, 2, count=400)
     if was != "zip":
         assert edits(path) == ()
-        with pytest.raises(DamagedFile, match="it changed since"):
+        with pytest.raises(DamagedFile, match="it has changed"):
             ckptfix.undo(path)
         assert path.read_bytes() == before
     for _ in range(2):

@@ -1,1 +1,1 @@
-"""What is browsed, apart from how it is shown: plain Python, without the package that draws."""
+"""The data of the browser, separate from its display: plain Python, without the drawing package."""

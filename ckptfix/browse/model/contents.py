@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in one list: tensors, values that are not tensors, and string pairs beside them."""
+"""The contents of a checkpoint in one list: tensors, values that are not tensors, and string metadata."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ckptfix.io.source import is_local, opened_once, refuse_changed, stamp
 from ckptfix.pickles.collector import without_collections
 
 METADATA = "__metadata__"
-"""The address of the string pairs that a format keeps beside tensors, as `diff` writes it."""
+"""The address of the string metadata that a format stores beside tensors, as in `diff`."""
 
 ATTRIBUTES = "(attributes)/"
-"""What stands for the attributes of a whole module, which no state dict has."""
+"""The component for the attributes of a whole module, which no state dict has."""
 
 DEPTH = 100
-"""Levels at most: a longer name keeps its rest in one piece."""
+"""Maximum levels: a longer name keeps its rest in one piece."""
 
 Status = Literal["", "?", "=", "~", "+", "-"]
-"""Of two files: not compared yet, equal, different, only in the second, only in the first. Of one file: empty."""
+"""With two files: not compared yet, equal, different, only in the second, only in the first. With one file: empty."""
 
 
 class Item:
-    """A leaf: a tensor or a value; where two files are compared, on both sides.
+    """A leaf: a tensor or a value; with two files compared, from both sides.
 
     Attributes:
         name: its address.
-        parts: the components of `name`, each with what ends it (a slash or a dot), joined they are `name`.
+        parts: the components of `name`, each with its final slash or dot; joined, they are `name`.
         entry, other: the tensor in the first file and in the second.
-        value, other_value: the value there, of what is not a tensor.
-        is_value: it is not a tensor.
+        value, other_value: the values there, if this is not a tensor.
+        is_value: this is not a tensor.
         nbytes: bytes of the tensor.
-        pending: only the name is known yet.
-        status: how the two sides compare.
+        pending: only the name is known so far.
+        status: the result of comparing the two sides.
     """
 
     __slots__ = ("entry", "is_value", "name", "nbytes", "other", "other_value", "parts", "pending", "status", "value")
@@ -67,7 +67,7 @@ class Item:
 
     @property
     def shown(self) -> TensorEntry | None:
-        """The tensor of the first file, or of the second where only that has it."""
+        """The tensor of the first file, or of the second if only that has it."""
         return self.entry if self.entry is not None else self.other
 
 
@@ -79,7 +79,7 @@ def _nbytes(entry: TensorEntry) -> int:
 
 
 def parts_of(at: str, key: str) -> tuple[str, ...]:
-    """The components of the address of `key` in the mapping at `at`, each with what ends it."""
+    """Return the components of the address of `key` in the mapping at `at`, each with its final slash or dot."""
     pieces = key.split(".", DEPTH + 1)
     made = [f"{piece}." for piece in pieces]
     made[-1] = pieces[-1]
@@ -90,7 +90,7 @@ def parts_of(at: str, key: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A checkpoint, and all that it holds."""
+    """A checkpoint and everything in it."""
 
     checkpoint: Checkpoint
     items: Sequence[Item]
@@ -101,13 +101,13 @@ class Contents:
         return self.checkpoint.path
 
     def refuse_changed(self, *, again: bool = False) -> None:
-        """Refuse a file that was written to, or replaced, since it was read.
+        """Refuse a file that was changed or replaced since it was read.
 
         Args:
-            again: it was looked at before something was read, and now after it; a network is asked once.
+            again: this is the second check, after the read; the first one was enough for remote files.
 
         Raises:
-            DamagedFile: it was; nothing that is known of it may be shown as what it holds now.
+            DamagedFile: the file changed; nothing known about it may be shown as its current content.
         """
         for mark in self.checkpoint.files:
             if not again or is_local(mark.path):
@@ -115,21 +115,21 @@ class Contents:
 
 
 MANY = 10_000
-"""Names from which on these are shown before the tensors are known: that takes half the time."""
+"""Number of names from which they are shown before the tensors are known, which takes half the time."""
 
 
 @without_collections
 @opened_once()
 def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Contents:
-    """Read the headers of the checkpoint at `path`; no tensor byte is read.
+    """Read the headers of the checkpoint at `path`, without any tensor bytes.
 
     Args:
-        named: called with the names alone, as soon as they are known, where there are many.
+        named: called with the names alone, as soon as they are known, if there are many.
 
     Raises:
-        CkptfixError: it cannot be read.
+        CkptfixError: the checkpoint cannot be read.
     """
-    from ckptfix.formats import open_checkpoint  # the screen is drawn meanwhile
+    from ckptfix.formats import open_checkpoint  # imported here, so that the screen is drawn meanwhile
     from ckptfix.ops.inspect.modules import modules_in, renamed
 
     checkpoint = open_checkpoint(path)
@@ -155,10 +155,10 @@ def _item(entry: TensorEntry, known: Mapping[str, tuple[str, ...]]) -> Item:
 
 
 def values_of(checkpoint: Checkpoint, modules: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...], object]]:
-    """(address, its components, value) of all that is not a tensor.
+    """Yield (address, its components, value) for everything that is not a tensor.
 
     Args:
-        modules: addresses of whole modules: the attributes of one are in a mapping of their own, as they are many.
+        modules: addresses of whole modules; their many attributes are grouped under one component.
     """
     mappings = {state.at for state in checkpoint.state_dicts}
     for address, value in checkpoint.values():
@@ -173,7 +173,7 @@ def values_of(checkpoint: Checkpoint, modules: Sequence[str] = ()) -> Iterator[t
 
 
 def placed(address: str, mappings: Iterable[str]) -> tuple[str, ...]:
-    """The components of the address of a value; in a state dict its key is divided at dots, as keys of tensors are."""
+    """Return the components of a value's address; in a state dict its key is split at dots, like keys of tensors."""
     at, slash, key = address.rpartition("/")
     if (at if slash else "") in mappings:
         return parts_of(at, key)

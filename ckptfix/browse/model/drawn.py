@@ -1,4 +1,4 @@
-"""Text of a file as a terminal may get it, and a histogram as lines of text."""
+"""Text from a file, escaped for a terminal, and a histogram as lines of text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ckptfix.errors import printable
 
 LONGEST = 1000
-"""Characters of a text that are shown."""
+"""Maximum characters of a text."""
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def shown(text: object, most: int = LONGEST) -> str:
-    """`text` in one line without control characters, at most `most` characters; a long one loses its middle."""
+    """Return `text` on one line, escaped, in at most `most` characters; a long one loses its middle."""
     string = str(text)
     if len(string) > most:
         head = most // 2
@@ -26,12 +26,12 @@ def shown(text: object, most: int = LONGEST) -> str:
 
 
 def value_text(value: object, most: int = LONGEST) -> str:
-    """A value that is not a tensor, in one line."""
+    """Return a value that is not a tensor, on one line."""
     return shown(repr(value) if isinstance(value, str) else value, most)
 
 
 def bars(counts: Sequence[int], height: int) -> list[str]:
-    """Counts as bars, `height` lines from the top; whatever is not 0 is seen."""
+    """Draw counts as bars, as `height` lines from the top; every nonzero count is visible."""
     most = max(counts, default=0)
     if not most:
         return []

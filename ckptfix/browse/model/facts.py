@@ -1,4 +1,4 @@
-"""What is said of a node beside the tree, as lines with the names of their styles."""
+"""The details of a node beside the tree, as lines with style names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.diff.sums import ValueDiff
 
 Line = tuple[str, str]
-"""The name of a style, and a line; empty lines divide."""
+"""A style name and a line; an empty line separates paragraphs."""
 
 WORDS: dict[Status, str] = {
     "": "",
@@ -35,10 +35,10 @@ WORDS: dict[Status, str] = {
 STYLES: dict[Status, str] = {"": "", "?": "dim", "=": "dim", "~": "changed", "+": "added", "-": "removed"}
 
 FINDINGS = 20
-"""Findings that are listed of one node."""
+"""Maximum findings listed for one node."""
 
 LARGEST = 10
-"""Tensors of a module that are listed."""
+"""Number of the largest tensors listed for a module."""
 
 HEIGHT = 6
 """Lines of a histogram."""
@@ -46,13 +46,13 @@ HEIGHT = 6
 
 
 def of_file(lines: Sequence[str], marks: Marks) -> Iterator[Line]:
-    """The summary that `inspect` prints, and what `doctor` says."""
+    """Yield the summary of `inspect`, and the findings of `doctor`."""
     yield from (("", line) for line in lines)
     yield from findings([row.finding for row in marks.rows if row.finding.severity != "info"], marks.fix)
 
 
 def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
-    """The files that are compared, and how many tensors differ."""
+    """Yield the two files, and how many of their tensors differ."""
     yield "strong", f"A  {shown(paths[0])}"
     yield "strong", f"B  {shown(paths[1])}"
     yield "", ""
@@ -60,7 +60,7 @@ def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
 
 
 def of_module(node: Node, marks: Marks) -> Iterator[Line]:
-    """A module or mapping."""
+    """Yield the details of a module or mapping."""
     yield "strong", shown(node.address) or "''"
     counted = [plural(node.tensors, "tensor")] if node.tensors else []
     counted += [plural(node.values, "value")] if node.values else []
@@ -77,7 +77,7 @@ def of_module(node: Node, marks: Marks) -> Iterator[Line]:
 
 
 def _held(node: Node) -> Sequence[str]:
-    """The dtypes of the tensors in a module, and a line for each of the largest."""
+    """Return the dtypes of the tensors in a module, and a line for each of the largest."""
     if node.said is not None:
         return node.said
     dtypes: Counter[str] = Counter()
@@ -103,7 +103,7 @@ def _counts(node: Node) -> Iterator[Line]:
 
 
 def of_value(item: Item, marks: Marks) -> Iterator[Line]:
-    """A value that is not a tensor."""
+    """Yield the details of a value that is not a tensor."""
     yield "strong", shown(item.name)
     if item.status in ("", "="):
         yield "dim", f"{type(item.value).__name__}, not a tensor" + (", equal in both" if item.status else "")
@@ -116,7 +116,7 @@ def of_value(item: Item, marks: Marks) -> Iterator[Line]:
 
 
 def of_tensor(item: Item, marks: Marks) -> Iterator[Line]:
-    """What the headers say of a tensor, or of two that belong together."""
+    """Yield the header facts of a tensor, or of a pair of tensors."""
     yield "strong", shown(item.name)
     if item.status:
         yield STYLES[item.status], f"{item.status} {WORDS[item.status]}"
@@ -137,7 +137,7 @@ def _properties(entry: TensorEntry) -> Iterator[Line]:
     yield "", ", ".join(parts)
     storage = entry.storage
     if not entry.is_contiguous:
-        yield "dim", f"a view of stride {shape(entry.stride)}"
+        yield "dim", f"a view with stride {shape(entry.stride)}"
     if storage is not None and storage.nbytes != item_bytes(entry):
         yield "dim", f"part of the {size(storage.nbytes)} of storage {shown(storage.key, 200)}"
     for part in entry.parts[:8]:
@@ -145,14 +145,14 @@ def _properties(entry: TensorEntry) -> Iterator[Line]:
 
 
 def number(value: object) -> str:
-    """A number as `stats` shows it."""
+    """Format a number as `stats` does."""
     from ckptfix.ops.stats import shown as written
 
     return written(value)
 
 
 def item_bytes(entry: TensorEntry) -> int:
-    """Bytes of the elements."""
+    """Return the bytes of the elements."""
     return Item(entry.name, (), entry).nbytes
 
 
@@ -176,7 +176,7 @@ def _side_by_side(a: TensorEntry, b: TensorEntry) -> Iterator[Line]:
 
 
 def of_changes(changes: Sequence[TensorChange]) -> Iterator[Line]:
-    """How far apart the values of two tensors are."""
+    """Yield lines on how far apart the values of two tensors are."""
     for change in changes:
         if change.values is not None:
             yield "", ""
@@ -205,7 +205,7 @@ Ends = tuple[float, float]
 def of_summary(
     summary: Summary, width: int, title: str = "", ends: Ends | None = None, height: int = HEIGHT
 ) -> Iterator[Line]:
-    """The statistics of a tensor, and its histogram of `width` columns at most; `ends` span several."""
+    """Yield the statistics of a tensor, and its histogram in at most `width` columns, from `ends` if given."""
     if title:
         yield "", ""
         yield "strong", title
@@ -227,7 +227,7 @@ def of_summary(
 
 
 def ends_of(summaries: Sequence[Summary]) -> Ends | None:
-    """Where a histogram of all of them begins and ends; None for no numbers."""
+    """Return the common ends of the histograms; None if there are no numbers."""
     found = [ends for summary in summaries if (ends := _ends(summary)) is not None]
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
@@ -256,7 +256,7 @@ def _histogram(summary: Summary, width: int, ends: Ends | None, height: int) -> 
 
 
 def findings(rows: Sequence[Finding], fix: str | None = None) -> Iterator[Line]:
-    """Findings, and what to do about each."""
+    """Yield findings, each with its remedy."""
     if not rows:
         return
     yield "", ""

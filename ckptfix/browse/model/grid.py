@@ -1,6 +1,6 @@
-"""The numbers of a tensor as rows and columns, of which only those that are shown are read.
+"""The numbers of a tensor as rows and columns; only the visible ones are read.
 
-The last dimension goes across, all others go down. A tensor of one dimension has ten elements in a row.
+The last dimension goes across, all others go down. A one-dimensional tensor has ten elements per row.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     Elements: TypeAlias = NDArray[Any]
 
 ACROSS = 10
-"""Elements in a row of a tensor of one dimension."""
+"""Elements per row of a one-dimensional tensor."""
 
 WHOLE_ROWS = 1 << 18
-"""Bytes that rows may have together to be read at once, with what lies between the columns that are shown."""
+"""Maximum bytes of rows to read at once, including the bytes between the visible columns."""
 
 Number = float | int | complex | bool
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How a tensor is laid out.
+    """The layout of a tensor.
 
     Attributes:
-        rows, columns: how many.
-        flat: it has one dimension, so that a row ends where `ACROSS` says.
+        rows, columns: their numbers.
+        flat: the tensor has one dimension, so a row ends after `ACROSS` elements.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Grid:
     flat: bool
 
     def index(self, row: int) -> str:
-        """What is written before a row: the indices of its first element but the last, or of a flat one the last."""
+        """Return the label of a row: the indices of its first element, without the last index unless flat."""
         if self.flat:
             return str(row * ACROSS)
         left = []
@@ -60,14 +60,14 @@ class Grid:
         return ",".join(reversed(left)) or "0"
 
     def width(self, row: int) -> int:
-        """How many elements a row has."""
+        """Return the number of elements in a row."""
         return min(ACROSS, self.shape[0] - row * ACROSS) if self.flat else self.columns
 
     def row_of(self, index: tuple[int, ...]) -> tuple[int, int]:
-        """The row and the column of an element.
+        """Return the row and column of an element.
 
         Raises:
-            IndexError: the tensor has none there.
+            IndexError: the tensor has no such element.
         """
         if len(index) > len(self.shape) or any(
             not 0 <= at < size for at, size in zip(index, self.shape, strict=False)
@@ -83,10 +83,10 @@ class Grid:
 
 
 def grid_of(entry: TensorEntry) -> Grid:
-    """The layout of a tensor.
+    """Return the layout of a tensor.
 
     Raises:
-        Unsupported: it has no numbers that could be shown; the message says why.
+        Unsupported: it has no numbers to show; the message gives the reason.
     """
     if entry.kind not in ("dense", "quantized") or entry.storage is None:
         raise Unsupported(f"a {entry.kind} tensor has no numbers of its own")
@@ -111,11 +111,11 @@ def _decodable(name: str) -> Dtype | None:
 def window(
     contents: Contents, entry: TensorEntry, rows: range, columns: range
 ) -> dict[int, list[Number]]:
-    """Row -> its elements in `columns`, of the `rows` that there are.
+    """Return row -> its elements in `columns`, for the existing `rows`.
 
     Raises:
-        DamagedFile: the file changed since it was opened, or does not hold what it promises.
-        Unsupported: elements that cannot be read one by one.
+        DamagedFile: the file changed since it was opened, or lacks bytes that its headers promise.
+        Unsupported: the elements cannot be read one by one.
     """
     grid = grid_of(entry)
     contents.refuse_changed()
@@ -144,7 +144,7 @@ def window(
 
 
 class _Reading:
-    """Elements of a tensor by their place in row-major order."""
+    """Access to the elements of a tensor by their position in row-major order."""
 
     def __init__(self, entry: TensorEntry, dtype: Dtype, readers: Readers, byteorder: str) -> None:
         self._values = resolve(entry, byteorder)
@@ -177,7 +177,7 @@ class _Reading:
         return self._strided(data, start, count)
 
     def _strided(self, data: ByteRange, start: int, count: int) -> bytes:
-        """Elements of one row of a view: a run of the storage, or one by one where they lie far apart."""
+        """Read elements of one row of a view: a run of the storage, or one by one if they are far apart."""
         first = self._entry.offset
         left = start
         for size, step in zip(reversed(self._entry.shape), reversed(self._entry.stride), strict=True):
@@ -193,7 +193,7 @@ class _Reading:
                 return b"".join(raw[at * step * size : (at * step + 1) * size] for at in range(count))
             places = (first + at * step for at in range(count))
             return b"".join(reader.read(data.offset + place * size, size) for place in places)
-        raise Unsupported("elements of several rows of a view")
+        raise Unsupported("elements from several rows of a view cannot be read at once")
 
 
 def _numbers(raw: bytes, dtype: Dtype, swap: bool) -> list[Number]:
@@ -210,7 +210,7 @@ def _plain(value: Any) -> Number:
 
 
 def written(value: Number, dtype: str) -> str:
-    """A number as it is shown: the digits that its dtype has, or nearly."""
+    """Format a number for display, with about as many digits as its dtype has."""
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, int):

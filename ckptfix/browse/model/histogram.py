@@ -1,6 +1,6 @@
-"""A histogram in one pass, whatever the range: bins are powers of two wide, and are joined in pairs as the range grows.
+"""A histogram in one pass, for any range: bins are powers of two wide, and merge in pairs as the range grows.
 
-So the counts are exact, two parts of a tensor can be counted apart and added, and nothing has to be known before.
+So the counts are exact, parts of a tensor can be counted separately and added, and no range is needed in advance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Elements: TypeAlias = NDArray[Any]
 
 BINS = 4096
-"""Bins at most, but for one more at the end; far more than a screen has columns."""
+"""Maximum bins, plus one at the end; far more than a screen has columns."""
 
 
 class Histogram:
@@ -26,7 +26,7 @@ class Histogram:
         self.counts: Elements | None = None
 
     def add(self, block: Elements) -> None:
-        """Count the elements of `block`, which are finite, as float64."""
+        """Count the elements of `block`, which are finite float64."""
         import numpy
 
         if not block.size:
@@ -37,7 +37,7 @@ class Histogram:
             scale = max(scale, self.scale)
         while _bin(high, scale) - _bin(low, scale) > BINS:
             scale += 1
-        # By a power of two, which is exact; ldexp takes three times as long.
+        # Multiplying by a power of two is exact; ldexp takes three times as long.
         places = block * 2.0**-scale if abs(scale) < 900 else numpy.ldexp(block, -scale)
         numpy.floor(places, out=places)
         first = _bin(low, scale)
@@ -45,7 +45,7 @@ class Histogram:
         self._take(scale, first, numpy.bincount(places.astype(numpy.intp)))
 
     def join(self, other: Histogram) -> None:
-        """Add what `other` has counted."""
+        """Add the counts of `other`."""
         if other.counts is not None:
             self._take(other.scale, other.first, other.counts)
 
@@ -73,11 +73,11 @@ class Histogram:
         self.scale, self.first, self.counts = least, start, made
 
     def columns(self, count: int, low: float, high: float) -> list[int]:
-        """The counts in `count` columns of one width from `low` to `high`; each bin counts where its middle is."""
+        """Sum the counts in `count` equal columns from `low` to `high`; a bin counts in the column of its middle."""
         made = [0] * count
         if self.counts is None:
             return made
-        # Halves, as the whole range of float64 is too wide for it.
+        # Divide both by two first, as the whole range of float64 would overflow.
         width = high / 2 - low / 2
         for place in self.counts.nonzero()[0].tolist():
             middle = math.ldexp(self.first + place + 0.5, self.scale - 1)
@@ -86,16 +86,16 @@ class Histogram:
         return made
 
     def ends(self) -> tuple[float, float]:
-        """Where the first bin begins and the last one ends."""
+        """Return the start of the first bin and the end of the last one."""
         count = 0 if self.counts is None else len(self.counts)
         return math.ldexp(self.first, self.scale), math.ldexp(self.first + count, self.scale)
 
 
 def _scale(low: float, high: float) -> int:
-    """The exponent of bins of which fewer than `BINS` reach from one number to the other."""
+    """Return the exponent of bins so wide that fewer than `BINS` cover the range."""
     largest = max(abs(low), abs(high))
     width = high - low
-    least = math.frexp(largest)[1] - 53 if largest else -1074  # finer than the elements are
+    least = math.frexp(largest)[1] - 53 if largest else -1074  # finer than the precision of the elements
     if width <= 0:
         return least
     exponent = math.frexp(width)[1] if math.isfinite(width) else math.frexp(largest)[1] + 1

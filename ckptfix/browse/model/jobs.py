@@ -1,4 +1,4 @@
-"""Work beside the screen: in a thread that ends with the program, and that can be stopped."""
+"""Background work: it runs in a thread that ends with the program, and that can be stopped."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Job:
     """A job that runs, or has run.
 
     Attributes:
-        stopped: set when it is to end.
-        done, total: bytes that it has read, and bytes in all; 0 where that is not known.
+        stopped: set when it should end.
+        done, total: bytes read so far, and total bytes; 0 if unknown.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class Job:
         self.total = 0
 
     def stop(self) -> None:
-        """End it; what it finds is no longer wanted."""
+        """Stop the job; its result is no longer wanted."""
         self.stopped.set()
 
     def progress(self, done: int, total: int) -> None:
-        """Note how far it is.
+        """Record the progress.
 
         Raises:
-            Cancelled: it is to end.
+            Cancelled: the job was stopped.
         """
         if self.stopped.is_set():
             raise Cancelled
@@ -54,7 +54,7 @@ def start(
     failed: Callable[[Exception], None],
     post: Post,
 ) -> Job:
-    """Call `call` in a thread, and `done` or `failed` with what came of it in the thread of the screen.
+    """Run `call` in a thread, and pass its result to `done` or `failed` in the thread of the screen.
 
     A job that was stopped calls neither. The thread does not keep the program alive.
     """
@@ -85,7 +85,7 @@ def _unless_stopped(job: Job, then: Callable[[], None]) -> None:
 
 
 def described(error: Exception) -> tuple[str, str]:
-    """What went wrong, and what to do about it."""
+    """Return what went wrong, and what to do about it."""
     if isinstance(error, CkptfixError):
         return str(error), error.shell_hint or ""
     if isinstance(error, MemoryError):

@@ -1,4 +1,4 @@
-"""The command that does what is shown: it runs as it is printed."""
+"""The commands that do what the screen shows, ready to be pasted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError
 
 
 def literal(name: str) -> str:
-    """A glob that matches `name`, and no other name but for what an argument of a program cannot have."""
+    """Return a glob that matches only `name`; a character that an argument cannot contain becomes ``?``."""
     return _not_regex("".join(map(_as_glob, name)))
 
 
@@ -24,13 +24,13 @@ def _as_glob(char: str) -> str:
 
 
 def _not_regex(glob: str) -> str:
-    """`glob`, so that it is not taken for ``/REGEX/``."""
+    """Change `glob` so that it is not read as ``/REGEX/``."""
     return f"[/]{glob[1:]}" if len(glob) > 2 and glob.startswith("/") and glob.endswith("/") else glob
 
 
 @dataclass(slots=True)
 class Commands:
-    """The commands of what is open: `path`, and with `other` the comparison of two files."""
+    """The commands for what is open: `path`, or with `other` the comparison of two files."""
 
     path: str
     other: str | None = None
@@ -39,24 +39,24 @@ class Commands:
     _names: dict[object, str] | None = field(default=None, repr=False)
 
     def everything(self, order: Order = "file") -> str:
-        """What the whole file holds, or how the two differ."""
+        """Return the command for the whole file, or for the comparison of both."""
         if self.other is not None:
             return self._diff(self.other, None, keys_only=True)
         return command("inspect", self.path, sort=None if order == "file" else order)
 
     def findings(self) -> str:
-        """What is wrong with the file."""
+        """Return the command that lists the problems of the file."""
         return command("doctor", self.path, fast="", verbose="")
 
     def search(self, text: str, order: Order) -> str:
-        """What was searched for. `diff` takes a glob alone."""
+        """Return the command for a search. `diff` accepts only a glob."""
         if self.other is not None:
             return self._diff(self.other, _glob_of(text), keys_only=True)
         found = filter_of(text)
         return command("inspect", self.path, filter=found, sort=None if order == "file" else order)
 
     def of(self, node: Node, order: Order) -> str:
-        """A module, a tensor or a value."""
+        """Return the command for a module, a tensor or a value."""
         item = node.item
         if item is None:
             return self._module(node, order)
@@ -84,7 +84,7 @@ class Commands:
         return command("stats", self.path, filter=literal(name))
 
     def _in_stats(self, entry: TensorEntry) -> str | None:
-        """The name that `stats` has for a tensor; tensors of a whole module have other names there."""
+        """Return the name that `stats` has for a tensor; it names tensors of a whole module differently."""
         if self.contents is None:
             return None
         from ckptfix.ops.candidates import view
@@ -111,7 +111,7 @@ class Commands:
 
 
 def _glob_of(text: str) -> str | None:
-    """A glob that finds the same, for `diff`; None for a regular expression, which that does not take."""
+    """Return a glob that finds the same, for `diff`; None for a regular expression, which `diff` does not accept."""
     found = filter_of(text)
     if found is None or found == text:
         return None if found is None or _not_regex(found) != found else found
@@ -122,5 +122,5 @@ def _glob_of(text: str) -> str | None:
 
 
 def of_folder(path: str) -> str:
-    """The list of the checkpoints in a folder."""
+    """Return the command that lists the checkpoints in a folder."""
     return command("ls", path)

@@ -1,4 +1,4 @@
-"""What `doctor` finds without reading tensors, on the nodes that it concerns."""
+"""The findings of `doctor` (without reading tensors), on the nodes that they concern."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A finding, and the address that it concerns; None where it is about the file."""
+    """A finding, and the address that it concerns; None if it concerns the whole file."""
 
     finding: Finding
     address: str | None
@@ -26,12 +26,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What was found.
+    """The findings about a file.
 
     Attributes:
-        diagnosis: all of it, as `doctor` has it; None before it was asked.
-        rows: the findings, the worst first.
-        severities: address -> the worst that concerns it or something below it; of notes, nothing.
+        diagnosis: the full result of `doctor`; None before it has run.
+        rows: the findings, worst first.
+        severities: address -> the worst severity at or below it; notes do not count.
     """
 
     diagnosis: Diagnosis | None = None
@@ -39,29 +39,29 @@ class Marks:
     severities: dict[str, Severity] = field(default_factory=dict)
 
     def at(self, addresses: Iterable[str]) -> list[Finding]:
-        """The findings about these addresses themselves."""
+        """Return the findings about exactly these addresses."""
         wanted = set(addresses)
         return [row.finding for row in self.rows if row.address in wanted]
 
     def severity(self, addresses: Iterable[str]) -> Severity | None:
-        """The worst that concerns one of these, or something below it."""
+        """Return the worst severity at or below any of these addresses."""
         found = [self.severities[address] for address in addresses if address in self.severities]
         return min(found, key=RANK.__getitem__, default=None)
 
     @property
     def fix(self) -> str | None:
-        """The command that fixes all."""
+        """The command that fixes everything."""
         done = self.diagnosis
         return shell_line(done.fix) if done is not None and done.fix is not None else None
 
 
 def of_contents(contents: Contents, progress: Progress) -> Marks:
-    """The findings about a checkpoint that is open.
+    """Return the findings about an open checkpoint.
 
     Raises:
-        CkptfixError: the file cannot be read any more.
+        CkptfixError: the file can no longer be read.
     """
-    from ckptfix.ops.doctor.examine import examine  # it costs as much as the rest together
+    from ckptfix.ops.doctor.examine import examine  # importing it takes as long as everything else together
 
     progress(0, 0)
     contents.refuse_changed()
@@ -79,7 +79,7 @@ def of_contents(contents: Contents, progress: Progress) -> Marks:
 
 
 def of_path(path: str, progress: Progress) -> Marks:
-    """The findings about a file that cannot be opened."""
+    """Return the findings about a file that cannot be opened."""
     from ckptfix.ops.doctor import doctor
 
     progress(0, 0)
@@ -104,7 +104,7 @@ def _marks(diagnosis: Diagnosis, known: dict[str, str]) -> Marks:
 
 
 def _address(where: str, known: dict[str, str], inside: set[str]) -> str | None:
-    """The address of what a finding names: a tensor, a mapping or module, or the record that has a tensor's bytes."""
+    """Return the address that a finding concerns: a tensor, a mapping, a module, or the tensor stored in a record."""
     if not where:
         return None
     if where in known:

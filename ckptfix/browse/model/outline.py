@@ -1,4 +1,4 @@
-"""The tree of a checkpoint. The children of a node are made when it is opened, however many names there are."""
+"""The tree of a checkpoint. The children of a node are made when it is opened, so any number of names is fast."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ Order = Literal["file", "name", "size"]
 ORDERS: tuple[Order, ...] = ("file", "name", "size")
 
 _WORST: tuple[Status, ...] = ("~", "+", "-", "?", "=")
-"""What a module shows of its tensors, the first of them that any has."""
+"""The statuses that a module can show, in order; it shows the first that any of its tensors has."""
 
 
 class Node:
-    """A module or mapping, or a leaf where it has an `item`.
+    """A module or mapping, or a leaf if it has an `item`.
 
     Attributes:
-        label: what of its address its parent does not say.
-        address: its whole address.
+        label: the part of its address that its parent does not show.
+        address: its full address.
         items: all leaves below.
-        depth: how many components its address has.
-        level: how far it is set in.
-        tensors, values, nbytes: of all leaves.
+        depth: number of components of its address.
+        level: indentation level.
+        tensors, values, nbytes: totals of all leaves.
         opened: whether its children are shown.
-        covers: the addresses that the row stands for, one for each module that was joined.
-        said: what is said of it, once it was asked for: it takes a look at every leaf.
-        kids: of a row that stands for several modules that are alike, these; None of any other.
+        covers: the addresses that the row represents, one for each joined module.
+        said: the details, cached once requested, because they need a pass over every leaf.
+        kids: for a row that represents several similar modules, these modules; None otherwise.
     """
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Node:
         self.depth = depth
         self.level = level
         self.item = item
-        if item is not None:  # a row for each of 100,000 names, where these have no dots
+        if item is not None:  # fast path: without dots there may be 100,000 such rows
             self.values = int(item.is_value)
             self.nbytes = item.nbytes
         else:
@@ -68,7 +68,7 @@ class Node:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Equal for the same module in two outlines; not for leaves."""
+        """An identity that is equal for the same module in two outlines; leaves have no such identity."""
         return self.address, self.label if self.kids is not None else ""
 
     @property
@@ -80,14 +80,14 @@ class Node:
         return next((status for status in _WORST if status in found), "")
 
     def counts(self) -> Counter[Status]:
-        """How many leaves below have which status."""
+        """Count the leaves below by status."""
         return Counter(row.status for row in self.items)
 
     def children(self, order: Order = "file", *, fold: bool = False) -> list[Node]:
-        """What is below it; a module with one child alone is joined with it, as in ``model.layers``.
+        """Return the nodes below; a module with a single child is joined with it, as in ``model.layers``.
 
         Args:
-            fold: modules that are alike and numbered in a row are one row.
+            fold: show similar modules with consecutive numbers as one row.
         """
         if self.kids is not None:
             return self.kids
@@ -129,7 +129,7 @@ def _module(items: Sequence[Item], depth: int, level: int) -> Node:
 
 
 ALIKE = 3
-"""Modules that are alike, from which on they are folded into one row."""
+"""Minimum number of similar modules that are folded into one row."""
 
 
 def _folded(nodes: Sequence[Node], parent: Node) -> list[Node]:
@@ -164,13 +164,13 @@ def _number(node: Node) -> str:
 
 
 def _follows(before: Node, node: Node) -> bool:
-    """Whether the number of `node` is the next one; longer ones than nine digits are no numbers of layers."""
+    """Return whether `node` has the next number; numbers longer than nine digits are not layer numbers."""
     one, two = _number(before), _number(node)
     return one.isdecimal() and two.isdecimal() and len(two) < 10 and str(int(one) + 1) == two
 
 
 def _likeness(node: Node) -> object:
-    """Equal for modules whose tensors have the same names, dtypes and shapes; None for a leaf."""
+    """Return a key that is equal for modules whose tensors have the same names, dtypes and shapes; None for a leaf."""
     if node.item is not None or not _number(node).isdecimal():
         return None
     first = node.items[0].parts
@@ -183,15 +183,15 @@ def _likeness(node: Node) -> object:
 
 
 class Outline:
-    """The rows that are seen: the opened nodes and what is below them, or what a search found.
+    """The visible rows: the opened nodes and everything shown below them.
 
     Args:
-        like: sorted as that one, and with the same nodes open.
+        like: an outline whose order and open nodes to copy.
 
     Attributes:
-        rows: the nodes in the order in which they are shown, the first one stands for everything.
-        order: how children are sorted.
-        fold: whether modules that are alike are one row.
+        rows: the nodes in display order; the first one represents the whole file.
+        order: the order of children.
+        fold: whether similar modules are one row.
     """
 
     def __init__(self, items: Sequence[Item], like: Outline | None = None) -> None:
@@ -204,7 +204,7 @@ class Outline:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Make the rows again, with the nodes open that were open."""
+        """Make the rows again, and keep the open nodes open."""
         self.rows = [self.root]
         if self.root.opened:
             self.rows += self._below(self.root)
@@ -223,7 +223,7 @@ class Outline:
         return rows
 
     def expand(self, index: int) -> int:
-        """Show what is below a row; how many rows that adds."""
+        """Show the children of a row, and return how many rows that adds."""
         node = self.rows[index]
         if node.item is not None or node.opened:
             return 0
@@ -235,7 +235,7 @@ class Outline:
         return len(below)
 
     def collapse(self, index: int) -> int:
-        """Hide what is below a row; how many rows go."""
+        """Hide the children of a row, and return how many rows that removes."""
         node = self.rows[index]
         if not node.opened:
             return 0
@@ -249,7 +249,7 @@ class Outline:
         return gone
 
     def parent(self, index: int) -> int | None:
-        """The row of the module that a row is in."""
+        """Return the row of the module that contains a row."""
         level = self.rows[index].level
         return next((row for row in range(index - 1, -1, -1) if self.rows[row].level < level), None)
 
@@ -259,7 +259,7 @@ class Outline:
         self.rebuild()
 
     def show(self, item: Item) -> int:
-        """Open whatever `item` is in; its row."""
+        """Open all modules around `item`, and return its row."""
         self.expand(0)
         index = 1
         while index < len(self.rows):
@@ -274,7 +274,7 @@ class Outline:
         return 0
 
     def expand_all(self, limit: int) -> bool:
-        """Open every node, where that makes at most `limit` rows; whether it did."""
+        """Open every node if that makes at most `limit` rows, and return whether it did."""
         if len(self.root.items) > limit:
             return False
         index = 0
@@ -290,7 +290,7 @@ class Outline:
 
 
 def sorted_items(items: Iterable[Item], order: Order) -> list[Item]:
-    """Items that a search found, sorted as the tree is."""
+    """Sort the items that a search found, in the order of the tree."""
     key: dict[Order, Callable[[Item], Any]] = {
         "name": lambda item: natural(item.name),
         "size": lambda item: -item.nbytes,
@@ -299,5 +299,5 @@ def sorted_items(items: Iterable[Item], order: Order) -> list[Item]:
 
 
 def leaf(item: Item) -> Node:
-    """The row of an item under its whole name."""
+    """Return a row for an item, under its full name."""
     return Node(item.name, item.name, (item,), len(item.parts), 0, item)

@@ -1,4 +1,4 @@
-"""Two checkpoints side by side: which tensor belongs to which, as `diff` pairs them, and how they compare."""
+"""Two checkpoints side by side: their tensors paired as in `diff`, and compared."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ckptfix.ops.diff.tensors import COMPARED, Tensors
 from ckptfix.pickles.collector import without_collections
 
 BATCH = 64 << 20
-"""Bytes of one side that are compared before the results are shown."""
+"""Bytes of one side to compare before the results are shown."""
 
 Told = Callable[[Item, Status, tuple[TensorChange, ...]], None]
-"""Called with a pair, what it is, and what differs."""
+"""Called with an item, its status, and its differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Two checkpoints, and the pairs.
+    """Two checkpoints and their pairs.
 
     Attributes:
-        a, b: the checkpoints as `diff` compares them: a module that only one file has is its state dict.
-        items: a leaf of both, or of one side.
+        a, b: the checkpoints as `diff` compares them: a module that only one file has becomes its state dict.
+        items: leaves of both files, or of one.
     """
 
     a: Contents
@@ -49,7 +49,7 @@ def read_pairs(path_a: str, path_b: str, at: At = None) -> Pairs:
     """Read the headers of two checkpoints, and pair their tensors by name.
 
     Raises:
-        CkptfixError: one cannot be read, or it is not certain which state dicts are meant.
+        CkptfixError: one cannot be read, or several state dicts could be the ones to compare.
     """
     a, b = read(path_a), read(path_b)
     side_a, side_b, _, _ = sides(a.checkpoint, b.checkpoint, at=at, strip=(), filter=None)
@@ -71,7 +71,7 @@ def read_pairs(path_a: str, path_b: str, at: At = None) -> Pairs:
 
 
 def _listed(side: Side, *, matched_a: Sequence[TensorEntry], rest: Sequence[TensorEntry]) -> list[TensorEntry]:
-    """The tensors of A in its order; names that metadata ties to one at the end."""
+    """Return the tensors of A in file order; keys that metadata ties to a tensor come last."""
     taken = {id(entry): entry for entry in (*matched_a, *rest)}
     ordered = [taken.pop(id(entry)) for entry in side.checkpoint.entries if id(entry) in taken]
     return [*ordered, *taken.values()]
@@ -93,14 +93,14 @@ def _pair(entry: TensorEntry, other: TensorEntry, tensors: Tensors) -> Item:
 
 
 def _values(a: Side, b: Side) -> list[Item]:
-    """The values that are equal, in the order of A, and then those that differ, as `diff` has them."""
+    """Return the equal values, in the order of A, and then those that differ, as in `diff`."""
     changes, _ = compare_values(a, b, rtol=0.0, atol=0.0)
     mappings = {state.at for side in (a, b) for state in side.checkpoint.state_dicts}
     differing = {change.name_a for change in changes if change.name_a is not None}
     tensors = {entry.name for entry in a.checkpoint.entries}
     items = []
     for name, value in _compared(a, b):
-        # Attributes of a tensor that only one file has are a library's own notes, which `diff` leaves out.
+        # Attributes of a tensor in only one file are internal to the library that wrote them; `diff` leaves them out.
         if name not in differing and name.rpartition("/")[0] not in tensors:
             items.append(Item(name, placed(name, mappings), value=value, other_value=value, status="="))
     for change in changes:
@@ -111,7 +111,7 @@ def _values(a: Side, b: Side) -> list[Item]:
 
 
 def _compared(a: Side, b: Side) -> Iterator[tuple[str, object]]:
-    """The values of A that are compared."""
+    """Yield the values of A that are compared."""
     yield from ((name, value) for name, value in a.checkpoint.values() if a.place(name) is not None)
     if a.everything and all(states(side.checkpoint, "metadata") for side in (a, b)):
         yield from ((f"{METADATA}/{key}", text) for key, text in a.checkpoint.metadata.items())
@@ -122,10 +122,10 @@ def compare(pairs: Pairs, items: Sequence[Item], told: Told, progress: Progress)
     """Compare the tensors of `items` that have two sides, in bounded memory.
 
     Args:
-        progress: called with bytes done and bytes in all; what it raises ends the comparison.
+        progress: called with bytes done and total bytes; an exception that it raises ends the comparison.
 
     Raises:
-        DamagedFile: a file changed since it was read, or does not hold what it promises.
+        DamagedFile: a file changed since it was read, or lacks bytes that its headers promise.
     """
     both = [item for item in items if item.entry is not None and item.other is not None]
     total = sum(item.nbytes for item in both)

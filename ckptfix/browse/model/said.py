@@ -1,4 +1,4 @@
-"""What the screen says: the title, the line of state, and the details of a node, as plain text."""
+"""The text of the screen: the title, the status line, and the details of a node, as plain text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STALE = "The file changed on disk: r reads it again."
 
 
 def name_of(session: Session) -> str:
-    """What the row of everything is called."""
+    """Return the label of the root row."""
     if session.other is not None:
         return "A and B"
     path = session.path if session.contents is None else session.contents.path
@@ -25,7 +25,7 @@ def name_of(session: Session) -> str:
 
 
 def title(session: Session) -> tuple[str, str]:
-    """What is open, and what it is."""
+    """Return the name of the open file, and a short description."""
     name = shown(session.path, 200)
     if session.other is not None:
         return f"A {name}    B {shown(session.other, 200)}", ""
@@ -38,7 +38,7 @@ def title(session: Session) -> tuple[str, str]:
 
 
 def state(session: Session) -> tuple[str, bool]:
-    """What runs and what was found, and whether it is trouble."""
+    """Return the status line (running jobs and findings), and whether it reports a problem."""
     if session.stale:
         return STALE, True
     if "read" in session.jobs:
@@ -46,7 +46,7 @@ def state(session: Session) -> tuple[str, bool]:
         return f"Reading {what} ... {time.monotonic() - session.began:.1f} s", False
     if session.trouble is not None:
         what = "It cannot be opened" if session.other is None else "They cannot be compared"
-        return f"{what}. y copies the command that says more.", True
+        return f"{what}. y copies the command that shows more.", True
     return "   ".join(filter(None, [*_running(session), _found(session)])), False
 
 
@@ -70,13 +70,13 @@ def _found(session: Session) -> str:
 
 
 LOW = 14
-"""Lines of a panel in which a histogram has half its height."""
+"""Panels of fewer lines get a histogram of half height."""
 
 
 def details(
     session: Session, node: Node | None, width: int, height: int, *, everything: bool = False
 ) -> Iterator[Line]:
-    """What is known of a node, for a panel of `width` and `height`; with `everything` it is the node of all."""
+    """Yield the details of a node, for a panel of `width` and `height`; `everything` means the root node."""
     if session.trouble is not None:
         message, hint = session.trouble
         yield "error", shown(message, 4000)
@@ -103,7 +103,7 @@ def details(
 
 
 def _numbers(session: Session, item: Item, width: int, height: int) -> Iterator[Line]:
-    """How two sides differ, and the statistics of each; or why they are not there yet."""
+    """Yield the differences of the two sides and the statistics of each, or the reason why they are missing."""
     if session.stale:
         yield "", ""
         yield "error", STALE

@@ -1,4 +1,4 @@
-"""Names found while they are typed: a part of a name, a glob, or ``/REGEX/``, as ``inspect --filter`` takes them."""
+"""Search as you type: a part of a name, a glob, or ``/REGEX/``, as in ``inspect --filter``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ckptfix.browse.model.contents import Item
 from ckptfix.names.globs import pattern
 
 BATCH = 5000
-"""Names between two looks at whether something else was typed: some milliseconds."""
+"""Names between two checks for new input: a few milliseconds."""
 
 _MAGIC = frozenset("*?[")
 
 
 def filter_of(text: str) -> str | None:
-    """What ``inspect --filter`` is given to find the same; None for nothing typed.
+    """Return the ``inspect --filter`` argument that finds the same; None for an empty text.
 
-    A text without ``*``, ``?`` and ``[`` is a part of a name, in either case as long as it has no capital letter.
+    A text without ``*``, ``?`` and ``[`` is a part of a name; it ignores case unless it has a capital letter.
     """
     if not text:
         return None
@@ -32,10 +32,10 @@ def _is_regex(text: str) -> bool:
 
 
 def matcher(text: str) -> Callable[[Sequence[Item]], list[Item]]:
-    """Those of some items that are found by `text`.
+    """Return a function that selects the items that `text` finds.
 
     Raises:
-        re.error: it is not a regular expression.
+        re.error: the text is not a regular expression.
     """
     if _is_regex(text) or _MAGIC & set(text):
         match = pattern(text)
@@ -51,17 +51,17 @@ def matcher(text: str) -> Callable[[Sequence[Item]], list[Item]]:
 
 
 def key_of(item: Item) -> str:
-    """The name in its mapping: what stands behind the last slash that ends a component."""
+    """Return the key in the innermost mapping: the part after the last slash that ends a component."""
     shown = item.shown
     return shown.key if shown is not None else item.name.rpartition("/")[2]
 
 
 def find(items: Sequence[Item], text: str) -> Iterator[list[Item]]:
-    """What `text` finds among `items`, a batch of names at a time.
+    """Yield what `text` finds among `items`, one batch of names at a time.
 
     Raises:
-        re.error: it is not a regular expression.
-        Refused: a name takes it too long; see `Regex`.
+        re.error: the text is not a regular expression.
+        Refused: the expression takes too long on a name; see `Regex`.
     """
     found = matcher(text)
     for start in range(0, len(items), BATCH):

@@ -1,4 +1,4 @@
-"""What is known of one checkpoint, or of two side by side, and the jobs that find it out."""
+"""The state of the browser for one checkpoint, or two side by side, and the jobs that fill it."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 MANY = 20_000
-"""Leaves from which on nothing is judged without being asked for."""
+"""Number of leaves from which problems are looked for only on request."""
 
 KEPT = 500
-"""Tensors whose statistics are kept."""
+"""Number of tensors whose statistics are kept."""
 
 WATCHED = 64
-"""Files at most that are looked at again and again, to see whether they changed."""
+"""Maximum number of files that are checked for changes regularly."""
 
 RUNNING = {"judge": "looking for problems", "compute": "reading the tensor", "compare": "comparing"}
-"""What can be stopped, and how it is called."""
+"""The jobs that can be stopped, and their descriptions."""
 
 
 class Watcher(Protocol):
-    """What a session calls when something happens, always in the thread of the screen."""
+    """The callbacks of a session, always called in the thread of the screen."""
 
     def filled(self, *, keep: bool) -> None:
-        """There are other items; with `keep` they are the same, and more is known of them."""
+        """Handle new items; with `keep` they are the same, and more is known about them."""
 
     def told(self, item: Item | None = None) -> None:
-        """More is known: of one item, or of everything."""
+        """Handle new information about one item, or about everything."""
 
     def warned(self, text: str) -> None:
-        """Something could not be done; `text` has no control characters."""
+        """Handle a failure; `text` has no control characters."""
 
 
 class Session:
@@ -63,18 +63,18 @@ class Session:
         post: calls a function in the thread of the screen.
 
     Attributes:
-        contents: what the first holds; None before it was read.
-        pairs: what both hold; None of one file.
-        marks: what `doctor` found.
-        inspection, facts: what one file is, and the lines that say it.
+        contents: contents of the first file; None before it was read.
+        pairs: contents of both files; None with one file.
+        marks: the findings of `doctor`.
+        inspection, facts: description of one file, and the lines that show it.
         summaries: id of an entry -> its statistics.
-        changes: id of an item -> how its two sides differ.
+        changes: id of an item -> the differences of its two sides.
         failures: id of an item -> why it could not be read.
         trouble: why the file could not be opened, and what to do.
-        stale: it changed on disk since it was read.
-        items: all leaves; the names alone while the rest is read.
-        counts: how many items have which status.
-        jobs: what runs, by name.
+        stale: the file changed on disk since it was read.
+        items: all leaves; only their names while the rest is read.
+        counts: number of items per status.
+        jobs: the running jobs, by name.
         began: when reading began.
     """
 
@@ -112,7 +112,7 @@ class Session:
         done: Callable[[Result], None],
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Run a job under a name; one of that name that runs is stopped."""
+        """Run a job under a name, and stop a running job of that name."""
         self.stop(what)
 
         def ended(then: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -138,7 +138,7 @@ class Session:
     # Reading
 
     def load(self) -> None:
-        """Read the headers, and then what else can be said without reading tensors."""
+        """Read the headers, and then everything else that needs no tensor bytes."""
         self.stop(*self.jobs.copy())
         self._forget()
         other = self.other
@@ -194,7 +194,7 @@ class Session:
         self.trouble = jobs.described(error)
         path = error.path if isinstance(error, CkptfixError) and error.path is not None else self.path
         self._watcher.told()
-        if not isinstance(error, Refused | NoSuchTensor):  # those are about the question, not the file
+        if not isinstance(error, Refused | NoSuchTensor):  # these concern the request, not the file
             self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
 
     def _judged(self, found: Marks) -> None:
@@ -215,7 +215,7 @@ class Session:
         self._start("judge", lambda progress: marks.of_contents(contents, progress), judged)
 
     def look_at_disk(self) -> None:
-        """Find out whether a file changed since it was read; then nothing of it is shown as what it holds."""
+        """Check whether a file changed since it was read; if so, discard what is known about its values."""
         if self.stale or self.contents is None:
             return
         both = (self.contents,) if self.pairs is None else (self.pairs.a, self.pairs.b)
@@ -234,7 +234,7 @@ class Session:
     # Computing
 
     def sides(self, item: Item) -> list[tuple[str, Contents, TensorEntry]]:
-        """A tensor in each file that has it: A or B (of one file ``""``), the file, the tensor."""
+        """Return (side, file, tensor) for each file that has the item; the side is A or B, or ``""`` for one file."""
         if self.contents is None:
             return []
         if self.pairs is None:
@@ -243,14 +243,14 @@ class Session:
         return [(title, contents, entry) for title, contents, entry in rows if entry is not None]
 
     def compute_small(self, item: Item) -> None:
-        """Make the statistics of a tensor, where it is small enough to be read without being asked for."""
+        """Compute the statistics of a tensor if it is small enough to read without a request."""
         from ckptfix.browse.model import summary
 
         if not item.is_value and all(summary.at_once(entry) for _, _, entry in self.sides(item)):
             self.compute(item)
 
     def compute(self, item: Item) -> None:
-        """Make the statistics of a tensor; of two sides, compare them too."""
+        """Compute the statistics of a tensor; with two sides, also compare them."""
         both = self.pairs
         sides = self.sides(item)
         if self.stale or id(item) in self.failures or not sides:
@@ -314,6 +314,6 @@ class Session:
 
 
 def _settle(items: Sequence[Item]) -> None:
-    """Spare the cyclic collector millions of objects that stay: it would walk all of them again and again."""
+    """Exclude millions of long-lived objects from the cyclic garbage collector, which would scan them repeatedly."""
     if len(items) > MANY:
         gc.freeze()

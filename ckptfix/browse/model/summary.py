@@ -1,4 +1,4 @@
-"""The statistics and the histogram of one tensor, read through once, in bounded memory."""
+"""The statistics and the histogram of one tensor, read once in bounded memory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     Elements: TypeAlias = NDArray[Any]
 
 AT_ONCE = 64 << 20
-"""Bytes of a tensor of this machine that are read without being asked for: a tenth of a second or two."""
+"""Maximum bytes of a local tensor that is read without a request: a tenth of a second or two."""
 
 STEP = 1 << 15
-"""Elements that are counted together: their float64 stay in a core's cache."""
+"""Elements that are counted together: as float64, they fit in a core's cache."""
 
 AT_ONCE_REMOTE = 1 << 20
-"""The same of one that comes over a network."""
+"""Maximum bytes of a remote tensor that is read without a request."""
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The statistics of a tensor; `reason` says why there are none."""
+    """The statistics of a tensor; `reason` says why they are missing."""
 
     moments: Moments | None = None
     histogram: Histogram | None = None
@@ -46,7 +46,7 @@ class Summary:
 
 
 def at_once(entry: TensorEntry) -> bool:
-    """Whether a tensor is so small that its statistics are made when it is looked at."""
+    """Return whether a tensor is small enough that selecting it computes its statistics."""
     data = entry.storage.data if entry.storage is not None else None
     remote = isinstance(data, ByteRange) and not is_local(data.path)
     return entry.nbytes <= (AT_ONCE_REMOTE if remote else AT_ONCE)
@@ -54,13 +54,13 @@ def at_once(entry: TensorEntry) -> bool:
 
 @opened_once()
 def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Summary:
-    """Read a tensor through.
+    """Read a whole tensor and compute its statistics.
 
     Args:
-        progress: called with bytes done and bytes in all; what it raises ends the reading.
+        progress: called with bytes done and total bytes; an exception that it raises ends the reading.
 
     Raises:
-        DamagedFile: the file changed since it was opened, or does not hold what it promises.
+        DamagedFile: the file changed since it was opened, or lacks bytes that its headers promise.
     """
     reason = why_no_numbers(entry)
     if reason is not None:
@@ -91,7 +91,7 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Sum
 
 
 def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[Moments, Histogram, int]]:
-    """Of each part of a tensor; parts of a range on several threads."""
+    """Yield the results for each part of a tensor; a byte range is split among threads."""
     if isinstance(whole.data, ByteRange):
         starts = range(0, whole.nbytes, TASK)
         pieces = (replace(whole, start=whole.start + at, nbytes=min(TASK, whole.nbytes - at)) for at in starts)
@@ -109,7 +109,7 @@ def _of_piece(
 
 
 def _histogram(chunk: bytes, dtype: Dtype, swap: bool) -> Histogram:
-    """Of the finite elements; of complex ones, of their absolute values."""
+    """Count the finite elements; for complex ones, their absolute values."""
     import numpy
 
     made = Histogram()

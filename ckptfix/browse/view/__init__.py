@@ -1,1 +1,1 @@
-"""The screens, drawn with Textual; nothing else imports it."""
+"""The screens, drawn with Textual; no other package imports Textual."""

@@ -1,4 +1,4 @@
-"""The program: which screen comes first, and the help."""
+"""The application: its first screen, and the help."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from ckptfix.browse.view.browser import Browser
 
 HELP: tuple[tuple[str, str], ...] = (
     ("Move", ""),
-    ("↑ ↓  j k", "up and down; ctrl+u, ctrl+d half a page; g, G the first and the last"),
-    ("→ l  enter", "open a module, the values of a tensor, a checkpoint of a folder"),
-    ("← h", "close, or to the module around"),
+    ("↑ ↓  j k", "up and down; ctrl+u, ctrl+d half a page; g, G first and last row"),
+    ("→ l  enter", "open a module, the values of a tensor, or a checkpoint in a folder"),
+    ("← h", "close, or go to the enclosing module"),
     ("space", "open or close; * opens all, - closes all"),
-    ("tab", "to the panel of details, which scrolls, and back"),
+    ("tab", "switch between the tree and the details, which scroll"),
     ("mouse", "click opens and closes; double click shows values; the wheel scrolls"),
     ("Find", ""),
     ("/", "search as you type: part of a name, a glob (*.weight), or /REGEX/"),
-    ("enter", "in the list of what was found: show it in the tree"),
-    ("n N", "to the next row with a finding or a difference, or the one before"),
-    ("z", "fold layers that are alike into one row, and unfold them"),
+    ("enter", "in the search results: show the row in the tree"),
+    ("n N", "next or previous row with a finding or a difference"),
+    ("z", "fold similar layers into one row, or unfold them"),
     ("s", "sort: as in the file, by name, by size"),
     ("Look", ""),
-    ("v", "the values of a tensor; only those that are shown are read"),
-    ("c", "read a large tensor: statistics and histogram; of two files, compare"),
-    ("C", "of two files: compare the values of all tensors"),
+    ("v", "show the values of a tensor; only the visible ones are read"),
+    ("c", "read a large tensor: statistics and histogram; with two files, compare"),
+    ("C", "with two files: compare the values of all tensors"),
     ("x", "in the values of two files: A, B, or B - A"),
     (": i", "in the values: go to an index, such as 12, 345"),
-    ("f", "the list of findings, as ckptfix doctor --fast has them"),
-    ("d", "in a folder: mark one checkpoint, and compare it with another"),
+    ("f", "list the findings of ckptfix doctor --fast"),
+    ("d", "in a folder: mark one checkpoint, and compare it with a second"),
     ("Other", ""),
     ("y", "copy the command that does what is shown, and show it"),
     ("r", "read the file again, after it changed on disk"),
-    ("esc", "stop what runs; leave a search; back"),
+    ("esc", "stop a running job; leave a search; go back"),
     ("q", "quit"),
     ("Marks", ""),
-    ("✗ !", "an error or a warning of doctor concerns this, or something below it"),
-    ("~ + -", "of two files: different, only in B, only in A"),
-    ("? =", "of two files: values not compared yet, equal"),
+    ("✗ !", "an error or a warning of doctor here or below"),
+    ("~ + -", "with two files: different, only in B, only in A"),
+    ("? =", "with two files: values not compared yet, equal"),
 )
 
 
@@ -93,13 +93,13 @@ class BrowseApp(App[None]):
 
     Args:
         path: a file, a folder that is a checkpoint, or a URL.
-        other: the second of two that are compared.
+        other: the second of two files to compare.
         at: addresses of the state dicts to compare.
-        inside: the checkpoints in the folder `path`, where it is not one itself.
+        inside: the checkpoints in the folder `path`, if it is not a checkpoint itself.
 
     Attributes:
-        signals: those that end it as a key does, so that the terminal is as it was before.
-        stopped_by: the one that did.
+        signals: the signals that end it like a key does, so that the terminal is restored.
+        stopped_by: the signal that ended it.
         failure: the error that ended it.
     """
 
@@ -141,7 +141,7 @@ class BrowseApp(App[None]):
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        """An error in a screen ends the program, and is reported as any other command's is."""
+        """End the program on an error in a screen, and report it like errors of other commands."""
         if not self.signals:
             super()._handle_exception(error)
             return
@@ -157,7 +157,7 @@ class BrowseApp(App[None]):
 def run(
     path: str, other: str | None = None, at: tuple[str, str] | None = None, inside: Sequence[str] = ()
 ) -> int | None:
-    """Show it until the user quits; the number of the signal that ended it, if one did. Raises what went wrong."""
+    """Run the browser until the user quits; return the number of the signal that ended it. Raise its error, if any."""
     app = BrowseApp(path, other, at, inside)
     app.signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     app.run()

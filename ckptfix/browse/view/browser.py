@@ -1,4 +1,4 @@
-"""The main screen: the tree, what is under the cursor, and a search."""
+"""The main screen: the tree, the details of the row under the cursor, and the search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ckptfix.browse.view.values import Values
 from ckptfix.errors import Refused
 
 PAUSE = 0.15
-"""Seconds that the cursor rests on a tensor before it is read."""
+"""Seconds for which the cursor rests on a tensor before it is read."""
 
 
 class Browser(Screen[None]):
@@ -36,11 +36,11 @@ class Browser(Screen[None]):
     Args:
         path, other: their names.
         at: addresses of the state dicts to compare.
-        inside: it was opened from a list, to which escape goes back.
+        inside: it was opened from a list, and escape returns to it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        # At once: the keys behind it, typed or pasted, are for the box.
+        # Priority, as the keys typed or pasted after it are for the search box.
         Binding("slash", "search", "Search", key_display="/", priority=True),
         Binding("s", "sort", "Sort"),
         Binding("v", "values", "Values"),
@@ -97,10 +97,10 @@ class Browser(Screen[None]):
     def on_unmount(self) -> None:
         self.session.stop(*self.session.jobs.copy())
 
-    # What the session calls
+    # Callbacks of the session
 
     def filled(self, *, keep: bool) -> None:
-        """The tree has other leaves."""
+        """Show new leaves in the tree."""
         session = self.session
         self.query_one(Tree).fill(session.items, said.name_of(session), paired=session.pairs is not None, keep=keep)
         text = self.query_one(Input).value
@@ -109,7 +109,7 @@ class Browser(Screen[None]):
         self._show()
 
     def told(self, item: Item | None = None) -> None:
-        """Something is known that was not."""
+        """Show new information."""
         tree = self.query_one(Tree)
         tree.marks = self.session.marks
         tree.refresh()
@@ -121,7 +121,7 @@ class Browser(Screen[None]):
             self._show(top=False)
 
     def warned(self, text: str) -> None:
-        """Something could not be done."""
+        """Show a warning."""
         self.notify(text, severity="warning", markup=False)
 
     def _tick(self) -> None:
@@ -134,7 +134,7 @@ class Browser(Screen[None]):
         self.query_one(State).show("   ".join([*extra, text]), error=error)
 
     def _show(self, *, top: bool = True) -> None:
-        """The title, the details of what is under the cursor, and the line of state."""
+        """Show the title, the details of the row under the cursor, and the status line."""
         if not self.is_mounted:
             return
         tree, panel = self.query_one(Tree), self.query_one(Details)
@@ -157,7 +157,7 @@ class Browser(Screen[None]):
             self.session.compute_small(item)
 
     def _item(self) -> Item | None:
-        """The leaf under the cursor."""
+        """Return the leaf under the cursor."""
         node = self.query_one(Tree).node
         return None if node is None or node.item is None or node.item.pending else node.item
 
@@ -213,12 +213,12 @@ class Browser(Screen[None]):
 
     def action_next(self, by: int) -> None:
         if not self.query_one(Tree).next_marked(by):
-            self.notify("no row that is shown has a mark; * opens all", markup=False)
+            self.notify("no visible row has a mark; * opens all", markup=False)
 
     def action_findings(self) -> None:
         session = self.session
         if session.pairs is not None:
-            self.notify("of two files no findings are listed: browse one of them", markup=False)
+            self.notify("findings are listed only for one file: browse one of them", markup=False)
         elif session.marks.diagnosis is None:
             session.judge(then=self.action_findings)
             self._tick()
@@ -226,7 +226,7 @@ class Browser(Screen[None]):
             self.app.push_screen(Findings(session.marks, session.commands.findings()), self._go_to)
 
     def _go_to(self, address: str | None) -> None:
-        """Show what a finding is about: a tensor, or the first one of a module."""
+        """Show the subject of a finding: a tensor, or the first tensor of a module."""
         if address is None:
             return
         items = self.session.items
@@ -254,7 +254,7 @@ class Browser(Screen[None]):
     def action_search(self) -> None:
         box = self.query_one(Input)
         box.display = True
-        self.set_focus(box)  # at once: the next key is for it
+        self.set_focus(box)  # immediately: the next key is for the box
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
@@ -306,7 +306,7 @@ class Browser(Screen[None]):
         self.set_focus(self.query_one(Tree))
 
     def action_back(self) -> None:
-        """Stop what runs; or leave the search; or go back to the list."""
+        """Stop running jobs, or leave the search, or return to the list."""
         busy = [what for what in RUNNING if what in self.session.jobs]
         tree = self.query_one(Tree)
         if self.query_one(Input).display:

@@ -1,4 +1,4 @@
-"""Rows and columns of numbers, with a cursor; the screen reads what is seen."""
+"""A grid of numbers with a cursor; the screen reads the visible part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTHS = {
     "float64": 15, "float32": 13, "complex64": 22, "complex128": 22, "bool": 6, "uint8": 5, "int8": 5, "int16": 8,
     "int64": 14, "int32": 14,
 }  # fmt: skip
-"""Cells of a column, by dtype; of others, 11."""
+"""Width of a column, by dtype; 11 for other dtypes."""
 
 Rows = dict[int, list[Number]]
 
@@ -67,7 +67,7 @@ class Cells(ScrollView, can_focus=True):
         self.virtual_size = Size(self.label + grid.columns * self.width, grid.rows + 1)
 
     def seen(self) -> tuple[range, range]:
-        """The rows and columns that are seen."""
+        """Return the visible rows and columns."""
         top, left = self.scroll_offset.y, max(self.scroll_offset.x, 0) // self.width
         room = self.scrollable_content_region
         across = max(room.width - self.label, self.width) // self.width + 2
@@ -77,7 +77,7 @@ class Cells(ScrollView, can_focus=True):
         )
 
     def has(self, rows: range, columns: range) -> bool:
-        """Whether these were read."""
+        """Return whether these were read."""
         inside = columns.start >= self.columns.start and columns.stop <= self.columns.stop
         return inside and all(row in self.known for row in rows)
 
@@ -88,7 +88,7 @@ class Cells(ScrollView, can_focus=True):
         self.refresh()
 
     def value(self) -> Number | None:
-        """The number under the cursor; None where it was not read yet."""
+        """Return the number under the cursor; None if it was not read yet."""
         row = self.known.get(self.row, [])
         at = self.column - self.columns.start
         return row[at] if 0 <= at < len(row) else None
@@ -98,7 +98,7 @@ class Cells(ScrollView, can_focus=True):
         base = self.rich_style
         dim = base + self.get_component_rich_style("cells--index", partial=True)
         first = self.scroll_offset.x // self.width
-        count = max((room - self.label) // self.width, 1)  # whole ones: a number that is cut is another number
+        count = max((room - self.label) // self.width, 1)  # whole columns only: a truncated number would be wrong
         columns = range(first, min(first + count, self.grid.columns))
         if y == 0:
             head = "".join(f"{column:>{self.width}}" for column in columns)

@@ -1,4 +1,4 @@
-"""The checkpoints in a folder, as `ls` lists them; one is opened with enter."""
+"""The checkpoints in a folder, as in `ls`; enter opens one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORDERS = ("name", "size", "tensors", "finding")
 
 
 class FileRows(Rows):
-    """A line for each checkpoint; what is not read yet has its name alone."""
+    """A row for each checkpoint; only its name until it is read."""
 
     def __init__(self, folder: str, paths: Sequence[str]) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class FileRows(Rows):
         return [(mark, style), (fitted(name, max(width - used - 2, 8)), "strong"), *columns]
 
     def sort(self, order: str) -> None:
-        """Sort the lines; those that are not known stay behind."""
+        """Sort the rows; rows that are not read yet come last."""
         here = self.paths[self.cursor] if self.paths else ""
         rank = {"error": 0, "warning": 1}
 
@@ -118,7 +118,7 @@ class Files(Screen[None]):
             self.job.stop()
 
     def _read(self, progress: Progress) -> None:
-        from ckptfix.ops.listing import listed  # as long to import as all else
+        from ckptfix.ops.listing import listed  # importing it takes as long as everything else together
 
         for number, path in enumerate(list(self.query_one(FileRows).paths)):
             progress(number, len(self.paths))
@@ -141,7 +141,7 @@ class Files(Screen[None]):
         left = len(rows.paths) - len(rows.known)
         words += [f"reading {plural(left, 'more', 'more')} ..."] if left else []
         words += [f"sorted by {self.order}"] if self.order != "name" else []
-        words += [f"A is {shown(self.marked, 100)}: d on another compares"] if self.marked is not None else []
+        words += [f"A is {shown(self.marked, 100)}: d on a second one compares"] if self.marked is not None else []
         self.query_one(State).show("   ".join(words))
 
     def on_rows_moved(self, event: Rows.Moved) -> None:

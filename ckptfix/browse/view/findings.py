@@ -1,4 +1,4 @@
-"""The list of findings, with what they mean and what to do."""
+"""The list of findings, with their meaning and remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckptfix.words import plural
 
 
 class FindingRows(Rows):
-    """A line for each finding."""
+    """A row for each finding."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class FindingRows(Rows):
 
 
 class Findings(Screen[str | None]):
-    """All findings; enter goes to what one is about. It ends with an address, or None."""
+    """All findings; enter goes to the subject of one. The screen returns an address, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy", "Copy command"),
@@ -80,7 +80,7 @@ class Findings(Screen[str | None]):
     def _lines(self) -> list[Line]:
         rows = self.marks.rows
         if not rows:
-            return [("", "Nothing was found. The tensors were not read: `ckptfix doctor` reads them.")]
+            return [("", "No problems were found. The tensors were not read: `ckptfix doctor` reads them.")]
         finding = rows[self.query_one(FindingRows).cursor].finding
         entry = ENTRIES.get(finding.id)
         place = f" @ {finding.offset:#x}" if finding.offset is not None else ""
@@ -113,4 +113,4 @@ class Findings(Screen[str | None]):
         if fix is not None:
             copy(self, fix)
         else:
-            self.notify("there is no command that fixes it", markup=False)
+            self.notify("no command fixes this finding", markup=False)

@@ -1,4 +1,4 @@
-"""Small parts of the screens: the title, the line of state, the panel of details."""
+"""Small parts of the screens: the title, the status line, the details panel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckptfix.browse.view.rows import fitted
 
 
 class Title(Static):
-    """The first line: what is open."""
+    """The first line: the name of the open file."""
 
     DEFAULT_CSS = "Title { height: 1; background: $primary; color: $text; text-style: bold; padding: 0 1; }"
 
@@ -26,7 +26,7 @@ class Title(Static):
         self._left = self._right = ""
 
     def show(self, left: str, right: str = "") -> None:
-        """Texts without control characters; where there is no room, the left one loses its middle."""
+        """Show two texts without control characters; if there is no room, the left one loses its middle."""
         self._left, self._right = left, right
         self.refresh()
 
@@ -38,7 +38,7 @@ class Title(Static):
 
 
 class State(Static):
-    """The line above the keys: what runs, and what was found."""
+    """The line above the keys: running jobs and findings."""
 
     DEFAULT_CSS = """
     State { height: 1; background: $panel; padding: 0 1; }
@@ -48,7 +48,7 @@ class State(Static):
     _shown: tuple[str, bool] | None = None
 
     def show(self, text: str, *, error: bool = False) -> None:
-        """`text` has no control characters."""
+        """Show `text`, which has no control characters."""
         if self._shown == (text, error):
             return
         self._shown = (text, error)
@@ -57,7 +57,7 @@ class State(Static):
 
 
 class Details(VerticalScroll):
-    """Lines about what is under the cursor."""
+    """Details of the row under the cursor."""
 
     ALLOW_SELECT = False
     COMPONENT_CLASSES = {
@@ -85,7 +85,7 @@ class Details(VerticalScroll):
         yield Static()
 
     def show(self, lines: Iterable[Line], *, top: bool = True) -> None:
-        """Show these, from the first on."""
+        """Show these lines; with `top`, scroll to the first."""
         text = Text()
         for name, line in lines:
             style = self.get_component_rich_style(f"details--{name}", partial=True) if name else Style()
@@ -97,11 +97,11 @@ class Details(VerticalScroll):
 
     @property
     def room(self) -> int:
-        """Cells of a line."""
+        """Characters per line."""
         return max(self.scrollable_content_region.width - 1, 16)
 
 
 def copy(screen: Screen[Any], line: str) -> None:
-    """Put a command on the clipboard, and show it: not every terminal takes it."""
+    """Copy a command to the clipboard, and show it, as some terminals do not allow copying."""
     screen.app.copy_to_clipboard(line)
     screen.notify(line, title="copied to the clipboard", markup=False, timeout=4)

@@ -1,4 +1,4 @@
-"""A list of any length of which only the lines that are seen are drawn, with a cursor."""
+"""A list of any length with a cursor; only the visible lines are drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 Span = tuple[str, str]
-"""A text, which has no control characters, and the name of its style."""
+"""A text without control characters, and its style name."""
 
 KEYS: tuple[tuple[str, str, str], ...] = (
     ("up,k", "move(-1)", "Up"),
@@ -31,7 +31,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
 
 
 class Rows(ScrollView, can_focus=True):
-    """Lines made by `spans`; a subclass says what they are and how many."""
+    """Lines made by `spans`; a subclass defines their content and number."""
 
     ALLOW_SELECT = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -63,10 +63,10 @@ class Rows(ScrollView, can_focus=True):
     cursor: reactive[int] = reactive(0, repaint=False)
 
     class Moved(Message):
-        """The cursor stands on another line."""
+        """The cursor moved to a different line."""
 
     class Chosen(Message):
-        """The line under the cursor was asked for.
+        """The user chose the line under the cursor.
 
         Attributes:
             clicked: with the mouse.
@@ -77,15 +77,15 @@ class Rows(ScrollView, can_focus=True):
             super().__init__()
 
     def count(self) -> int:
-        """How many lines there are."""
+        """Return the number of lines."""
         raise NotImplementedError
 
     def spans(self, index: int, width: int) -> Sequence[Span]:
-        """The line `index` in at most `width` cells."""
+        """Return the line `index` in at most `width` cells."""
         raise NotImplementedError
 
     def changed(self, *, keep: bool = True) -> None:
-        """The lines are others now; without `keep` the cursor goes to the first."""
+        """Update after the lines changed; without `keep` the cursor goes to the first."""
         self.virtual_size = Size(0, self.count())
         self.cursor = min(self.cursor if keep else 0, max(self.count() - 1, 0))
         if not keep:
@@ -95,7 +95,7 @@ class Rows(ScrollView, can_focus=True):
 
     @property
     def room(self) -> int:
-        """Cells of a line."""
+        """Characters per line."""
         return self.scrollable_content_region.width
 
     def render_line(self, y: int) -> Strip:
@@ -121,7 +121,7 @@ class Rows(ScrollView, can_focus=True):
             self.post_message(self.Moved())
 
     def follow(self) -> None:
-        """Scroll so that the cursor is seen."""
+        """Scroll to make the cursor visible."""
         self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)
 
     def place(self, index: int) -> None:
@@ -155,7 +155,7 @@ class Rows(ScrollView, can_focus=True):
 
 
 def fitted(text: str, width: int) -> str:
-    """`text` in exactly `width` cells; a long one loses its middle, as the end of a name says more than its start."""
+    """Fit `text` to exactly `width` cells; a long one loses its middle, as the end of a name matters more."""
     if width <= 0:
         return ""
     have = cell_len(text)

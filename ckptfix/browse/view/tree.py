@@ -17,20 +17,20 @@ from ckptfix.browse.view.rows import Rows, Span, fitted
 from ckptfix.words import plural, shape, size
 
 ALL = 20_000
-"""Rows that "open all" makes at most."""
+"""Maximum number of rows for "open all"."""
 
 
 BAR = 60
-"""Columns from which on there is room for a bar."""
+"""Minimum number of columns that leaves room for a bar."""
 
 
 class Tree(Rows):
-    """The outline of a checkpoint. Modules are opened in place; a tensor is chosen.
+    """The outline of a checkpoint. Modules open in place; tensors are chosen.
 
     Attributes:
-        title: what the row of everything is called.
+        title: the label of the root row.
         paired: two files are shown side by side.
-        found: what a search found; None without one.
+        found: the results of a search; None without a search.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -52,7 +52,7 @@ class Tree(Rows):
         self._items: list[Item] = []
 
     def fill(self, items: Sequence[Item], title: str, *, paired: bool = False, keep: bool = False) -> None:
-        """Show these; with `keep` the same nodes are open, and the cursor stays."""
+        """Show these items; with `keep`, the same nodes stay open, and the cursor stays."""
         before = self.node if keep else None
         self.outline = Outline(items, self.outline)
         if not keep:
@@ -70,14 +70,14 @@ class Tree(Rows):
         return self.at(self.cursor) if self.cursor < self.count() else None
 
     def at(self, index: int) -> Node:
-        """The node of a row."""
+        """Return the node of a row."""
         return self.outline.rows[index] if self.found is None else leaf(self.found[index])
 
     def count(self) -> int:
         return len(self.outline.rows if self.found is None else self.found)
 
     def sort(self, order: Order) -> None:
-        """Sort, with the cursor on the same node."""
+        """Sort, and keep the cursor on the same node."""
         node = self.node
         self.outline.sort(order)
         if self.found is not None:
@@ -93,7 +93,7 @@ class Tree(Rows):
         self.place(next((row for row, one in rows if one.key == node.key and (one.item is None) == kind), 0))
 
     def show_found(self, items: Sequence[Item] | None) -> None:
-        """Show what a search found, or the tree again."""
+        """Show search results, or the tree again."""
         self.found = None if items is None else sorted_items(items, self.outline.order)
         self.changed(keep=False)
 
@@ -106,7 +106,7 @@ class Tree(Rows):
         self.follow()
 
     def next_marked(self, by: int) -> bool:
-        """Move to the next row with a finding or a difference; whether there is one."""
+        """Move to the next row with a finding or a difference, and return whether there is one."""
         for step in range(1, self.count()):
             index = (self.cursor + by * step) % self.count()
             node = self.at(index)
@@ -142,7 +142,7 @@ class Tree(Rows):
         ]
 
     def _share(self, node: Node) -> str:
-        """A bar of six cells: how much of all bytes are below a node."""
+        """Draw a bar of six cells: the share of all bytes that is below a node."""
         whole = self.outline.root.nbytes
         eighths = round(48 * node.nbytes / whole) if whole else 0
         full, rest = divmod(max(eighths, 1 if node.nbytes else 0), 8)
@@ -158,7 +158,7 @@ class Tree(Rows):
         item = node.item
         if item is None:
             counted = plural(node.tensors, "tensor") if node.tensors else plural(node.values, "value")
-            counted = f"{len(node.kids)} alike, {counted}" if node.kids is not None else counted
+            counted = f"{len(node.kids)} similar, {counted}" if node.kids is not None else counted
             if not self.paired:
                 return counted
             counts = node.counts()

@@ -1,4 +1,4 @@
-"""The numbers of a tensor, of which those that are seen are read."""
+"""The numbers of a tensor; only the visible ones are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckptfix.words import shape
 Side = tuple[str, Contents, TensorEntry]
 
 class Values(Screen[None]):
-    """The numbers of one tensor, or of two that belong together: of A, of B, or their difference.
+    """The numbers of one tensor, or of a pair: of A, of B, or their difference.
 
     Args:
         name: its name.
@@ -83,7 +83,7 @@ class Values(Screen[None]):
         return not (action == "side" and len(self.sides) < 2)
 
     def _shown_sides(self) -> tuple[str, list[Side]]:
-        """What is shown, and the tensors that are read for it."""
+        """Return the title of the shown side, and the tensors to read for it."""
         if len(self.sides) < 2:
             return "", [self.sides[0]]
         if self.side < 2:
@@ -91,7 +91,7 @@ class Values(Screen[None]):
         return "B - A", list(self.sides)
 
     def _look(self) -> None:
-        """Read what is seen and is not known."""
+        """Read the visible numbers that are not known yet."""
         if not self.is_mounted:
             return
         title, sides = self._shown_sides()
@@ -146,7 +146,7 @@ class Values(Screen[None]):
         same = grid_of(self.sides[0][2]) == _grid(self.sides[1][2])
         self.side = (self.side + 1) % 3 if same else 0
         if not same:
-            self.notify("A and B have other shapes: only A is shown", severity="warning", markup=False)
+            self.notify("A and B have different shapes: only A is shown", severity="warning", markup=False)
         if self.grid is not None:
             self.query_one(Cells).give({}, range(0))
         self._look()

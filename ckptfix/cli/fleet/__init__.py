@@ -1,4 +1,4 @@
-"""ckptfix fleet: one verb on thousands of checkpoints."""
+"""ckptfix fleet: one command on thousands of checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptfix.cli.fleet.status import status
 
 
 class Fleet(click.Group):
-    """The group of the three commands, with an example below."""
+    """The command group of plan, run and status, with an example below its help."""
 
     example = "ckptfix fleet run plan.jsonl"
 
@@ -21,12 +21,12 @@ class Fleet(click.Group):
 command = Fleet(
     "fleet",
     commands=[plan, run, status],
-    help="""Do one command on thousands of checkpoints: planned, resumed and reported.
+    help="""Run one command on thousands of checkpoints: planned, resumable and reported.
 
-    `plan` writes a plan, a job a line, to be looked at. `run` does what is not done of it, and may be stopped and
-    started again at any time. `status` says what is done, failed and left.
+    `plan` writes a plan, one job per line, for you to review. `run` does the jobs that are not done yet; you can stop
+    it and start it again at any time. `status` shows what is done, failed and left.
 
-    Records of what is done lie beside the plan, in PLAN.d: they belong to their inputs and outputs, so that a plan may
-    be made anew from a longer list.
+    Records of finished jobs are kept beside the plan, in PLAN.d. They belong to their inputs and outputs, so you can
+    make the plan again from a longer list.
     """,
 )

@@ -19,14 +19,14 @@ from ckptfix.urls import secrets
 from ckptfix.words import plural
 
 WORDS = "ckptfix.fleet.words"
-"""Key of a context's meta: the words after ``--``."""
+"""Key in the context's meta: the words after ``--``."""
 
 PLAN = "plan.jsonl"
-"""Where a plan is taken to be that goes to a pipe: in the current folder."""
+"""Assumed name of a plan that goes to a pipe, in the current folder."""
 
 
 class Plan(Verb):
-    """A command whose words after ``--`` are another command."""
+    """A command line that contains another command after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -37,26 +37,28 @@ class Plan(Verb):
         formatter.write_usage(ctx.command_path, "[OPTIONS] NAME... -- VERB ARGS > PLAN")
 
     def invoke(self, ctx: click.Context) -> Any:
-        return click.Command.invoke(self, ctx)  # - is a list here, and no checkpoint
+        return click.Command.invoke(self, ctx)  # - is a list of names here, not a checkpoint
 
 
 @pass_console
 def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recursive: bool) -> int:
-    """Write a plan to stdout: a line of JSON for each job, with its input, output and command line.
+    """Write a plan to stdout, one line of JSON per job.
 
-    NAME is a checkpoint, a folder (with -r all checkpoints below), a pattern in quotes, or a list: a text file with a
-    name a line, or - for standard input. After -- stands a command without its inputs. Outputs go to --out-dir under
-    the names of their inputs, or as a template says: {stem}, {name}, {suffix} and {parent} stand for parts of the
-    input's name.
+    Each line has the input, output and command line of its job.
 
-    Nothing is written but the plan. A command that is none for a fleet, wrong options, and outputs that would have one
-    name are refused.
+    NAME is a checkpoint, a folder (with -r all checkpoints below it), a quoted pattern, or a list: a text file with
+    one name per line, or - for standard input. Write the command after --, without its inputs. Outputs go to --out-dir
+    under the names of their inputs, or where a template puts them: {stem}, {name}, {suffix} and {parent} are parts of
+    the input's name.
+
+    Only the plan is written. A command that cannot run in a fleet, wrong options, and outputs with the same name are
+    refused.
     """
     from ckptfix.cli.shared.fleets import jobs
 
     words = click.get_current_context().meta[WORDS]
     if not words:
-        raise click.UsageError("Which command? It stands after the names and --: ... -- doctor --fast")
+        raise click.UsageError("Missing command: write it after the names and --, as in ... -- doctor --fast")
     if not names:
         raise click.UsageError("Missing argument 'NAME...'.")
     count = total = missing = hidden = 0
@@ -71,19 +73,19 @@ def _plan(console: Console, *, names: tuple[str, ...], out_dir: str | None, recu
     if not console.quiet:
         console.note(f"{plural(count, 'job')}, {size(total)} of inputs")
     if hidden:
-        console.note(f"a plan holds no secret: {plural(hidden, 'job')} will ask for a URL without its password or "
-                     "signature")  # fmt: skip
+        console.note(f"a plan holds no secrets: {plural(hidden, 'job')} will ask for a URL without its password or "
+            "signature")  # fmt: skip
     if missing:
-        console.note(f"{plural(missing, 'input')} not there: the jobs will fail")
+        console.note(f"{plural(missing, 'input')} not found: the jobs will fail")
     place = _place()
     if roots := root_options(place or PLAN, outputs):
-        run = f"{command('fleet', 'run')} {quoted(place)} {roots}" if place else f"give `fleet run` {roots}"
+        run = f"{command('fleet', 'run')} {quoted(place)} {roots}" if place else f"run `ckptfix fleet run` with {roots}"
         console.note(f"outputs are outside the folder of the plan: {run}")
     return 0
 
 
 def _place() -> str | None:
-    """The file that the plan goes to, where the system says so; None for a pipe or a terminal."""
+    """Return the file that the plan goes to, if the system names it; None for a pipe or a terminal."""
     with contextlib.suppress(OSError, ValueError):
         number = sys.stdout.fileno()
         name = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
@@ -96,7 +98,7 @@ plan = Plan(
     "plan",
     params=[
         click.Argument(["names"], metavar="NAME...", nargs=-1, required=False),
-        click.Option(["--out-dir"], metavar="DIR", help="Where the outputs go, under the names of their inputs."),
+        click.Option(["--out-dir"], metavar="DIR", help="Folder for the outputs, under the names of their inputs."),
         click.Option(["-r", "--recursive"], is_flag=True, help="Search folders for checkpoints."),
         next(option for option in output_options() if option.name == "quiet"),
     ],

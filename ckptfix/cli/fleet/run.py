@@ -21,7 +21,7 @@ from ckptfix.words import plural
 def _setting(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise click.UsageError(f"--slurm takes NAME=VALUE, such as timeout_min=60, not {text!r}.")
+        raise click.UsageError(f"--slurm needs NAME=VALUE, such as timeout_min=60, not {text!r}.")
     number = whole_number(value)
     return name, value if number is None else number
 
@@ -31,11 +31,11 @@ def _setting(text: str) -> tuple[str, object]:
     click.Argument(["plan"], metavar="PLAN", type=FileName()),
     click.Option(
         ["--jobs"], metavar="N", type=click.IntRange(min=1),
-        help="Work on N inputs at a time; by default, as many as there are processors. Of Slurm: tasks of the array.",
+        help="Work on N inputs at a time (default: one per processor). With Slurm: number of array tasks.",
     ),
     click.Option(
         ["--executor"], metavar="NAME", default="processes", show_default=True,
-        help="What does the jobs: processes, dask://HOST:PORT (needs distributed), slurm (needs submitit).",
+        help="Where the jobs run: processes, dask://HOST:PORT (needs distributed), slurm (needs submitit).",
     ),
     click.Option(
         ["--slurm"], metavar="NAME=VALUE", multiple=True,
@@ -44,13 +44,13 @@ def _setting(text: str) -> tuple[str, object]:
     shard_option(),
     click.Option(
         ["--root", "roots"], metavar="DIR", multiple=True, type=FileName(),
-        help="A folder or URL in which outputs may be, beside the folder of the plan. Repeatable.",
+        help="A folder or URL that may hold outputs, besides the folder of the plan. Repeatable.",
     ),
     click.Option(
         ["--allow-import"], is_flag=True,
-        help="Import module:factory of the jobs and call it. This runs its code; a plan cannot ask for it.",
+        help="Allow jobs to import and call module:factory, which runs its code; a plan cannot ask for it.",
     ),
-    click.Option(["-n", "--dry-run"], is_flag=True, help="Say what would be done, and do nothing."),
+    click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be done, and do nothing."),
     example="ckptfix fleet run plan.jsonl --jobs 8",
 )  # fmt: skip
 def run(
@@ -65,17 +65,17 @@ def run(
     allow_import: bool,
     dry_run: bool,
 ) -> int:
-    """Do what is not done of PLAN: jobs that are new, that failed, or whose input, output or command line changed.
+    """Run the unfinished jobs of PLAN.
 
-    A job that fails does not stop the others. Each that has ended is recorded in PLAN.d at once, so that the same
-    command goes on wherever it was stopped. A job that kills its process is tried again, and given up after the third
-    time.
+    These are jobs that are new, that failed, or whose input, output or command line changed. A failed job does not
+    stop the others. Each finished job is recorded in PLAN.d at once, so the same command resumes where it was
+    stopped. A job that kills its process is tried again, and given up after the third time.
 
-    A plan is data: a job that reads or writes other files than its line says, or writes outside the folder of PLAN and
-    of --root, is refused before the first begins.
+    A plan is only data. If a job reads or writes files that its line does not name, or writes outside the folder of
+    PLAN and of --root, the plan is refused before the first job begins.
 
-    The exit code is 2 if a job failed, else 3 if one has losses, else 1 if one has findings, else 0; what an earlier
-    run did counts as well. --json prints a line for each job that has ended, and one for all.
+    The exit code is 2 if a job failed, else 3 if one has losses, else 1 if one has findings, else 0; jobs of earlier
+    runs count too. --json prints one line for each finished job, and one for the whole run.
     """
     if shard is None and executor == "processes":
         shard = _of_rank()
@@ -83,11 +83,11 @@ def run(
         return _planned(console, plan, shard, roots)
     kind, _, place = executor.partition(":")
     if kind not in ("processes", "dask", "slurm") or (kind == "processes" and place):
-        raise click.UsageError(f"--executor {executor!r}: it is processes, dask://HOST:PORT or slurm.")
+        raise click.UsageError(f"--executor {executor!r}: choose processes, dask://HOST:PORT or slurm.")
     if slurm and kind != "slurm":
-        raise click.UsageError("--slurm goes with --executor slurm.")
+        raise click.UsageError("--slurm needs --executor slurm.")
     if kind == "slurm" and shard is not None:
-        raise click.UsageError("--shard is for other schedulers: --executor slurm makes shards of its own.")
+        raise click.UsageError("--shard does not go with --executor slurm, which makes its own shards.")
     report = Report()
     try:
         with progress(console) as draw:
@@ -105,8 +105,8 @@ def run(
             how: dict[str, Any] = {"begin": begin, "each": each, "roots": roots, "allow_import": allow_import}
             done = _done(console, plan, kind, place, jobs=jobs, slurm=slurm, shard=shard, **how)
     except Stopped:
-        console.note(f"{report.done + report.failed:,} of {plural(report.jobs, 'job')} have ended; the same command "
-                     "does the rest")  # fmt: skip
+        console.note(f"{report.done + report.failed:,} of {plural(report.jobs, 'job')} finished; run the same command "
+            "to do the rest")  # fmt: skip
         raise
     if console.json:
         console.emit({"plan": plan, **done.as_dict(), "inputs": None}, done.exit_code, line=True)
@@ -119,7 +119,7 @@ run.shares = True
 
 
 def _of_rank() -> Shard | None:
-    """The shard of this rank, where torchrun or srun has started several."""
+    """Return the shard of this rank if torchrun or srun started several ranks."""
     if "WORLD_SIZE" not in os.environ and "CKPTFIX_RANKS" not in os.environ:
         return None
     from ckptfix.cli.shared.ranks import world
@@ -144,7 +144,7 @@ def _done(
         from ckptfix.fleet.executors import dask
 
         if not place.strip("/"):
-            raise click.UsageError("--executor dask://HOST:PORT: where is the scheduler?")
+            raise click.UsageError("--executor dask://HOST:PORT: name the address of the scheduler.")
         address = place.removeprefix("//")
         with dask(address, TRIES) as engine:
             return carry_out(plan, executor=engine, **how)
@@ -152,7 +152,7 @@ def _done(
 
 
 def _planned(console: Console, plan: str, shard: Shard | None, roots: tuple[str, ...]) -> int:
-    """Say what a run would do."""
+    """Show what a run would do."""
     from ckptfix.commands import command
     from ckptfix.fleet.bounds import bounds_of
     from ckptfix.fleet.run import status

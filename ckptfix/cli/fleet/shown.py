@@ -1,4 +1,4 @@
-"""What is shown of a fleet: how far it is, what became of it, and what fixes what failed."""
+"""Display of a fleet: its progress, its results, and the commands that fix what failed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ckptfix.numbers import whole_number
 from ckptfix.words import plural
 
 CAUSES = 30
-"""Causes that a terminal gets."""
+"""Causes shown on a terminal."""
 
 MOST_SHARDS = 1_000_000
-"""Parts of a plan."""
+"""Maximum number of shards of a plan."""
 
 WHAT = {0: "warning", 1: "finding", TROUBLE: "failed", 3: "losses"}
-"""Exit code of a job -> how the table calls it."""
+"""Exit code of a job -> its word in the table."""
 
 
 class ShardType(click.ParamType[Shard]):
-    """``I/N``, or ``auto`` for what Slurm or torchrun says in the environment."""
+    """``I/N``, or ``auto`` to read the shard from the environment of Slurm or torchrun."""
 
     name = "shard"
 
@@ -42,27 +42,27 @@ class ShardType(click.ParamType[Shard]):
 
             found = from_environment()
             if found is None:
-                self.fail("auto takes SLURM_ARRAY_TASK_ID and _COUNT, or RANK and WORLD_SIZE, which are not set.")
+                self.fail("auto needs SLURM_ARRAY_TASK_ID and _COUNT, or RANK and WORLD_SIZE, which are not set.")
             return found
         index, slash, count = text.partition("/")
         part, parts = whole_number(index), whole_number(count, most=MOST_SHARDS)
         if not slash or part is None or parts is None:
-            self.fail(f"{text!r} is not I/N, such as 0/8, and not auto.", param, ctx)
+            self.fail(f"{text!r} is not I/N, such as 0/8, or auto.", param, ctx)
         if part >= parts:
             self.fail(f"{text}: I counts from 0, so the last of {parts} is {parts - 1}/{parts}.", param, ctx)
         return Shard(part, parts)
 
 
 def shard_option() -> click.Option:
-    """--shard I/N."""
+    """Make the option --shard I/N."""
     return click.Option(
         ["--shard"], metavar="I/N", type=ShardType(),
-        help="Only part I of N of the plan, by size; I counts from 0. auto: as the environment says.",
+        help="Only part I of N of the plan, split by size; I counts from 0. auto: from the environment.",
     )  # fmt: skip
 
 
 class Bar(Progress):
-    """One line on a terminal: files, bytes, rate, failures."""
+    """The progress line of a fleet: files, bytes, rate, failures."""
 
     report = Report()
 
@@ -79,7 +79,7 @@ class Bar(Progress):
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[Report], None]]:
-    """A callable that draws on a terminal, and does nothing elsewhere."""
+    """Yield a function that draws the progress on a terminal, and does nothing elsewhere."""
     if console.quiet or not is_terminal(sys.stderr):
         yield lambda report: None
         return
@@ -96,7 +96,7 @@ def progress(console: Console) -> Iterator[Callable[[Report], None]]:
 
 
 def counts(report: Report, *, ran: bool = False) -> str:
-    """The counts in a sentence; `ran` says that some of what is done may be older than this run."""
+    """Return the counts as a sentence; with `ran`, some finished jobs may be older than this run."""
     before = f" ({report.before:,} of them before)" if report.before and ran else ""
     parts = [f"{report.done:,} done{before}"]
     with_what = ((report.codes.get(1), "findings"), (report.codes.get(3), "losses"))
@@ -107,7 +107,7 @@ def counts(report: Report, *, ran: bool = False) -> str:
 
 
 def show(console: Console, plan: str, report: Report, *, ran: bool = False) -> None:
-    """The counts, the table of causes, and below what fixes each; `ran` as `counts`."""
+    """Show the counts, the table of causes, and the fix for each cause; `ran` as in `counts`."""
     console.prose(counts(report, ran=ran))
     causes = report.by_cause
     if not causes:

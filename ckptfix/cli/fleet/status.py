@@ -18,14 +18,15 @@ STATES = ("done", "failed", "left", "changed")
     shard_option(),
     click.Option(
         ["--list", "listed"], metavar="WHICH",
-        help="Print the names of inputs alone, a line each: of those done, failed, left or changed, or of a cause.",
+        help="Print only the input names, one per line, of jobs that are done, failed, left or changed, or of a cause.",
     ),
     example="ckptfix fleet status plan.jsonl",
 )  # fmt: skip
 def status(console: Console, *, plan: str, shard: Shard | None, listed: str | None) -> int:
-    """Say what is done of PLAN, what failed and why, what is left, and what has changed since it was done.
+    """Show which jobs of PLAN are done, failed or left.
 
-    Only the records and the names of files are looked at. The list of --list is one for `fleet plan -`.
+    It also shows why jobs failed, and which jobs changed since they were done. Only the records and the files' stat
+    data are read. The output of --list is an input list for `fleet plan -`.
     """
     from ckptfix.fleet.run import status as find
 
@@ -38,12 +39,12 @@ def status(console: Console, *, plan: str, shard: Shard | None, listed: str | No
     report = find(plan, shard=shard, each=None if listed is None else say)
     if listed is not None and listed not in STATES and not found:
         known = [*STATES, *(one.cause for one in report.by_cause)]
-        raise click.UsageError(f"--list {listed!r}: it is one of {', '.join(known)}.")
+        raise click.UsageError(f"--list {listed!r}: choose one of {', '.join(known)}.")
     if console.json:
         console.emit({"plan": plan, **report.as_dict(), "inputs": None if listed is None else found}, 0)
     elif listed is not None:
         for name in found:
-            # A newline in a name would make two lines of it.
+            # A newline in a name would split it into two lines.
             console.say(name if name.isprintable() else _quoted(name))
     else:
         show(console, plan, report)

@@ -1,4 +1,4 @@
-"""A command line for one input and its output: checked when it is planned, done in whatever process it is sent to."""
+"""A command line for one input and its output: checked when it is planned, then run in any process."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from ckptfix.io.written import reported
 
 NOT_IN_A_FLEET = {
     "fleet": "it is the fleet itself",
-    "help": "it works on no file",
-    "completion": "it works on no file",
-    "git": "it is for git",
-    "browse": "it is a screen for a person",
-    "ls": "it makes one list of all: `ckptfix ls -r FOLDER`",
-    "undo": "what it takes back is remembered beside each file, and a plan must not ask for that",
-    "average": "it makes one output of several inputs",
-    "merge": "it makes one output of several inputs",
+    "help": "it reads no file",
+    "completion": "it reads no file",
+    "git": "git runs it",
+    "browse": "it is an interactive screen",
+    "ls": "it makes one list of all inputs: `ckptfix ls -r FOLDER`",
+    "undo": "the undo journal is beside each file, and a plan must not ask for it",
+    "average": "it makes one output from several inputs",
+    "merge": "it makes one output from several inputs",
 }
-"""Commands that mean nothing on one file of many, and why."""
+"""Commands that make no sense for one file of many, and why."""
 
 _SETTINGS = Settings(json=True, quiet=False, width=0, rows=False)
 
 
 def verb_called(name: str) -> Verb:
-    """The command `name`.
+    """Return the command `name`.
 
     Raises:
-        click.UsageError: there is none, or it is not one for a fleet.
+        click.UsageError: there is no such command, or it cannot run in a fleet.
     """
     known = _group().list_commands(click.Context(_group()))
     if name in NOT_IN_A_FLEET:
-        raise click.UsageError(f"{name} cannot be done by a fleet: {NOT_IN_A_FLEET[name]}.")
+        raise click.UsageError(f"{name} cannot run in a fleet: {NOT_IN_A_FLEET[name]}.")
     if name not in known:
         raise click.UsageError(f"No such command {printable(name)!r} for a fleet.{_advice(name, known)}")
     found = _group().get_command(click.Context(_group()), name)
     if not isinstance(found, Verb):
-        raise click.UsageError(f"{name} cannot be done by a fleet: it is several commands.")
+        raise click.UsageError(f"{name} cannot run in a fleet: it is a group of commands.")
     return found
 
 
 def _group() -> click.Group:
-    """The group of all commands, above this room: found by name, as each of them is."""
+    """Return the group of all commands, which is above this package: import it by name, like each command."""
     group: click.Group = import_module("ckptfix.cli").commands
     return group
 
@@ -62,10 +62,10 @@ def _advice(name: str, known: Sequence[str]) -> str:
 
 
 def parsed(verb: Verb, words: Sequence[str], console: Recording | None = None) -> click.Context:
-    """The context of ``VERB WORDS``, whose options are those of the verb.
+    """Return the context of ``VERB WORDS``, with the options of the verb parsed.
 
     Raises:
-        click.UsageError: they are not.
+        click.UsageError: the words do not fit the verb.
     """
     console = Recording(_SETTINGS, None) if console is None else console
     console.command = verb.name
@@ -75,12 +75,12 @@ def parsed(verb: Verb, words: Sequence[str], console: Recording | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """What a command line works with.
+    """The files and permissions that a command line needs.
 
     Attributes:
-        reads: its input; None where it names none.
-        writes: its outputs; its input, for an edit in place.
-        imports: it asks for ``module:factory`` to be imported.
+        reads: its input; None if it names no input.
+        writes: its outputs; for an in-place edit, its input.
+        imports: it asks to import ``module:factory``.
     """
 
     reads: str | None
@@ -89,7 +89,7 @@ class Uses:
 
 
 def uses(argv: Sequence[str]) -> Uses | str:
-    """What the command line `argv` works with; a sentence on why it is none for a fleet. Nothing is done."""
+    """Return what the command line `argv` uses, or a sentence on why it cannot run in a fleet. Nothing is run."""
     try:
         verb = verb_called(argv[0])
         with parsed(verb, argv[1:]) as ctx:
@@ -97,11 +97,11 @@ def uses(argv: Sequence[str]) -> Uses | str:
     except click.ClickException as error:
         return error.format_message()
     except click.exceptions.Exit:
-        return "it asks for help, and not for work"
+        return "it asks for help, not for work"
     except CkptfixError as error:
         return error.message
     except (OSError, ValueError) as error:
-        return f"its command line cannot be read: {error}"
+        return f"its command line is not valid: {error}"
 
 
 def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
@@ -119,21 +119,21 @@ def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
     if isinstance(first, tuple):
         first = first[0] if len(first) == 1 else None
     more = [isinstance(name, tuple) for name in names[1:]]
-    # With --output, what is in the place of OUT is an input too.
+    # With --output, the word in OUT's position is an input too.
     if any(more) and (any(names[1:]) or (params.get("output") and params.get("dest"))):
         return "it has several inputs"
     writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
     if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):
-        return "it writes an output that it does not name"
+        return "it does not name its output"
     return Uses(first, tuple(writes), bool(params.get("allow_import")))
 
 
 WITHOUT = ("dry_run", "check_only", "report", "rules_file")
-"""Parameters of commands that write, with which they need no output."""
+"""Parameters of writing commands that make an output unnecessary."""
 
 
 def outputs_of(verb: Verb, params: Mapping[str, Any]) -> list[str]:
-    """The names of outputs among the parameters, the main one first."""
+    """Return the names of outputs among the parameters, the main one first."""
     main = params.get("output") if params.get("output") is not None else params.get("dest")
     others = [
         params[str(param.name)]
@@ -152,11 +152,11 @@ def done(
     replace: Literal["no", "yes", "keep"] = "no",
     allow_import: bool = False,
 ) -> Outcome:
-    """Do the command line `argv`, which has one input and its output; errors become its outcome.
+    """Run the command line `argv`, which has one input and its output; errors become its outcome.
 
     Args:
-        replace: whether an output that exists is replaced; with "keep" the old one gets another name.
-        allow_import: ``module:factory`` may be imported; the command line itself cannot ask for that.
+        replace: whether to replace an existing output; "keep" renames the old one.
+        allow_import: allow importing ``module:factory``; the command line itself cannot ask for that.
     """
     console = Recording(_SETTINGS, None)
 

@@ -1,4 +1,4 @@
-"""What the commands share: their options, and how a result is shown."""
+"""The shared parts of the commands: their options, and the display of a result."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 Dash = Literal["input", "output", "text"]
-"""What ``-`` is: standard input as a file, standard output, or the text that standard input has."""
+"""The meaning of ``-``: standard input as a file, standard output, or the text of standard input."""
 
 LINES = 16
-"""Lines that say what was done, on a terminal; a pipe gets all of them."""
+"""Result lines shown on a terminal; a pipe gets all of them."""
 
 
 class Written(Protocol):
-    """What every operation that writes returns."""
+    """The result that every writing operation returns."""
 
     @property
     def plan(self) -> Plan: ...
@@ -52,11 +52,11 @@ class Written(Protocol):
 
 
 class Verb(click.Command):
-    """A command whose help ends with an example, and where ``-`` stands for a stream.
+    """A command whose help ends with an example, and that accepts ``-`` for a stream.
 
     Attributes:
-        operands: how it takes its inputs; None where it takes a fixed number.
-        shares: of several ranks, each does a part, which the command itself takes.
+        operands: how it reads its inputs from the command line; None if their number is fixed.
+        shares: with several ranks, each does a part; the command itself divides the work.
     """
 
     shares = False
@@ -79,7 +79,7 @@ class Verb(click.Command):
                 from ckptfix.ops.record import recording
 
                 if ctx.params.get("in_place"):
-                    raise click.UsageError("--record is for outputs; `undo --list` says what was done in place.")
+                    raise click.UsageError("--record is for outputs; `undo --list` shows in-place edits.")
                 stack.enter_context(recording("ckptfix", *console.arguments))
             job = self.operands.job(self, ctx) if self.operands is not None else None
             invoke = functools.partial(self._invoke, ctx, console, job)
@@ -106,7 +106,7 @@ class Verb(click.Command):
 
 
 class FileName(click.Path):
-    """The name of a file, or of another TARGET; whether it can be read is for the library to say.
+    """The name of a file or other TARGET; the library, not click, checks that it is readable.
 
     ``-`` is standard input, or with `output` standard output.
     """
@@ -117,7 +117,7 @@ class FileName(click.Path):
 
 
 class Message(click.types.StringParamType):
-    """Text, which ``@FILE`` takes from a file, and ``-`` from standard input."""
+    """Text; ``@FILE`` reads it from a file, and ``-`` from standard input."""
 
     dash: Dash = "text"
 
@@ -131,12 +131,12 @@ class Message(click.types.StringParamType):
 
 
 def file_argument(name: str, metavar: str) -> click.Argument:
-    """A file; whether it can be read is for the library to say."""
+    """Make an argument for one file; the library, not click, checks that it is readable."""
     return click.Argument([name], metavar=metavar, type=FileName())
 
 
 def files_argument(name: str, metavar: str, *, required: bool = True) -> click.Argument:
-    """Any number of files."""
+    """Make an argument for any number of files."""
     return click.Argument([name], metavar=metavar, nargs=-1, required=required, type=FileName())
 
 
@@ -153,19 +153,19 @@ def _set_color(ctx: click.Context, param: click.Parameter, value: When) -> None:
 
 
 def output_options() -> list[click.Parameter]:
-    """--quiet, --json and --color, which the console keeps."""
+    """Return --quiet, --json and --color, whose values the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
-        click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Say nothing but warnings and errors.", **shared),
+        click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Show only warnings and errors.", **shared),
         click.Option(
             ["--json"],
             callback=_set("json"),
-            help="Print the result as one JSON object; of several inputs, one on a line for each.",
+            help="Print the result as one JSON object; with several inputs, one object per line.",
             **shared,
         ),
         click.Option(
             ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-            is_eager=True, expose_value=False, callback=_set_color, help="Colours: by default on a terminal.",
+            is_eager=True, expose_value=False, callback=_set_color, help="Use color; auto means on a terminal.",
         ),
     ]  # fmt: skip
 
@@ -177,10 +177,10 @@ def reads(
     output: bool = True,
     operands: Operands | None = None,
 ) -> Callable[[Callable[..., int]], Verb]:
-    """Make a command of a function that takes the console and `params`, and returns the exit code.
+    """Make a command from a function that gets the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, and `example` ends it. `output` says whether it has --quiet, --json and --color,
-    `operands` how it is done on several inputs.
+    Its docstring is the help text, followed by `example`. `output` adds --quiet, --json and --color; `operands` defines
+    how it runs on several inputs.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:
@@ -197,39 +197,39 @@ def reads(
 
 
 def destination(*, optional: bool = False) -> list[click.Parameter]:
-    """OUT and --output, --force and --dry-run, and --out-dir; `where_to` takes what the first four are given."""
+    """Return OUT, --output, --force, --dry-run and --out-dir; pass the values of the first three to `where_to`."""
     return [
         click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName(output=True)),
         click.Option(
             ["-o", "--output", "output"],
             metavar="OUT",
             type=FileName(output=True),
-            help="The output; with --force an old file there is replaced without being kept.",
+            help="Path of the output; with --force, an old file is replaced without a backup.",
         ),
         click.Option(
             ["-f", "--force"],
             is_flag=True,
-            help="Replace OUT if it exists. A checkpoint there is kept as OUT.~1~, unless -o named it.",
+            help="Replace OUT if it exists. An old checkpoint is kept as OUT.~1~, unless you use -o.",
         ),
-        click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written, and write nothing."),
+        click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
         click.Option(
             ["--record"], is_flag=True, is_eager=True, expose_value=False, callback=_set("record"),
-            help="Keep what was done with OUT: inputs' SHA-256, command, version.",
+            help="Save a record beside OUT: SHA-256 of the inputs, command, version.",
         ),
         *folder_options(),
     ]  # fmt: skip
 
 
 def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
-    """The output, and whether a checkpoint that it replaces is kept.
+    """Return the output, and whether to keep a checkpoint that it replaces.
 
-    IN and OUT side by side may be what a shell made of ``*.pth``: neither was given as the output.
+    IN and OUT in one command line may come from a shell that expanded ``*.pth``: then the user named no output.
 
     Args:
-        without: the options that need no output; None if they are given.
+        without: the options that make OUT unnecessary; None if they are given.
 
     Raises:
-        UsageError: it is given twice, or not at all.
+        UsageError: the output is given twice, or not at all.
     """
     if dest is not None and output is not None:
         raise click.UsageError("The output is given twice: as OUT and with --output.")
@@ -239,7 +239,7 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
 
 
 class _Name(NamedTuple):
-    """What an output is called: the word for what is done, its suffix where that is known, whether it is a folder."""
+    """The parts of an output's name: the word for the change, the suffix if known, and whether it is a folder."""
 
     word: str
     suffix: str | None = None
@@ -250,11 +250,11 @@ _WORDS = {
     "fix": "fixed", "map-location": "moved", "select": "selected", "merge": "merged", "cast": "cast",
     "average": "averaged", "set-metadata": "described",
 }
-"""What the name of an output says that none of doctor's chains has."""
+"""Words in the names of outputs of commands that doctor never proposes."""
 
 
 def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
-    """Raises UsageError where the options do not say what the output is."""
+    """Return the parts of the output's name. Raise UsageError if the options do not define them."""
     from ckptfix.findings.remedies import VERBS
     from ckptfix.formats.target import named_format
 
@@ -270,18 +270,18 @@ def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
 
 
 def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | None:
-    """What the output is called where it was not named: as doctor would propose it, beside `source`.
+    """Return the default name of an output, beside `source`: the name that doctor proposes.
 
     Returns:
-        None where the function of the command names it.
+        None if the function of the command chooses the name.
 
     Raises:
-        UsageError: the options do not say what the output is, or `source` is a stream, beside which nothing stands.
+        UsageError: the options do not define a name, or `source` is a stream, which has no folder.
     """
     from ckptfix.ops.naming import named_beside
 
     if source in click.get_current_context().ensure_object(Console).streams:
-        raise click.UsageError("OUT is required where IN is - (standard input); as OUT, - is standard output.")
+        raise click.UsageError("OUT is required if IN is - (standard input); use - for standard output.")
     if verb == "fix":
         return None
     name = _name_of(verb, options)
@@ -289,7 +289,7 @@ def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | No
 
 
 def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
-    """What the output is called in a folder of outputs. Raises UsageError as `default_name`, and for no format."""
+    """Return the output's name in a folder of outputs. Raise UsageError like `default_name`, or without a format."""
     from ckptfix.ops.naming import name_kept
 
     try:
@@ -300,10 +300,10 @@ def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
 
 
 def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
-    """Make a command ``NAME IN [OUT]`` of a function (source, dest, how, `params`) that writes and returns its result.
+    """Make a command ``NAME IN [OUT]`` from a function (source, dest, how, `params`) that returns what it wrote.
 
-    An argument among `params` is one that takes the rest of the line. It must be given something, and OUT is then
-    required; unless it is called ``[...]``: then it is for further inputs, which come with --output.
+    An argument among `params` gets the rest of the line. It must not be empty, and OUT is then required. An argument
+    called ``[...]`` is for further inputs instead, which need --output.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -322,10 +322,10 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
             for param in rest_of_line:
                 assert param.name is not None
                 if output is not None and dest is not None:
-                    # With --output, what stands in OUT's place is the first of these.
+                    # With --output, the word in OUT's position is the first of these.
                     dest, options[param.name] = None, (dest, *options[param.name])
                 if is_more(param) and options[param.name] and output is None:
-                    raise click.UsageError("Of several inputs, --output names the output.")
+                    raise click.UsageError("Missing -o OUT: several inputs need a named output.")
                 if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             in_place = options.pop("in_place", False)
@@ -360,10 +360,13 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
 
 
 def show(console: Console, result: Written, *, named: bool = False, most: int | None = None) -> int:
-    """Show what an operation wrote, or would write; its exit code. With `named`, the user did not name the output.
+    """Show what an operation wrote or would write, and return its exit code.
 
-    Its `lines` include the findings that are just notes; warnings and losses are listed on stderr, each, or `most` of
-    them.
+    The `lines` of a result include findings that are only notes; warnings and losses go to stderr.
+
+    Args:
+        named: the output has a default name, because the user did not name it.
+        most: limit on the warnings and losses listed.
     """
     if console.json:
         console.emit(result.as_dict(), result.exit_code)

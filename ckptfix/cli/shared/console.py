@@ -1,6 +1,6 @@
-"""What a command says and where: results to stdout, everything else to stderr.
+"""Output of a command: results go to stdout, everything else to stderr.
 
-Where the output itself goes to stdout, results go to stderr too.
+If stdout carries the output file itself, results go to stderr too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckptfix.io.read import Progress
 
 SCHEMA_VERSION = 1
-"""Version of what ``--json`` prints (``docs/schema.json``): it goes up when a field goes or gets another meaning."""
+"""Version of the ``--json`` output (``docs/schema.json``); it increases if a field goes or changes its meaning."""
 
 _WORDS = {"info": "note", "warning": "warning", "error": "error"}
 
@@ -33,14 +33,14 @@ class Console:
 
     Attributes:
         command: the command that runs; None before it is known.
-        json: stdout gets one JSON object and nothing else; of several inputs, one on a line for each.
+        json: stdout gets one JSON object and nothing else; with several inputs, one object per line.
         quiet: no results in text, no notes, no progress; warnings and errors still show.
-        silent: nothing at all is shown: another process shows it.
-        aside: stdout is for the output itself, so that results go to stderr too.
-        streams: files that stand in for a stream, and what is shown instead of their names.
-        record: outputs keep a record of what was done, by the command line `arguments`.
-        row: what a command says of this input in its list of several, where it has one of its own.
-        color: where text is painted; JSON never is.
+        silent: nothing is shown at all, because another process shows it.
+        aside: stdout carries the output itself, so results go to stderr too.
+        streams: files that replace a stream -> the name to show for them.
+        record: outputs keep a record of the command line `arguments`.
+        row: the row of this input in the command's list of several, if it has its own.
+        color: when to paint text; JSON is never painted.
     """
 
     def __init__(self) -> None:
@@ -57,19 +57,19 @@ class Console:
         self.color: When = "auto"
 
     def say(self, text: str = "", meaning: Meaning | None = None, label: int | None = None) -> None:
-        """A line of the result, for a person; it, or its first `label` characters, in the colour of `meaning`."""
+        """Print a line of the result; it, or its first `label` characters, in the color of `meaning`."""
         if not self.json and not self.quiet:
             self._print(text, self._out, meaning, label)
 
     def data(self, text: str) -> None:
-        """Text for another program, whole lines in UTF-8 whatever the locale is; on a terminal as `for_terminal`."""
+        """Print whole lines for another program, in UTF-8 for any locale; escape them for a terminal."""
         if is_terminal(sys.stdout):
             self._print(text.removesuffix("\n"), sys.stdout)
         elif not self.silent:
             click.echo(text.encode() if hasattr(sys.stdout, "buffer") else text, nl=False)
 
     def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
-        """What was done, in sentences, and lines that say more of it."""
+        """Print what was done, in sentences, and then more detailed lines."""
         for line in (*lines, *details):
             self.prose(line)
 
@@ -92,19 +92,19 @@ class Console:
         return sys.stderr if self.aside else sys.stdout
 
     def prose(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
-        """A line of the result that is text: on a terminal too narrow for it, it is broken at spaces."""
+        """Print a line of prose; break it at spaces if the terminal is too narrow."""
         for line in wrapped(for_terminal(text), self.width):
             self.say(line, meaning, label)
             meaning = meaning if label is None else None
 
     def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
-        """A line beside the result."""
+        """Print a line to stderr, beside the result."""
         for line in wrapped(for_terminal(text), width_of(sys.stderr)):
             self._print(line, sys.stderr, meaning, label)
             meaning = meaning if label is None else None
 
     def over_echo(self) -> None:
-        """Go back to the beginning of the line, where a terminal has echoed ^C."""
+        """Return to the beginning of the line if a terminal has echoed ^C."""
         if not self.silent and is_terminal(sys.stderr):
             click.echo("\r", nl=False, err=True)
 
@@ -114,19 +114,19 @@ class Console:
         return width_of(self._out)
 
     def rows(self, asked: int | None, default: int) -> int:
-        """How many rows of a list to show, 0 for all: `asked`, else `default` on a terminal, else all.
+        """Return the number of rows to show, 0 for all: `asked`, else `default` on a terminal, else all.
 
-        A list that is written to a file or another program is data, and data is complete.
+        A list that goes to a file or another program is data, and data is complete.
         """
         return asked if asked is not None else default if is_terminal(self._out) else 0
 
     def emit(self, document: Mapping[str, object], exit_code: int, *, line: bool = False) -> None:
-        """The result as one JSON object, ASCII only; a number that JSON lacks is a string (``"NaN"``).
+        """Print the result as one JSON object, in ASCII; a number that JSON lacks becomes a string (``"NaN"``).
 
-        What every object has is added here: the version of the schema, the command, and the exit code.
+        This adds the fields that every object has: the schema version, the command, and the exit code.
 
         Args:
-            line: it is one of several, on a line of its own also on a terminal.
+            line: the object is one of several, so it is on one line even on a terminal.
         """
         import json
 
@@ -137,14 +137,14 @@ class Console:
             text = json.dumps(whole, indent=indent, allow_nan=False)
         except ValueError:
             text = json.dumps(_finite(whole), indent=indent, allow_nan=False)
-        # ASCII but for this one, which is a control character all the same.
+        # This is ASCII, but a control character all the same.
         self._print(text.replace("\x7f", "\\u007f"), self._out)
 
     def findings(self, findings: Iterable[Finding], *, most: int | None = None) -> None:
-        """What an operation noticed, a line each, and its remedy below. JSON carries them in the result.
+        """Print the findings of an operation, one line each, with the remedy below. JSON has them in the result.
 
         Args:
-            most: how many are shown; a file could be made to have millions. None for all.
+            most: limit on the findings shown, as a file can be crafted to have millions. None for all.
         """
         if self.json:
             return
@@ -163,10 +163,10 @@ class Console:
 
     @contextlib.contextmanager
     def progress(self, at_end: str = "") -> Iterator[Progress | None]:
-        """A callable (bytes done, bytes in all) that draws on stderr; None where it would not be seen.
+        """Yield a function (bytes done, total bytes) that draws on stderr; None if nobody would see it.
 
         Args:
-            at_end: shown when all bytes are done and the command still works on.
+            at_end: text to show when all bytes are done but the command still works.
         """
         if self.quiet or self.silent or not is_terminal(sys.stderr):
             yield None
@@ -182,7 +182,7 @@ class Console:
 
 
 class Lines(Console):
-    """A console that keeps what is said, all rows and whole names, for the text of a result."""
+    """A console that collects its lines, all rows and whole names, for the text of a result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,18 +209,18 @@ pass_console = click.make_pass_decorator(Console, ensure=True)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
-    """Whether a person watches `stream`."""
+    """Return whether `stream` is a terminal."""
     try:
         return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):  # no stream at all, or a closed one
+    except (AttributeError, ValueError):  # no stream, or a closed one
         return False
 
 
 def for_terminal(text: str) -> str:
-    """`text` for a terminal: all that goes to one passes through here. Names in it are those of a stranger's file.
+    """Escape `text` for a terminal. All terminal output passes through here, as names come from untrusted files.
 
-    Control characters, escapes and what turns the direction of text are made visible; only the ends of lines and tabs
-    remain. So are sentences everywhere; a pipe gets data as it is, such as a manifest or comma-separated values.
+    Control characters, escapes and characters that change the text direction become visible; only newlines and tabs
+    remain. Sentences are escaped everywhere; a pipe gets raw data, such as a manifest or comma-separated values.
     """
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
 

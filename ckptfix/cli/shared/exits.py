@@ -1,7 +1,7 @@
 """The one place where an error or a signal becomes an exit code.
 
 0 done, same or clean; 1 differences or findings; 2 trouble or wrong usage; 3 done with named losses; 128+n a signal.
-After 2 and 128+n the output is as it was, unless a line says that it is complete.
+After 2 and 128+n the output is unchanged, unless a line reports that it is complete.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ckptfix.io.written import recorded
 
 TROUBLE = 2
 DEBUG = "CKPTFIX_DEBUG"
-"""Environment variable: set to 1, errors show their traceback."""
+"""Environment variable: if it is 1, errors show their traceback."""
 
 
 class Stopped(SystemExit):
-    """A signal arrived. A SystemExit, so that every ``finally`` runs and nothing but `run` takes it for an error."""
+    """The arrival of a signal. It is a SystemExit, so every ``finally`` runs, and only `run` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
@@ -35,10 +35,11 @@ class Stopped(SystemExit):
 
 
 def run(invoke: Callable[[], object], console: Console, arguments: Sequence[str]) -> int:
-    """Call `invoke`, which returns an exit code or raises; say what went wrong; return the exit code.
+    """Call `invoke`, report what went wrong, and return the exit code.
 
     Args:
-        arguments: the command line, to know whether JSON was asked for when it could not be parsed.
+        invoke: returns an exit code, or raises.
+        arguments: the command line, to find --json even if the line cannot be parsed.
     """
     _tolerate_any_text()
     with recorded() as written:
@@ -100,7 +101,7 @@ def _report(error: Exception, console: Console, arguments: Sequence[str], writte
 
 
 def said(error: Exception, document: Mapping[str, Any]) -> Iterator[str]:
-    """What is printed of an error: where and what, then what it lists, then what to do; `document` describes it."""
+    """Yield the lines for an error: place and message, its list, its hint. `document` is its `describe`."""
     place = "" if isinstance(error, CkptfixError) or not document["path"] else f"{printable(document['path'])}: "
     yield place + (str(error) if isinstance(error, CkptfixError) else printable(document["message"]))
     for line in document.get("lines", ()):
@@ -110,16 +111,17 @@ def said(error: Exception, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def failure(document: Mapping[str, Any], path: str | None = None) -> dict[str, Any]:
-    """What ``--json`` prints instead of a result, for an error as `describe` has it.
+    """Return the fields that ``--json`` prints for an error, instead of a result.
 
     Args:
-        path: the input that failed; without it, the file that the error is about.
+        document: the error, from `describe`.
+        path: the input that failed; by default, the file that the error is about.
     """
     return {"path": path if path is not None else document["path"], "error": document}
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """The fields of an error: type, message, path, where, offset, hint, and what its class adds to them."""
+    """Return the fields of an error: type, message, path, where, offset, hint, and those that its class adds."""
     fields: dict[str, Any] = {
         "type": type(error).__name__, "message": "", "path": None, "where": None, "offset": None, "hint": None
     }  # fmt: skip
@@ -143,15 +145,15 @@ def describe(error: Exception) -> dict[str, Any]:
             fields["message"] = "nested too deeply"
         case _:
             fields["message"] = f"a fault in ckptfix: {type(error).__name__}: {error}"
-            fields["hint"] = f"please report it, with what {DEBUG}=1 shows"
+            fields["hint"] = f"please report it, with the output of {DEBUG}=1"
     return fields
 
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread, once: a second one must not cut the cleanup short.
+    """Make SIGINT, SIGTERM and SIGHUP raise `Stopped` in the main thread, once: a second must not interrupt cleanup.
 
-    One that was ignored at the start (nohup, a background job) remains ignored.
+    Signals that were ignored at the start (nohup, a background job) stay ignored.
     """
     stopped = False
 
@@ -162,7 +164,7 @@ def signals_raise() -> Iterator[None]:
             raise Stopped(number)
 
     before = {}
-    with contextlib.suppress(ValueError):  # not the main thread: signals are not ours
+    with contextlib.suppress(ValueError):  # only the main thread can handle signals
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
@@ -174,7 +176,7 @@ def signals_raise() -> Iterator[None]:
 
 
 def _tolerate_any_text() -> None:
-    """Names that stdout's encoding lacks are shown escaped: under LANG=C, and for lone surrogates in paths."""
+    """Escape names that stdout's encoding lacks: under LANG=C, and for lone surrogates in paths."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -186,7 +188,7 @@ def _flush() -> None:
 
 
 def _settle() -> None:
-    """Leave nothing in stdout's buffer that the interpreter would fail to flush at its exit, with a traceback."""
+    """Clear stdout's buffer, so that the interpreter cannot fail to flush it at exit, with a traceback."""
     try:
         _flush()
     except (OSError, ValueError):

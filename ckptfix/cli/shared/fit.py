@@ -1,6 +1,6 @@
-"""What does not fit the terminal: lines are broken at spaces, and cells of a table are cut in their middle.
+"""Fitting text to the terminal: lines break at spaces, and table cells lose their middle.
 
-A width of 0 means that nobody watches: a pipe gets every line and every name whole.
+A width of 0 means a pipe: every line and name stays whole.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import IO
 
 LEAST = 16
-"""Characters that a cell keeps at least when its column is cut."""
+"""Minimum characters of a cell in a column that is cut."""
 
 LEAST_NAME = 20
-"""The same for the first column, which has the names."""
+"""Minimum characters in the first column, which has the names."""
 
 _GAP = 2
 _COMMAND = re.compile(r"`[^`]*`")
@@ -25,18 +25,18 @@ _NO_BREAK = "\0"
 
 
 def width_of(stream: IO[str] | None) -> int:
-    """The columns of the terminal that `stream` is, 0 for anything else."""
+    """Return the columns of the terminal behind `stream`, 0 for anything else."""
     try:
         return os.get_terminal_size(stream.fileno()).columns if stream is not None and stream.isatty() else 0
-    except (AttributeError, OSError, ValueError):  # no stream at all, a closed one, or one without a file
+    except (AttributeError, OSError, ValueError):  # no stream, a closed one, or one without a file
         return 0
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """`line` in as many lines as it needs, each after the first indented, to the value of a fact or by a little.
+    """Wrap `line` into as many lines as needed; later lines are indented, to the value of a fact or by a little.
 
-    What is to be pasted is never broken: a command in backticks, and every word of a line that says what to do. Other
-    words that are longer than a line, such as names of files, lose their middle.
+    Text to be pasted is never broken: a command in backticks, and every word of a line with instructions. Other words
+    longer than a line, such as file names, lose their middle.
     """
     if not width or len(line) <= width:
         return [line]
@@ -63,7 +63,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """`text` in at most `most` characters, without its middle: the end of a name says more of it than its start."""
+    """Shorten `text` to at most `most` characters, without its middle: the end of a name says more than its start."""
     if len(text) <= most:
         return text
     head = min(most // 4, 6)
@@ -78,10 +78,11 @@ def columns(
     whole: Sequence[str] = (),
     names: Sequence[str] = (),
 ) -> tuple[list[list[str]], list[str], list[str]]:
-    """The rows and headers of a table of `width` columns at most, and the headers that were left out.
+    """Return the rows and headers of a table that fits `width` columns, and the headers left out.
 
-    Columns without a text go first; then the widest that are not in `names` are cut, then those, by default the first;
-    then those in `spare` are left out, the first of them first, then the last. Those in `whole` are not cut.
+    Columns without text go first. Then the widest columns outside `names` are cut, then those in `names` (always with
+    the first column). Then columns in `spare` are left out in order, then the last columns. Columns in `whole` are
+    never cut.
     """
     full = [at for at in range(len(headers)) if any(row[at] for row in cells)]
     needs = {at: max(len(headers[at]), *(len(row[at]) for row in cells)) for at in full}

@@ -1,4 +1,4 @@
-"""The plan of a fleet: names become inputs, one command line becomes that of each, and outputs are checked."""
+"""Making the plan of a fleet: expand names to inputs, build each command line, and check the outputs."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from ckptfix.io.system import text_of
 from ckptfix.urls import as_path, is_url, known, known_word, normal, real_path
 
 LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")
-"""How lists of names are called."""
+"""Suffixes of lists of names."""
 
 FIELDS = re.compile(r"\{(stem|name|suffix|parent)\}")
-"""What a template may have: of ``runs/7/model.pth`` model, model.pth, .pth and runs/7."""
+"""Fields of a template: for ``runs/7/model.pth``, stem model, name model.pth, suffix .pth, parent runs/7."""
 
 IN_PLACE = "{in place}"
-"""The template of outputs that are their inputs."""
+"""The template for commands whose outputs are their inputs."""
 
 
 def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, recursive: bool) -> Iterator[Job]:
-    """The jobs of doing ``VERB ARGS`` on the inputs that `names` stand for. All is checked before the first comes.
+    """Yield the jobs that run ``VERB ARGS`` on the inputs in `names`. Check everything before the first job.
 
     Args:
         names: lists of names, patterns, folders, inputs; ``-`` is a list on standard input.
-        words: the verb and its arguments, which may have the fields of a template.
-        recursive: folders are searched.
+        words: the verb and its arguments, which may contain template fields.
+        recursive: search folders.
 
     Raises:
-        click.UsageError: the verb is none for a fleet, or the words do not go with it.
-        WouldOverwrite: two outputs have one name, one lies in another, or one is an input.
-        NoSuchFile: a name of the command line stands for nothing.
+        click.UsageError: the verb cannot run in a fleet, or the words do not fit it.
+        WouldOverwrite: two outputs have the same name, one is inside another, or one is an input.
+        NoSuchFile: a name of the command line matches nothing.
     """
     verb = verb_called(words[0])
     args, inner = _without(verb, [known_word(word) for word in words[1:]])
@@ -79,7 +79,7 @@ def _lines(verb: Verb, rows: Sequence[Input], args: Sequence[str], *, with_outpu
 
 
 def _without(verb: Verb, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without what the plan itself has to say: --out-dir and -r."""
+    """Split the arguments: the rest, and the options that the plan handles itself (--out-dir and -r)."""
     takes = {word: param for param in verb.params if isinstance(param, click.Option) for word in param.opts}
     left: list[str] = []
     inner: dict[str, Any] = {}
@@ -104,12 +104,12 @@ def _without(verb: Verb, args: Sequence[str]) -> tuple[list[str], dict[str, Any]
 
 
 def _template(verb: Verb, args: Sequence[str], out_dir: str | None) -> str | None:
-    """The template of the outputs; None where there is none, or --out-dir has them. The arguments are checked."""
+    """Return the template of the outputs; None without outputs or with --out-dir. Check the arguments."""
     probe = "IN.pth"
     out = ["OUT.pth"] if out_dir is not None and isinstance(verb.operands, InAndOut) else []
     with parsed(verb, [probe, *out, *args]) as ctx:
         if verb.operands is not None and verb.operands.job(verb, ctx) is not None:
-            raise click.UsageError(f"{verb.name}: the inputs stand before --.", ctx)
+            raise click.UsageError(f"{verb.name}: name the inputs before --.", ctx)
         params = ctx.params
         for value in params.values():
             if value == "-" or (isinstance(value, tuple) and "-" in value):
@@ -118,26 +118,26 @@ def _template(verb: Verb, args: Sequence[str], out_dir: str | None) -> str | Non
         _missing(verb, ctx)
         if out_dir is not None:
             if "dest" not in params:
-                raise click.UsageError(f"{verb.name} writes nothing: --out-dir has no meaning.", ctx)
+                raise click.UsageError(f"{verb.name} writes nothing: leave out --out-dir.", ctx)
             if len(outputs) > 1:
-                raise click.UsageError(f"A job of a fleet writes one output, and this has {len(outputs)}.", ctx)
+                raise click.UsageError(f"A job of a fleet writes one output, but this has {len(outputs)}.", ctx)
             if params.get("output") is not None or params.get("in_place"):
                 raise click.UsageError("The output is given twice: with --out-dir and with -o or --in-place.", ctx)
             return None
         if params.get("in_place"):
             return IN_PLACE
         if len(outputs) > 1:
-            raise click.UsageError(f"A job of a fleet writes one output, and this has {len(outputs)}.", ctx)
+            raise click.UsageError(f"A job of a fleet writes one output, but this has {len(outputs)}.", ctx)
         if not outputs:
             if "dest" in params and not any(params.get(name) for name in WITHOUT):
                 example = f"-- {verb.name} -o 'out/{{stem}}{{suffix}}'"
-                raise click.UsageError(f"Where do the outputs go? --out-dir DIR, or a template: {example}.", ctx)
+                raise click.UsageError(f"Missing output: give --out-dir DIR, or a template: {example}.", ctx)
             return None
         return outputs[0]
 
 
 def _missing(verb: Verb, ctx: click.Context) -> None:
-    """Refuse a command line that lacks the rest of the line, which its own function would say."""
+    """Refuse a command line that lacks its last argument, which only the command's function would check."""
     for param in verb.params:
         if isinstance(param, click.Argument) and param.nargs == -1 and not (param.metavar or "[").startswith("["):
             given = ctx.params.get(str(param.name)) or (ctx.params.get("output") and ctx.params.get("dest"))
@@ -146,7 +146,7 @@ def _missing(verb: Verb, ctx: click.Context) -> None:
 
 
 def filled(word: str, name: str) -> str:
-    """A word of a command line, with the parts of an input's name in the place of its fields."""
+    """Replace the template fields in a word of a command line with the parts of an input's name."""
     if "{" not in word:
         return word
     parts = _parts(name)
@@ -166,7 +166,7 @@ def _parts(name: str) -> dict[str, str]:
 def _placed(
     verb: Verb, inputs: Sequence[Input], args: Sequence[str], out_dir: str | None, template: str | None
 ) -> list[Input]:
-    """The inputs with their outputs."""
+    """Return the inputs with their outputs."""
     if template == IN_PLACE:
         return [replace(row, dest=row.path) for row in inputs]
     if template is not None:
@@ -187,7 +187,7 @@ def _placed(
 
 
 def _unique(inputs: Iterable[Input]) -> Iterator[Input]:
-    """Each once, however often a list names it."""
+    """Yield each input once, however often a list names it."""
     seen: set[str] = set()
     for row in inputs:
         if row.path not in seen:
@@ -208,7 +208,7 @@ def _inputs(names: Sequence[str], *, recursive: bool, leave_out: str | None) -> 
 
 
 def is_list(name: str) -> bool:
-    """Whether a name of the command line is a list of names, and not an input itself."""
+    """Return whether a name of the command line is a list of names, and not an input itself."""
     low = name.lower()
     if is_url(name) or found_as(name) != "file" or low.endswith(SUFFIXES):
         return False
@@ -225,7 +225,7 @@ def is_list(name: str) -> bool:
 
 
 def _listed(text: str, recursive: bool, leave_out: str | None) -> Iterator[Input]:
-    """The inputs that a list names: a line each, or a NUL after each; empty lines and comments are passed over."""
+    """Yield the inputs of a list, separated by newlines or NUL; skip empty lines and comments."""
     for line in text.split("\0" if "\0" in text else "\n"):
         name = line.strip("\r\n")
         if name.strip() and not name.startswith("#"):
@@ -233,7 +233,7 @@ def _listed(text: str, recursive: bool, leave_out: str | None) -> Iterator[Input
 
 
 def _name_in(line: str) -> str:
-    """The name that a line says: as it is, as a string of JSON, or in an object under input, path or file."""
+    """Return the name in a line: plain, as a JSON string, or in a JSON object under input, path or file."""
     if line.startswith(("{", '"')):
         try:
             value = json.loads(line)

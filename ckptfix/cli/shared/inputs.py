@@ -1,4 +1,4 @@
-"""The inputs that a command line names: files, folders that are searched, and patterns."""
+"""The inputs of a command line: files, folders to search, and patterns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, is_url, normal, real_path, scan_folder, walk_folder
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors", ".pth.tar")
-"""What is called so counts as a checkpoint whatever it holds: that it is none is what one wants to know."""
+"""Suffixes that always count as a checkpoint: if such a file is something else, the user wants to know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Input:
     """One input.
 
     Attributes:
-        path: of the file or folder.
-        within: the folder that it is in, below the folder that was searched or the fixed part of a pattern.
-        dest: the output; None for a command that writes none.
+        path: the file or folder.
+        within: its folder, relative to the searched folder or the fixed part of a pattern.
+        dest: the output; None for a command without outputs.
     """
 
     path: str
@@ -36,20 +36,20 @@ class Input:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether `name` stands for all files that match it; not where there is one of that very name."""
+    """Return whether `name` is a pattern that matches files, unless a file has exactly that name."""
     if is_url(name):
         return "*" in name or "[" in name  # a question mark begins a query
     return is_local(name) and glob.has_magic(name) and not os.path.lexists(name)
 
 
 def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = None) -> list[Input]:
-    """The inputs that `names` stand for, in their order; below one name they are sorted.
+    """Return the inputs that `names` expand to, in their order; the matches of one name are sorted.
 
-    What matches nothing is an input as well: that it is not there is said of it as of any other.
+    A name that matches nothing is also an input: the command then reports the missing file as usual.
 
     Args:
-        recursive: folders are searched. A checkpoint of many files is one input; what is no checkpoint is passed over.
-        leave_out: a folder that is not searched.
+        recursive: search folders. A checkpoint of many files is one input; other files are skipped.
+        leave_out: a folder to skip.
     """
     found: list[Input] = []
     for name in names:
@@ -69,7 +69,7 @@ def expanded(names: Iterable[str], *, recursive: bool, leave_out: str | None = N
 
 
 def _matching(pattern: str, folder: Path) -> list[str]:
-    """The files and folders of a store that match."""
+    """Return the files and folders of a store that match."""
     wanted = re.compile(_expression(pattern[len(str(folder)) :].strip("/")))
     found = []
     for above, folders, files in walk_folder(folder):
@@ -81,14 +81,14 @@ def _matching(pattern: str, folder: Path) -> list[str]:
 
 
 def _expression(pattern: str) -> str:
-    """A pattern as a regular expression: ``**`` stands for folders, however many."""
+    """Convert a pattern to a regular expression: ``**`` matches any number of folders."""
     parts = pattern.split("/")
     made = ["(?:[^/]+/)*" if part == "**" else f"{fnmatch.translate(part)[4:-3]}/" for part in parts]
     return "".join(made).replace(".*", "[^/]*").removesuffix("/")
 
 
 def _fixed(pattern: str) -> Path:
-    """The folder in which a pattern begins."""
+    """Return the folder in which a pattern begins."""
     folder = as_path(pattern)
     while glob.has_magic(str(folder)):
         folder = folder.parent
@@ -101,9 +101,9 @@ def _found(path: str, below: Path | None) -> Input:
 
 
 def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
-    """The checkpoints below `folder`, without what trainers save beside a model, such as states of random generators.
+    """Yield the checkpoints below `folder`, without files that trainers save beside a model, such as random states.
 
-    Hidden files are left out, and links to folders are not followed.
+    Hidden files are skipped, and links to folders are not followed.
     """
     try:
         entries = sorted(scan_folder(folder), key=lambda entry: entry.name)
@@ -125,15 +125,15 @@ def _checkpoints(folder: str, leave_out: str | None) -> Iterator[str]:
 
 
 def _is_one(folder: str) -> bool:
-    """Whether a folder is a checkpoint of many files."""
+    """Return whether a folder is a checkpoint of many files."""
     try:
         return formats.is_folder_checkpoint(folder)
     except (OSError, CkptfixError):
-        return False  # what cannot be read is said where it is searched
+        return False  # the search itself reports what it cannot read
 
 
 def _counts(entry: os.DirEntry[str]) -> bool:
-    """Whether a file is a checkpoint: called like one, or a damaged one, or one with tensors in it."""
+    """Return whether a file counts as a checkpoint: by its suffix, because it is damaged, or because it has tensors."""
     if role_of(entry.name) == "beside":
         return False
     if entry.name.lower().endswith(SUFFIXES):
@@ -149,29 +149,29 @@ def _counts(entry: os.DirEntry[str]) -> bool:
 
 
 def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) -> list[Input]:
-    """The inputs with their outputs in `out_dir`, which are called as `names` says.
+    """Return the inputs with their outputs in `out_dir`, called `names`.
 
     Raises:
-        WouldOverwrite: two outputs have one name, one lies in another, or one is an input.
+        WouldOverwrite: two outputs have the same name, one is inside another, or one is an input.
     """
     rows = [
         replace(input, dest=normal(str(as_path(out_dir, input.within, name))))
         for input, name in zip(inputs, names, strict=True)
     ]
     refuse_collisions(
-        rows, "-r FOLDER keeps the folders below FOLDER, and so does a pattern in quotes; or do them one by one"
+        rows, "-r FOLDER keeps the folders below FOLDER, and so does a quoted pattern; or run them one by one"
     )
     return rows
 
 
 def refuse_collisions(rows: Sequence[Input], hint: str) -> None:
-    """Refuse outputs of which two have one name, or one lies in another, or is an input of another.
+    """Refuse outputs that have the same name, that are inside one another, or that are the input of a different row.
 
     Args:
-        hint: what gives them different names.
+        hint: the way to give them different names.
 
     Raises:
-        WouldOverwrite: it is so.
+        WouldOverwrite: there is such a collision.
     """
     sources = {real_path(row.path): row for row in rows}
     taken: dict[str, Input] = {}
@@ -180,11 +180,11 @@ def refuse_collisions(rows: Sequence[Input], hint: str) -> None:
             continue
         other = taken.setdefault(row.dest, row)
         if other is not row:
-            raise WouldOverwrite(f"{other.path} and {row.path} would both be written to it", path=row.dest, hint=hint)
+            raise WouldOverwrite(f"{other.path} and {row.path} would both write it", path=row.dest, hint=hint)
         of = sources.get(real_path(row.dest))
         if of is not None and of is not row:
-            raise WouldOverwrite(f"it would be the output of {row.path}, and is an input", path=row.dest)
+            raise WouldOverwrite(f"it would be the output of {row.path}, but is an input", path=row.dest)
     for dest, row in taken.items():
         around = next((taken[str(above)] for above in as_path(dest).parents if str(above) in taken), None)
         if around is not None:
-            raise WouldOverwrite(f"the output of {row.path} would lie in the output of {around.path}", path=dest)
+            raise WouldOverwrite(f"the output of {row.path} would be inside the output of {around.path}", path=dest)

@@ -1,4 +1,4 @@
-"""A job done: one input after the other, or several at a time, and shown as they come to an end."""
+"""Running a job: its inputs one after the other or several at a time, shown as they finish."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ckptfix.words import plural
 
 
 def run(job: Job, console: Console) -> int:
-    """Do a job, and show it; the exit code: 2 if one failed, else 3 if one has losses, else 1, else 0."""
+    """Run a job, show it, and return the exit code: 2 if an input failed, else 3 if one has losses, else 1, else 0."""
     settings = Settings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
     report = job.report(console, job)
     codes: list[int] = []
-    waiting: dict[int, Outcome] = {}  # those that others go before
+    waiting: dict[int, Outcome] = {}  # finished, but an earlier input is not
     quiet = Undisturbed()
     try:
         with _folders(job), console.progress() as bar, contextlib.closing(_each(job, settings, bar)) as done:
@@ -58,7 +58,7 @@ def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None
 
 @contextlib.contextmanager
 def _folders(job: Job) -> Iterator[None]:
-    """At the end, folders for outputs that are new and have nothing in them are gone again."""
+    """Remove the new folders for outputs at the end, if they are empty."""
     new: set[Path] = set()
     for folder in {as_path(input.dest).parent for input in job.inputs if input.dest and not is_url(input.dest)}:
         while folder not in new and not folder.exists():
@@ -73,7 +73,7 @@ def _folders(job: Job) -> Iterator[None]:
 
 
 def _each(job: Job, settings: Settings, bar: Step | None) -> Generator[tuple[int, Outcome]]:
-    """(number of the input, outcome), as they come to an end."""
+    """Yield (number of the input, outcome) as the inputs finish."""
     total = _Total(job, bar) if bar is not None else None
     count = min(job.jobs, len(job.inputs))
     if count > 1:
@@ -89,7 +89,7 @@ def _each(job: Job, settings: Settings, bar: Step | None) -> Generator[tuple[int
 
 
 class _Total:
-    """How far the whole job is, in bytes of the inputs."""
+    """The progress of the whole job, in bytes of the inputs."""
 
     def __init__(self, job: Job, bar: Step) -> None:
         self._sizes = [_size(input.path) for input in job.inputs]

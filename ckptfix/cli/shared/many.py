@@ -1,7 +1,7 @@
-"""A command that is written for one input, done on many: one loop, one list, one exit code for all commands.
+"""A command for one input, run on many: one loop, one list, one exit code for all commands.
 
-What the command says of each input is recorded, and becomes its line in the list, or its object in JSON Lines. One
-that fails does not stop the others.
+The output of the command for each input is recorded, and becomes its line in the list, or its object in JSON Lines.
+An input that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LOSSES = 3
 """Exit code of a command that is done, with losses."""
 
 Step = Callable[[int, int], None]
-"""Called with what is done of one input, and of how much."""
+"""Called with (bytes done, total bytes) of one input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What results are shown on: as `Console`; `rows` says that lists are cut."""
+    """The display settings for results, as in `Console`; `rows` means that lists are cut."""
 
     json: bool
     quiet: bool
@@ -45,17 +45,17 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one input.
+    """The outcome of one input.
 
     Attributes:
         code: the exit code of the command on it alone.
         done: what was done, in sentences.
         text: everything else for stdout.
         notes: lines for stderr.
-        documents: the result as JSON has it, without what every object has.
+        documents: the results for JSON, without the fields that every object has.
         row: as `Console.row`.
-        usage: why the options go with no input at all.
-        written: what was written, a sentence for each file.
+        usage: why the options fit no input at all.
+        written: one sentence for each file written.
     """
 
     code: int
@@ -69,25 +69,25 @@ class Outcome:
 
 
 class Report(Protocol):
-    """How the outcomes are shown."""
+    """The display of the outcomes."""
 
     def add(self, name: str, outcome: Outcome) -> bool:
-        """Show one; they come in the order of the inputs. Returns whether its notes are shown with it."""
+        """Show one outcome, in the order of the inputs. Return whether this also shows its notes."""
 
     def end(self, codes: Sequence[int]) -> None:
-        """Say what there is to say of all, of which these are the exit codes."""
+        """Show the summary for all inputs, whose exit codes these are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A command, and the inputs that it is to be done on.
+    """A command, and the inputs to run it on.
 
     Attributes:
         callback: the command as a function.
-        argument: its parameter that the input is.
-        params: the others, the output aside.
-        jobs: how many processes work on them.
-        out_dir: where the outputs go; None for a command without.
+        argument: the parameter for the input.
+        params: the other parameters, except the output.
+        jobs: how many processes to use.
+        out_dir: the folder for the outputs; None for a command without outputs.
     """
 
     callback: Callable[..., int]
@@ -99,13 +99,13 @@ class Job:
     out_dir: str | None = None
 
     def params_of(self, input: Input) -> dict[str, Any]:
-        """All parameters of the command, for one input."""
+        """Return all parameters of the command, for one input."""
         params = {**self.params, self.argument: input.path}
         return params if self.out_dir is None else {**params, "dest": input.dest}
 
 
 class Recording(Console):
-    """A console that keeps what is said."""
+    """A console that records its output."""
 
     def __init__(self, settings: Settings, step: Step | None) -> None:
         super().__init__()
@@ -143,9 +143,9 @@ class Recording(Console):
 
 
 def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], console: Recording) -> Outcome:
-    """Do a command on one input: errors become its outcome, signals go through.
+    """Run a command on one input: errors become its outcome, signals pass through.
 
-    What was written counts as not reported, until the caller says otherwise: `io.written.reported`.
+    Files it wrote count as unreported until the caller calls `io.written.reported`.
     """
     written: list[str] = []
     try:
@@ -173,7 +173,7 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
 
 
 class Lines:
-    """What was done, a line for each input, and a line for all."""
+    """The result lines, one for each input, and a summary."""
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console = console
@@ -203,7 +203,7 @@ class Lines:
 
 
 class Whole:
-    """All that the command says of each input, one below the other, under a title where it does not name the input."""
+    """The full output for each input, one below the other, with a title if the output does not name the input."""
 
     def __init__(self, console: Console, job: Job) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""What the words of a command line are: an input and its output, or inputs alone, however many."""
+"""The words of a command line: an input and its output, or any number of inputs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ckptfix.errors import CkptfixError
 from ckptfix.urls import as_path
 
 JOBS = "ckptfix.jobs"
-"""Key of a context's meta: how many processes were asked for."""
+"""Key in the context's meta: the number of processes asked for."""
 
 
 class Operands(Protocol):
-    """How a command takes its inputs."""
+    """The way in which a command reads its inputs from the command line."""
 
     usage: str
-    """The second line of usage; empty where there is none."""
+    """The second usage line; empty if there is only one."""
 
     def job(self, command: click.Command, ctx: click.Context) -> Job | None:
-        """The job that the command line asks for; None where it asks for one input, which the parameters then say."""
+        """Return the job that the command line asks for; None for a single input, which is then in the parameters."""
 
 
 class Others(click.Argument):
-    """What a command line has after IN and OUT: inputs, where the outputs go to a folder. Usage has it elsewhere."""
+    """Inputs after IN and OUT, for outputs that go to a folder. The second usage line shows them."""
 
     def __init__(self) -> None:
         super().__init__(["others"], nargs=-1, required=False)
@@ -37,7 +37,7 @@ class Others(click.Argument):
 
 
 class Last(click.Argument):
-    """An argument that takes the last words of the line, and what tells these from names of inputs."""
+    """An argument for the last words of the line; `tells` distinguishes them from names of inputs."""
 
     def __init__(self, name: str, metavar: str, *, tells: Callable[[str], bool], **attributes: Any) -> None:
         super().__init__([name], metavar=metavar, nargs=-1, required=False, **attributes)
@@ -49,30 +49,30 @@ def _option(*words: str, **attributes: Any) -> click.Option:
 
 
 def search_options() -> list[click.Parameter]:
-    """--recursive and --jobs."""
+    """Return the options --recursive and --jobs."""
     return [
         _option(
             "-r", "--recursive", is_flag=True,
-            help="Search folders. A checkpoint of many files is one input; what is no checkpoint is passed over.",
+            help="Search folders. A checkpoint of many files is one input; other files are skipped.",
         ),
         _option(
             "--jobs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-            help="Work on N inputs at a time, each in a process.",
+            help="Work on N inputs at a time, each in its own process.",
         ),
     ]  # fmt: skip
 
 
 def folder_options() -> list[click.Parameter]:
-    """--out-dir, and how its inputs are found."""
+    """Return the option --out-dir, and the options that search for its inputs."""
     out_dir = _option(
         "--out-dir", metavar="DIR", type=click.Path(file_okay=False),
-        help="Every name is an input; the outputs go to DIR, under the same names. Quoted patterns are taken too.",
+        help="Treat every name as an input, and write the outputs to DIR under the same names. Patterns may be quoted.",
     )  # fmt: skip
     return [out_dir, *search_options()]
 
 
 class Inputs:
-    """A command that only reads: every word is an input, and its function takes them one by one as `argument`."""
+    """A command that only reads: every word is an input, passed to its function one at a time as `argument`."""
 
     usage = ""
 
@@ -97,9 +97,9 @@ class Inputs:
     def of(
         self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
     ) -> Job:
-        """The job of reading these inputs, with the options of the command line."""
+        """Return the job that reads these inputs, with the options of the command line."""
         if ctx.params.get("html"):
-            raise click.UsageError("--html writes one page, of one input: name one, or run the command for each.", ctx)
+            raise click.UsageError("--html writes one page for one input: name one, or run the command for each.", ctx)
         from ckptfix.cli.shared.inputs import expanded
 
         return Job(
@@ -113,10 +113,10 @@ class Inputs:
 
 
 class InAndOut:
-    """A command ``IN [OUT]``, where every word is an input when the outputs go to a folder.
+    """A command ``IN [OUT]``; every word is an input if the outputs go to a folder.
 
     Args:
-        rest: its argument for the rest of the line; `Others` where it has none.
+        rest: its argument for the rest of the line; `Others` if it has no such argument.
         called: (verb, source, options) -> the name of an output that keeps the name of its input.
     """
 
@@ -143,12 +143,12 @@ class InAndOut:
             raise click.UsageError("The output is given twice: with --output and with --out-dir.", ctx)
         for param in command.params:
             if getattr(param.type, "dash", None) == "output" and param.name != "dest" and params[str(param.name)]:
-                raise click.UsageError(f"{param.opts[0]} is one file, and with --out-dir every input writes one.", ctx)
+                raise click.UsageError(f"{param.opts[0]} is one file, but with --out-dir every input writes one.", ctx)
         words = self._words(ctx, others)
         return self._job(command, ctx, words, out_dir, recursive=recursive)
 
     def _words(self, ctx: click.Context, others: Sequence[str]) -> list[str]:
-        """All names of inputs; they are taken out of the parameters."""
+        """Remove all names of inputs from the parameters, and return them."""
         params, rest = ctx.params, str(self._rest.name)
         words = [word for word in (params.pop("source"), params.pop("dest")) if word is not None]
         words += others if rest == "others" else params[rest]
@@ -162,11 +162,11 @@ class InAndOut:
     def _in_place(
         self, command: click.Command, ctx: click.Context, others: Sequence[str], out_dir: str | None, *, recursive: bool
     ) -> Job | None:
-        """The job of changing each input where it is; None for one input, which the parameters then say."""
+        """Return the job that changes each input in place; None for one input, which is then in the parameters."""
         from ckptfix.cli.shared.inputs import expanded, is_pattern
 
         if out_dir is not None or ctx.params["output"] is not None:
-            raise click.UsageError("An edit in place has no output: every name is an input.", ctx)
+            raise click.UsageError("An in-place edit has no output: every name is an input.", ctx)
         words = self._words(ctx, others)
         if any(word in ctx.ensure_object(Console).streams for word in words):
             raise click.UsageError("- (standard input) cannot be edited in place.", ctx)
@@ -184,26 +184,26 @@ class InAndOut:
         )
 
     def _refuse(self, ctx: click.Context, recursive: bool, others: Sequence[str]) -> None:
-        """Refuse what asks for many inputs, and names no folder for the outputs."""
+        """Refuse a command line with many inputs but no folder for the outputs."""
         if recursive:
-            raise click.UsageError("-r needs --out-dir DIR: the outputs are written there, under the same names.", ctx)
+            raise click.UsageError("-r needs --out-dir DIR: the outputs go there, under the same names.", ctx)
         if others:
             raise click.UsageError(
-                "More than two names: they are IN and OUT. With --out-dir DIR every name is an input, and the outputs "
-                "are written to DIR.",
+                "More than two names: the first two are IN and OUT. With --out-dir DIR every name is an input, and the "
+                "outputs go to DIR.",
                 ctx,
             )
         from ckptfix.cli.shared.inputs import is_pattern
 
         if is_pattern(ctx.params["source"]):
-            raise click.UsageError("IN is a pattern: give --out-dir DIR, where the outputs are written.", ctx)
+            raise click.UsageError("IN is a pattern: give --out-dir DIR, the folder for the outputs.", ctx)
 
     def name_of(self, verb: str, path: str, params: Mapping[str, Any]) -> str:
-        """What the output of `path` is called in a folder of outputs."""
+        """Return the name of the output of `path` in a folder of outputs."""
         try:
             return self._called(verb, path, params)
         except (CkptfixError, OSError):
-            return as_path(path).name  # there will be no output: the command says what is wrong
+            return as_path(path).name  # there will be no output: the command reports the problem
 
     def _last(self, words: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(self._rest, Last):
@@ -220,7 +220,7 @@ class InAndOut:
 
         console = ctx.ensure_object(Console)
         if any(word in console.streams for word in words):
-            raise click.UsageError("- (standard input) has no name that an output in --out-dir could have.", ctx)
+            raise click.UsageError("- (standard input) has no name for an output in --out-dir.", ctx)
         inputs = expanded(words, recursive=recursive, leave_out=out_dir)
         names = [self.name_of(str(command.name), input.path, ctx.params) for input in inputs]
         return Job(

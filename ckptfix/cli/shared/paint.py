@@ -1,4 +1,4 @@
-"""The one place that knows colours: a few meanings, each a colour that every terminal has."""
+"""The one place that knows colors: a few meanings, each with a color that every terminal has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import Literal
 
 Meaning = Literal["added", "removed", "damage", "fix"]
-"""What a colour says; text that is none of these has none."""
+"""The meanings that have a color; other text has no color."""
 
 When = Literal["auto", "always", "never"]
 
@@ -15,7 +15,7 @@ _END = "\x1b[0m"
 
 
 def painted(text: str, meaning: Meaning | None, length: int | None = None) -> str:
-    """`text`, or its first `length` characters, in the colour of `meaning`."""
+    """Color `text`, or its first `length` characters, in the color of `meaning`."""
     if meaning is None or not text:
         return text
     length = len(text) if length is None else length
@@ -23,7 +23,7 @@ def painted(text: str, meaning: Meaning | None, length: int | None = None) -> st
 
 
 def wanted(when: When, *, terminal: bool) -> bool:
-    """Whether to paint what goes to a stream: where a terminal is, unless ``NO_COLOR`` (no-color.org) forbids it."""
+    """Return whether to paint a stream: on a terminal, unless ``NO_COLOR`` (no-color.org) forbids it."""
     if when == "auto":
         return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return when == "always"

@@ -1,4 +1,4 @@
-"""What a dry run says of a file that would be written."""
+"""The lines that a dry run prints for a file that would be written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptfix.words import plural
 
 
 def plan_lines(file: OutputFile) -> list[str]:
-    """What would be written to `file`, and where its bytes would come from."""
+    """Return lines on what would be written to `file`, and on the sources of its bytes."""
     new = [segment for segment in file.segments if isinstance(segment, bytes)]
     lines = [f"would write {printable(file.path)}: {size(file.nbytes)}"]
     if new:
@@ -30,5 +30,5 @@ def plan_lines(file: OutputFile) -> list[str]:
 
 
 def _named(path: str) -> str:
-    """A file by its name, unless that is of no use: it goes with the process."""
-    return "what was unpacked" if f"/{SCRATCH}" in path else path
+    """Return the file's name, or a description if it is a scratch file, which goes with the process."""
+    return "unpacked data" if f"/{SCRATCH}" in path else path

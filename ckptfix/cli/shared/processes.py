@@ -1,7 +1,7 @@
 """The inputs of a job in several processes.
 
 Reading a checkpoint is work for one core, so threads would wait for each other. Processes are spawned, not forked:
-they begin with nothing of this one, whatever threads it has. A signal comes to this process alone, which ends the
+they inherit no state, whatever threads this process has. A signal reaches only this process, which then stops the
 others and waits until they have cleaned up.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 STEPS = 50
-"""Times that a process says how far it is with one input."""
+"""Number of progress reports that a process sends for one input."""
 
 _BLOCKED = {signal.SIGINT, signal.SIGHUP}
 
@@ -50,17 +50,17 @@ class _Worker:
 
     def give(self, number: int, params: Mapping[str, Any]) -> None:
         self.number = number
-        with suppress(OSError):  # it has died, which reading from it shows
+        with suppress(OSError):  # the process died; the next read from it shows that
             self.connection.send(params)
 
 
 def by_processes(
     job: Job, settings: Settings, count: int, step: Callable[[int, int, int], None] | None
 ) -> Generator[tuple[int, Outcome]]:
-    """(number of the input, outcome), as they come to an end; `count` are worked on at a time.
+    """Yield (number of the input, outcome) as the inputs finish; `count` of them run at a time.
 
     Args:
-        step: called with the number of an input, what is done of it, and of how much.
+        step: called with the number of an input, the bytes done, and the total bytes.
     """
     left = iter(enumerate(job.inputs))
     workers: list[_Worker] = []
@@ -78,7 +78,7 @@ def by_processes(
             start()
         while workers:
             ready = wait([worker.connection for worker in workers])
-            with quiet:  # what has been received is shown, whatever signal comes
+            with quiet:  # show what was received, even if a signal comes
                 for worker in [worker for worker in workers if worker.connection in ready]:
                     try:
                         kind, *values = worker.connection.recv()
@@ -109,7 +109,7 @@ def by_processes(
 
 
 def _end(worker: _Worker) -> None:
-    """Wait for a process to end, and take up what it has written and not reported."""
+    """Wait for a process to end, and record the files that it wrote and did not report."""
     with suppress(EOFError, OSError):
         worker.connection.send(None)
     with suppress(EOFError, OSError):
@@ -125,7 +125,7 @@ def _died(worker: _Worker, path: str) -> Outcome:
     worker.process.join()
     code = worker.process.exitcode or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    message = f"the process that worked on it {how}"
+    message = f"the worker process {how}"
     error = {"type": "ChildProcessError", "message": message, "path": path, "where": None, "offset": None, "hint": None}
     return Outcome(code=TROUBLE, notes=(message,), documents=(failure(error, path),))
 
@@ -133,7 +133,7 @@ def _died(worker: _Worker, path: str) -> Outcome:
 def _serve(
     connection: Connection, module: str, argument: str, settings: Settings, watched: bool, hidden: dict[str, str]
 ) -> None:
-    """The work of a process: parameters come in, outcomes go out, until None comes or the other side is gone."""
+    """Run the worker loop: receive parameters and send outcomes, until None comes or the other side is gone."""
     share(hidden)
     quiet = Undisturbed()
     with suppress(Stopped, EOFError, OSError), signals_raise(), recorded() as written:

@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far a command is: bytes, rate, time left."""
+"""A progress line for a terminal: bytes, rate, time left."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TextIO
 from ckptfix.cli.shared.tables import duration, size
 
 PATIENCE = 0.4
-"""Seconds before the first drawing: what is done by then needs no line."""
+"""Seconds before the first drawing: shorter work needs no line."""
 
 INTERVAL = 0.1
 """Seconds between two drawings."""
 
 WINDOW = 5.0
-"""Seconds over which the rate is taken, so that it follows a page cache that has filled up."""
+"""Seconds over which the rate is measured, so that it adapts when the page cache is full."""
 
 
 class Progress:
-    """Draws (bytes done, bytes in all) on `stream`, over and over on one line.
+    """A line on `stream` that shows (bytes done, total bytes), redrawn in place.
 
-    Plain carriage returns and spaces: they work on every terminal, ``TERM=dumb`` too.
+    It uses only carriage returns and spaces, which work on every terminal, even with ``TERM=dumb``.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Progress:
         self._draw(self._line(done, total))
 
     def clear(self) -> None:
-        """Remove the line; the cursor is where it was before."""
+        """Remove the line, and leave the cursor where it was before."""
         if self._width:
-            # Two columns more than were drawn: a terminal echoes ^C behind the line.
+            # Two more columns than were drawn: a terminal echoes ^C after the line.
             width = min(self._width + 2, max(self._columns - 1, 1))
             self._stream.write("\r" + " " * width + "\r")
             self._stream.flush()

@@ -1,7 +1,7 @@
-"""A command under torchrun or srun: one command of several processes, with one result and one exit code.
+"""A command under torchrun or srun: several processes run one command, with one result and one exit code.
 
-A command that writes a folder shares its files out; rank 0 alone does any other. Rank 0 shows the result; of an error,
-the rank that has it first. torch is imported only where several ranks write.
+If a command writes a folder, the ranks share its files; otherwise rank 0 works alone. Rank 0 shows the result; an error
+is shown by the first rank that has it. torch is imported only if several ranks write.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ckptfix.extras import need_torch
 from ckptfix.io.ranks import AGAIN, POLL, RankFailed, Team, Watching, joined
 
 SWITCH = "CKPTFIX_RANKS"
-"""Environment variable: ``slurm`` takes Slurm's ranks, ``on`` and ``off`` are about torchrun's."""
+"""Environment variable: ``slurm`` uses Slurm's ranks; ``on`` and ``off`` control torchrun's."""
 
 TIMEOUT = "CKPTFIX_RANKS_TIMEOUT"
-"""Environment variable: seconds of silence after which a rank is taken for dead; 60 by default."""
+"""Environment variable: seconds of silence after which a rank counts as dead; 60 by default."""
 
 
 ALONE = "ckptfix.alone"
-"""Key of a context's meta: this process works for itself, whatever ranks its environment speaks of."""
+"""Key in the context's meta: this process works alone, whatever ranks its environment describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks of a job: this one, how many, and where they meet."""
+    """The ranks of a job: the rank of this process, their number, and the address where they meet."""
 
     rank: int
     size: int
@@ -46,17 +46,17 @@ class World:
 
 
 def world(environment: Mapping[str, str] | None = None) -> World | None:
-    """The ranks that a launcher has started; None for a process alone.
+    """Return the ranks that a launcher started; None for a single process.
 
-    A program that runs under torchrun and calls ckptfix passes its variables on: such a process is alone.
+    A program that runs under torchrun and calls ckptfix passes on its variables; such a process counts as single.
 
     Raises:
-        click.UsageError: ranks are asked for, and it cannot be said where they meet.
+        click.UsageError: ranks are asked for, but their meeting address is unknown.
     """
     values = os.environ if environment is None else environment
     switch = values.get(SWITCH, "")
     if switch not in ("", "on", "off", "slurm"):
-        raise click.UsageError(f"{SWITCH}={switch}: it is slurm, on or off.")
+        raise click.UsageError(f"{SWITCH}={switch}: use slurm, on or off.")
     if switch == "off":
         return None
 
@@ -76,12 +76,12 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
         if switch != "on" and (not host or port < 0 or _nested()):
             return None
         if size > 1 and (not host or port < 0):
-            raise click.UsageError(f"{SWITCH}=on: MASTER_ADDR and MASTER_PORT say where ranks meet, and are not set.")
+            raise click.UsageError(f"{SWITCH}=on: set MASTER_ADDR and MASTER_PORT, the address where ranks meet.")
     return World(rank, size, host, port) if size > 1 and 0 <= rank < size else None
 
 
 def _nested() -> bool:
-    """Whether the process that started this one is a rank itself."""
+    """Return whether the process that started this one is a rank itself."""
     with contextlib.suppress(OSError):
         values = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
         return any(value.startswith(b"RANK=") for value in values)
@@ -89,7 +89,7 @@ def _nested() -> bool:
 
 
 def among(ctx: click.Context, console: Console, one: bool, work: Callable[[], int]) -> int:
-    """Do a command, with the other ranks where there are some; `one` says that it has one input."""
+    """Run a command, together with the other ranks if there are any; `one` means that it has one input."""
     here = None if ctx.meta.get(ALONE) else world()
     if here is None:
         return work()
@@ -98,16 +98,16 @@ def among(ctx: click.Context, console: Console, one: bool, work: Callable[[], in
 
 
 def with_ranks(console: Console, here: World, alone: bool, work: Callable[[], int]) -> int:
-    """Do a command with the other ranks; the exit code is the same for all.
+    """Run a command together with the other ranks; the exit code is the same for all.
 
     Args:
-        alone: it writes no folder of one input: rank 0 does it, and the others leave.
+        alone: the command does not write a folder from one input: rank 0 runs it, and the others leave.
     """
     console.silent = here.rank > 0
     if alone:
         if here.rank:
             return 0
-        console.note(f"{here.size} ranks: rank 0 does it alone")
+        console.note(f"{here.size} ranks: rank 0 works alone")
         return work()
     team = _team(here)
     try:
@@ -115,7 +115,7 @@ def with_ranks(console: Console, here: World, alone: bool, work: Callable[[], in
             code = work()
         team.say(f"code/{here.rank}", str(code))
         if team.rank == 0 and team.said("begun") is None:
-            console.note(f"{here.size} ranks: the output is one file, which rank 0 has written alone")
+            console.note(f"{here.size} ranks: rank 0 wrote the output alone, as it is one file")
         return code
     except Watching:
         return int(team.wait("code/0"))
@@ -129,9 +129,9 @@ def with_ranks(console: Console, here: World, alone: bool, work: Callable[[], in
 
 
 def _failed(console: Console, team: Team, error: BaseException) -> int:
-    """This rank has failed: all do, unless rank 0 did without it."""
+    """Handle the failure of this rank: all ranks fail, unless rank 0 finished without it."""
     if team.rank and team.said("begun") is None and isinstance(error, Exception):
-        # The output may be a file that rank 0 writes alone, and has written by now.
+        # The output may be one file, which rank 0 writes alone and has finished by now.
         while team.said("begun") is None:
             with contextlib.suppress(RankFailed):
                 if (code := team.said("code/0")) is not None:
@@ -150,7 +150,7 @@ def _failed(console: Console, team: Team, error: BaseException) -> int:
             error.message = f"rank {team.rank} of {team.size}: {error.message}"
     else:
         team.fail("stopped", said=True)
-        # A launcher stops the others when a rank is killed: then that is what has to be said, once.
+        # A launcher stops the other ranks when one is killed: report that, once.
         gone = team.gone or team.stop()
         if gone and isinstance(error, Stopped) and error.number != signal.SIGINT:
             console.silent = not team.first("told")
@@ -161,16 +161,16 @@ def _failed(console: Console, team: Team, error: BaseException) -> int:
 
 
 def _team(here: World) -> Team:
-    """The ranks, when all are here.
+    """Return the team of ranks, once all have arrived.
 
     Raises:
-        CkptfixError: some do not come.
+        CkptfixError: some ranks do not arrive.
     """
     need_torch("writing with several ranks")
     from torch.distributed.rendezvous import rendezvous
 
     seconds = float(os.environ.get(TIMEOUT) or 60)
-    hint = f"is this the command of one process in a job of several? {SWITCH}=off says so"
+    hint = f"if one process of a larger job runs this command, set {SWITCH}=off"
     url = f"env://?rank={here.rank}&world_size={here.size}"
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = here.host, str(here.port)
     try:

@@ -1,4 +1,4 @@
-"""--html FILE: a result as a page to read in a browser."""
+"""The option --html FILE: a result as a page to read in a browser."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ckptfix.errors import printable
 
 
 class Html(click.Option):
-    """``--html FILE``, of a command that takes one input for it."""
+    """The option ``--html FILE``, for a command that accepts one input with it."""
 
 
 def html_options() -> list[click.Parameter]:
-    """--html and --force."""
+    """Return the options --html and --force."""
     from ckptfix.cli.shared.common import FileName
 
     return [
@@ -24,15 +24,15 @@ def html_options() -> list[click.Parameter]:
             ["--html"], metavar="OUT", type=FileName(output=True),
             help="Write the result as one HTML page, which needs no network. - is standard output.",
         ),
-        click.Option(["-f", "--force"], is_flag=True, help="Replace that page if it exists."),
+        click.Option(["-f", "--force"], is_flag=True, help="Replace the page if it exists."),
     ]  # fmt: skip
 
 
 def refuse(dest: str | None, sources: Sequence[str | None], *, force: bool) -> None:
-    """Refuse, before anything is read, a page that could not be written. Raises as `io.write.check_destination`."""
+    """Refuse a page that could not be written, before anything is read. Raise like `io.write.check_destination`."""
     if dest is None:
         if force:
-            raise click.UsageError("--force goes with --html OUT.")
+            raise click.UsageError("--force needs --html OUT.")
         return
     from ckptfix.io.write import check_destination
 
@@ -42,12 +42,12 @@ def refuse(dest: str | None, sources: Sequence[str | None], *, force: bool) -> N
 def write(
     console: Console, dest: str, sources: Sequence[str | None], make: Callable[[str], str], *, force: bool
 ) -> None:
-    """Write the page that `make` makes of the command line."""
+    """Write the page that `make` builds for the command line."""
     from ckptfix.ops.writing import write_text
 
     arguments = [*map(word, console.arguments)]
     if not {"-f", "--force"}.intersection(arguments):
-        arguments.append("--force")  # so that the command that the page shows writes it again
+        arguments.append("--force")  # so that the command shown on the page can write it again
     page = make(" ".join(["ckptfix", *arguments]))
     for name, shown in console.streams.items():
         page = page.replace(name, shown)
@@ -55,6 +55,6 @@ def write(
 
 
 def say(console: Console, dest: str | None) -> None:
-    """Say that there is a page; the last line."""
+    """Print the path of the page, as the last line."""
     if dest is not None:
         console.prose(f"page: {printable(dest)}")

@@ -1,4 +1,4 @@
-"""How the shells ask for completions, and the scripts that make them ask."""
+"""Completion for the shells, and the scripts that ask for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 
 class Bash(BashComplete):
-    """Completion for bash, of words with a colon or an equals sign in them too.
+    """Completion for bash, which also completes words with a colon or an equals sign.
 
-    bash takes ``cuda:1`` for three words, and replaces the last one. So the line is split here, as a shell splits it,
-    and what stands before the last such sign is taken off the values.
+    bash splits ``cuda:1`` into three words, and replaces only the last one. So this splits the line itself, like a
+    shell, and removes the part of each value up to the last such sign.
     """
 
     source_template = """\

@@ -1,8 +1,8 @@
-"""``-`` in the place of a file: standard input and standard output.
+"""``-`` in place of a file: standard input and standard output.
 
-A checkpoint is read at places all over it, and is complete before it has its name. So what comes from a pipe is put in
-a file first, on a disk, and what goes to stdout is written to a file and copied out when it is whole. Standard input
-that is a file itself (``< FILE``) is read as it is.
+A checkpoint is read in random order, and gets its name only when it is complete. So data from a pipe first goes to a
+file on a disk, and output for stdout is written to a file and copied when it is complete. If standard input is a file
+itself (``< FILE``), it is read directly.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ckptfix.findings.message_names import MOST_TEXT
 DASH = "-"
 CHUNK = 1 << 20
 LOOK = 0.25
-"""Seconds after which a silent standard input is asked again."""
+"""Seconds between polls of a silent standard input."""
 
 
 class Place(NamedTuple):
-    """A parameter that takes ``-``, and what that is: standard input as a file or as text, or standard output."""
+    """A parameter that accepts ``-``, and its meaning: standard input as a file or as text, or standard output."""
 
     name: str
     dash: Literal["input", "output", "text"]
@@ -39,10 +39,10 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def standing_in(params: dict[str, Any], places: Sequence[Place], console: Console) -> Iterator[None]:
-    """Inside, files stand for the streams that `params` name; at the end stdout gets what was written to its file.
+    """Replace the streams that `params` name with files; at the end, copy the output file to stdout.
 
     Raises:
-        click.UsageError: one of them is named twice, or is a terminal.
+        click.UsageError: a stream is named twice, or is a terminal.
         Unsupported: the output is a folder.
         WriteFailed: there is no room for the file.
         BrokenPipeError: the reader of stdout has left.
@@ -51,13 +51,13 @@ def standing_in(params: dict[str, Any], places: Sequence[Place], console: Consol
     reads = [place for place in named if place.dash != "output"]
     writes = [place.name for place in named if place.dash == "output"]
     if len(reads) > 1:
-        raise click.UsageError("- (standard input) is given twice, and can be read once: write it to a file first.")
+        raise click.UsageError("- (standard input) is given twice, but can be read once: write it to a file first.")
     if len(writes) > 1:
         raise click.UsageError("- (standard output) is given twice: name a file for one of them.")
     if any(place.dash == "input" for place in reads) and is_terminal(sys.stdin):
-        raise click.UsageError("- is standard input, and that is a terminal: give a file, or `... | ckptfix`.")
+        raise click.UsageError("- is standard input, but that is a terminal: give a file, or `... | ckptfix`.")
     if writes and is_terminal(sys.stdout):
-        raise click.UsageError("- is standard output, and that is a terminal: give a file, or redirect it (> FILE).")
+        raise click.UsageError("- is standard output, but that is a terminal: give a file, or redirect it (> FILE).")
     with contextlib.ExitStack() as stack:
         folder = ""
         if any(place.dash != "text" for place in named):
@@ -69,10 +69,10 @@ def standing_in(params: dict[str, Any], places: Sequence[Place], console: Consol
                 continue
             path = f"{folder}/stdin"
             if (name_of_file := _regular()) is not None:
-                Path(path).symlink_to(name_of_file)  # with a folder around it, for what a command writes on its way
+                Path(path).symlink_to(name_of_file)  # in its own folder, for files that a command writes on the way
             else:
                 _spool(path)
-            # A name beside it, which doctor proposes for an output, cannot begin with a dash.
+            # The name beside it that doctor proposes for an output cannot begin with a dash.
             console.streams |= {f"{path}.": "stdin.", path: DASH}
             value = params[name]
             params[name] = path if value == DASH else tuple(path if one == DASH else one for one in value)
@@ -89,7 +89,7 @@ def standing_in(params: dict[str, Any], places: Sequence[Place], console: Consol
 
 
 def on_disk() -> str:
-    """The folder for what may be large: ``TMPDIR``, or ``/var/tmp``, as ``/tmp`` may be memory."""
+    """Return the folder for large temporary files: ``TMPDIR``, or ``/var/tmp``, as ``/tmp`` may be in memory."""
     if not os.environ.get("TMPDIR") and os.access("/var/tmp", os.W_OK | os.X_OK):
         return "/var/tmp"
     return tempfile.gettempdir()
@@ -102,12 +102,12 @@ def _values(params: dict[str, Any], name: str) -> tuple[str, ...]:
 
 def _binary(stream: TextIO | None, name: str) -> BinaryIO:
     if stream is None:
-        raise click.UsageError(f"- is standard {name}, and that is closed.")
+        raise click.UsageError(f"- is standard {name}, but that is closed.")
     return stream.buffer
 
 
 def _regular() -> str | None:
-    """A name of standard input, where that is a file that nothing has been read of, and the system names it."""
+    """Return a name of standard input, if it is an unread file that the system can name; else None."""
     try:
         fd = _binary(sys.stdin, "input").fileno()
         name = f"/proc/{os.getpid()}/fd/{fd}"
@@ -121,26 +121,26 @@ def _regular() -> str | None:
 
 
 def _spool(path: str) -> None:
-    """Write what standard input has to `path`."""
+    """Write the data of standard input to `path`."""
     try:
         with open(path, "xb") as file:
             for data in _pieces(_binary(sys.stdin, "input")):
                 file.write(data)
     except OSError as error:
-        hint = f"it goes to a file in {on_disk()} first: make room, or set TMPDIR to a folder of a larger disk"
+        hint = f"it goes to a file in {on_disk()} first: free some space, or set TMPDIR to a folder on a larger disk"
         raise WriteFailed(error.strerror or str(error), path=DASH, hint=hint) from error
 
 
 def _pieces(stream: BinaryIO) -> Iterator[bytes]:
-    """What a stream has, as it comes.
+    """Yield the data of a stream as it arrives.
 
-    It is never waited for without end: a signal that comes just before a read begins is seen by the interpreter only
-    when that returns, which for a pipe whose writer is silent may be never.
+    Never wait without a limit: if a signal comes just before a read begins, the interpreter sees it only when the read
+    returns, which may be never for a pipe whose writer is silent.
     """
     try:
         fd = stream.fileno()
     except (OSError, ValueError):
-        fd = -1  # not the system's
+        fd = -1  # not a file of the system
     while True:
         while fd >= 0 and not select.select([fd], [], [], LOOK)[0]:
             pass
@@ -151,7 +151,7 @@ def _pieces(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _copy_out(path: str) -> None:
-    """Write the file `path` to stdout: by the kernel where that can."""
+    """Write the file `path` to stdout, through the kernel if possible."""
     stream = _binary(sys.stdout, "output")
     stream.flush()
     done = 0

@@ -11,7 +11,7 @@ from ckptfix.words import shape as shape
 from ckptfix.words import size as size
 
 LONG = 1000
-"""Rows of a table from which on it is drawn here: tabulate takes 4 s for 100,000."""
+"""Number of rows from which a table is drawn here: tabulate needs 4 s for 100,000."""
 
 
 def table(
@@ -24,13 +24,13 @@ def table(
     names: Sequence[str] = (),
     width: int = 0,
 ) -> str:
-    """A table with a line under its headers; `right` are the columns set flush right. No rows, no table.
+    """Draw a table with a line under its headers; the columns `right` are right-aligned. Without rows, return "".
 
     Args:
-        spare: headers of the columns that are left out first where there is no room.
-        whole: headers of those that are never cut.
-        names: headers of those that are cut after all others; the first is always one.
-        width: of the terminal that the table must fit; 0 for a table that is complete.
+        spare: headers of the columns to leave out first if there is no room.
+        whole: headers of the columns that are never cut.
+        names: headers of the columns that are cut last, besides the first column.
+        width: width of the terminal that the table must fit; 0 for a complete table.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
@@ -43,7 +43,7 @@ def table(
         cells, headers, left_out = fit.columns(cells, headers, width, spare, whole, names)
         text = _lined(cells, headers, flush)
         if left_out:
-            text += fit.wrapped(f"... no room for {', '.join(left_out)} (a pipe gets all)", width)
+            text += fit.wrapped(f"... hidden to fit: {', '.join(left_out)} (a pipe gets all)", width)
     return "\n".join(text)
 
 
@@ -58,7 +58,7 @@ def _drawn(cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Contai
 def _lined(
     cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str], around: int = 0
 ) -> list[str]:
-    """The same as tabulate draws it, in a tenth of the time; it has headers two columns wider than they are."""
+    """Draw the table like tabulate, ten times as fast; tabulate makes headers two columns wider than their text."""
     widths = [
         max(len(header) + around, max(map(len, column)))
         for header, column in zip(headers, zip(*cells, strict=True), strict=True)
@@ -70,13 +70,13 @@ def _lined(
 
 
 def more(hidden: int, what: str = "") -> str:
-    """The line under a list that was cut, or ``""`` when nothing was."""
+    """Return the line under a list that was cut, or ``""`` if nothing was cut."""
     noun = f" {what}" if what else ""
     return f"... {hidden:,} more{noun} (--limit 0 shows all)" if hidden > 0 else ""
 
 
 def middle_cut(lines: Sequence[str], most: int) -> list[str]:
-    """`lines`, of which a long middle is left out: what was done is summed up at both ends. 0 for all."""
+    """Leave out the middle of a long list, as both ends summarize what was done. 0 keeps all lines."""
     hidden = len(lines) - most
     if not most or hidden <= 0:
         return list(lines)
@@ -85,7 +85,7 @@ def middle_cut(lines: Sequence[str], most: int) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for a person: ``8 s``, ``2 min 05 s``, ``1 h 12 min``."""
+    """Format seconds for a person: ``8 s``, ``2 min 05 s``, ``1 h 12 min``."""
     whole = max(round(seconds), 0)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Tensors as a tree of modules, layers that are alike folded into one line."""
+"""Tensors as a tree of modules, with similar layers folded into one line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ckptfix.errors import printable
 from ckptfix.words import plural
 
 DEPTH = 100
-"""Levels at most: a longer name keeps its rest in one piece, so no file can make the recursion deep."""
+"""Maximum levels: a longer key keeps its rest in one piece, so no file can make the recursion deep."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A module, or a tensor when it has an `entry`.
+    """A module, or a tensor if it has an `entry`.
 
     Attributes:
-        folded: the children, those that are alike and numbered in a row as one.
-        tensors, nbytes: all that is below.
-        likeness: equal for nodes whose contents are equal in names, dtypes, shapes and devices.
-        last: name of the last of the siblings that this node stands for, when they were folded into it.
-        count: how many it stands for; `tensors` and `nbytes` count all of them.
+        folded: the children, with runs of similar numbered ones folded into one.
+        tensors, nbytes: totals of everything below.
+        likeness: the same for nodes whose contents have the same names, dtypes, shapes and devices.
+        last: name of the last sibling that was folded into this node.
+        count: number of nodes that it represents; `tensors` and `nbytes` count all of them.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Node:
 
 
 def lines(entries: Iterable[TensorEntry], *, depth: int = DEPTH, width: int = 0) -> Iterator[str]:
-    """The tree of `entries`, two spaces a level: modules with what they hold, tensors with what they are.
+    """Yield the tree of `entries`, indented by two spaces a level: modules with totals, tensors with dtype and shape.
 
     Args:
-        depth: levels that are shown; of deeper ones the number and bytes of their tensors.
-        width: of the terminal that a line must fit; 0 for lines that are complete.
+        depth: levels to show; deeper levels appear only in the totals.
+        width: width of the terminal that a line must fit; 0 for complete lines.
     """
     root = _grow(entries)
     _fold(root, {})
@@ -78,7 +78,7 @@ def _grow(entries: Iterable[TensorEntry]) -> Node:
 
 
 def _fold(node: Node, seen: dict[object, int]) -> None:
-    """Give every node its likeness, and fold the children that are alike."""
+    """Set the likeness of every node, and fold its similar children."""
     for child in node.children.values():
         _fold(child, seen)
     entry = node.entry
@@ -92,7 +92,7 @@ def _fold(node: Node, seen: dict[object, int]) -> None:
 
 
 def _runs(children: Iterable[Node]) -> Iterator[Node]:
-    """`children`, runs of numbered ones that are alike as one: layers 0 to 11."""
+    """Yield `children`, with each run of similar numbered ones as one node: layers 0 to 11."""
     run: Node | None = None
     for child in children:
         if run is not None and child.likeness == run.likeness and _follows(run.last or run.name, child.name):
@@ -109,7 +109,7 @@ def _runs(children: Iterable[Node]) -> Iterator[Node]:
 
 
 def _follows(name: str, after: str) -> bool:
-    """Whether `after` is the number after `name`; longer ones than 9 digits are not layer numbers."""
+    """Return whether `after` is the number after `name`; numbers longer than 9 digits are not layer numbers."""
     return name.isdecimal() and after.isdecimal() and len(after) < 10 and str(int(name) + 1) == after
 
 

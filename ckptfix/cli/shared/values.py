@@ -1,6 +1,6 @@
-"""What a shell completes for the values of options: addresses in the file, formats, findings, devices.
+"""Shell completion for the values of options: addresses in the file, formats, findings, devices.
 
-A completion must be quick and must never fail: what cannot be read within `BUDGET` is not proposed.
+Completion must be fast and must never fail: files that cannot be read within `BUDGET` give no proposals.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
     from ckptfix.checkpoint import Checkpoint
 
 BUDGET = 1.0
-"""Seconds that reading files may take."""
+"""Seconds allowed for reading files."""
 
 MOST = 200
-"""Values that are proposed; a file could be made to have millions."""
+"""Maximum number of proposals; a file can be crafted to have millions."""
 
 INPUTS = ("source", "path", "a", "b")
-"""What the arguments of commands are called that name an input."""
+"""Names of command arguments that hold an input."""
 
 DEVICES = ("cpu", "cuda", *(f"cuda:{number}" for number in range(8)), "mps", "xpu", "meta")
 
 
 def addresses(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of the state dicts of the inputs, with the number of their tensors."""
+    """Complete addresses of the state dicts in the inputs, with their tensor counts."""
     return _of_files(_inputs(ctx), _addresses, incomplete)
 
 
 def target_addresses(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The same for the model that --like names."""
+    """Complete addresses in the model that --like names."""
     return _of_files([ctx.params.get("like")], _addresses, incomplete)
 
 
 def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The formats that can be written."""
+    """Complete the formats that can be written."""
     from ckptfix.formats import FORMATS
 
     return _items(((format.name, format.title) for format in FORMATS.values() if format.writes), incomplete)
 
 
 def findings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The ids of all findings."""
+    """Complete the ids of all findings."""
     from ckptfix.findings.table import ENTRIES
 
     return _items(((entry.id, entry.title) for entry in ENTRIES.values()), incomplete)
 
 
 def devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A device, or the first half of a pair ``cuda:1=`` for each device of the input, or its second half."""
+    """Complete a device, the first half ``cuda:1=`` of a pair for each device of the input, or its second half."""
     before, sign, _ = incomplete.rpartition("=")
     if sign:
         return _items(((f"{before}={device}", "") for device in DEVICES), incomplete)
@@ -62,11 +62,11 @@ def devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 
 def _inputs(ctx: click.Context) -> list[object]:
-    """The files that the command line names so far."""
+    """Return the files that the command line names so far."""
     named: list[object] = []
     for value in map(ctx.params.get, INPUTS):
         named += value if isinstance(value, list | tuple) else [value]
-    # Where the last word is an option that lacks its value, click leaves the arguments before it in `args`.
+    # If the last word is an option without its value, click leaves the arguments before it in `args`.
     count = sum(MOST if param.nargs < 0 else 1 for param in ctx.command.params if param.name in INPUTS)
     return named if any(named) else list(ctx.args[:count])
 
@@ -83,8 +83,8 @@ def _addresses(checkpoint: Checkpoint) -> Iterable[tuple[str, str]]:
 def _of_files(
     names: Iterable[object], values: Callable[[Checkpoint], Iterable[tuple[str, str]]], incomplete: str
 ) -> list[CompletionItem]:
-    """What `values` says of the checkpoints among `names`, as far as it is known in time."""
-    # What takes time to import is not a matter of the file.
+    """Apply `values` to the checkpoints among `names`, and complete the results that arrive in time."""
+    # Imports take time too, and must not count against the budget for the file.
     from ckptfix.formats import open_checkpoint
 
     found: list[tuple[str, str]] = []
@@ -94,10 +94,10 @@ def _of_files(
             try:
                 if isinstance(name, str) and name:
                     found.extend(values(open_checkpoint(name)))
-            except Exception:  # a file that cannot be read has nothing to propose
+            except Exception:  # a file that cannot be read gives no proposals
                 continue
 
-    # A thread that still reads does not keep the process from ending.
+    # A daemon thread that still reads does not keep the process from ending.
     thread = Thread(target=read, daemon=True)
     thread.start()
     thread.join(BUDGET)
@@ -105,7 +105,7 @@ def _of_files(
 
 
 def _items(values: Iterable[tuple[str, str]], incomplete: str) -> list[CompletionItem]:
-    """Completions of `incomplete`; a name that a shell could not show, or take as one word, is left out."""
+    """Return the completions of `incomplete`; skip values that a shell could not show or read as one word."""
     from click.shell_completion import CompletionItem
 
     seen: dict[str, CompletionItem] = {}

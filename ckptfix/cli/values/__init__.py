@@ -1,1 +1,1 @@
-"""Commands about values: which tensors, what numbers, and what proves that they are the same."""
+"""Commands about values: select, cast, average, merge, count and hash tensors."""

@@ -12,16 +12,19 @@ from ckptfix.ops.writing import How
 
 @writes(
     "cast",
-    click.Option(["--to", "dtype"], metavar="DTYPE", required=True, help="Such as bfloat16, float16 or float8_e4m3fn."),
+    click.Option(
+        ["--to", "dtype"], metavar="DTYPE", required=True,
+        help="New dtype, such as bfloat16, float16 or float8_e4m3fn.",
+    ),
     click.Option(
         ["--only"], metavar="GLOB", multiple=True,
-        help="Cast the tensors whose names match and no others; integers and statistics too.",
+        help="Cast only the tensors whose keys match, including integers and statistics.",
     ),
-    click.Option(["--keep"], metavar="GLOB", multiple=True, help="Leave the tensors whose names match as they are."),
+    click.Option(["--keep"], metavar="GLOB", multiple=True, help="Leave the tensors whose keys match unchanged."),
     at_option(),
     click.Option(
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
-        help="What to do where a number leaves the range of DTYPE.",
+        help="Count numbers outside the range of DTYPE, or stop with an error.",
     ),
     example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
 )  # fmt: skip
@@ -36,11 +39,12 @@ def command(
     at: str | None,
     on_overflow: cast.OnOverflow,
 ) -> Written:
-    """Write OUT: IN with its floating-point tensors in another dtype.
+    """Convert the floating-point tensors of IN to another dtype.
 
     The values are those of torch's tensor.to(DTYPE), bit for bit. Integers, the optimizer, and statistics
-    (running_mean, running_var ...) stay as they are, unless --only names them. Codes of quantized weights and their
-    scales are refused; --keep leaves them out. Numbers that leave the range of DTYPE are counted, and named.
+    (running_mean, running_var ...) are unchanged, unless --only names them. Codes of quantized weights and their scales
+    are refused; use --keep to leave them unchanged. Numbers outside the range of DTYPE are counted, and their tensors
+    named.
     """
 
     return cast.cast(source, dest, dtype, only=only, keep=keep, at=at, on_overflow=on_overflow, **how.keywords())

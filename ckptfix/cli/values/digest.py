@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.digest.compare import Check
 
 ROWS = 40
-"""Names of each kind that a terminal gets; a pipe gets all."""
+"""Names of each kind shown on a terminal; a pipe gets all of them."""
 
 
 @reads(
@@ -27,19 +27,19 @@ ROWS = 40
     files_argument("path", "[FILE...]", required=False),
     click.Option(
         ["--check"], metavar="OTHER | MANIFEST", type=FileName(),
-        help="Compare FILE with its original, or with a manifest of it. A manifest of files needs no FILE.",
+        help="Compare FILE with its original, or with a manifest. A manifest of files needs no FILE.",
     ),
-    click.Option(["--at"], metavar="PATH", help="Only the mapping at this address of FILE; its keys are the names."),
-    click.Option(["--check-at"], metavar="PATH", help="The same in OTHER."),
+    click.Option(["--at"], metavar="PATH", help="Hash only the state dict at this address of FILE."),
+    click.Option(["--check-at"], metavar="PATH", help="Like --at, for OTHER."),
     click.Option(
         ["--algorithm"], type=click.Choice(["sha256", "sha512", "blake2b", "blake3"]), default="sha256",
-        show_default=True, help="What hashes; blake3 is the fastest, where its package is installed.",
+        show_default=True, help="Hash algorithm; blake3 is the fastest, if its package is installed.",
     ),
-    click.Option(["--files"], is_flag=True, help="Hash whole files, as sha256sum does; of a folder, all in it."),
-    click.Option(["--hub"], is_flag=True, help="Check files of a Hugging Face cache by their names."),
-    click.Option(["--total"], is_flag=True, help="Only the two digests of all tensors: with names, and without."),
+    click.Option(["--files"], is_flag=True, help="Hash whole files, as sha256sum does; for a folder, all files in it."),
+    click.Option(["--hub"], is_flag=True, help="Check the files of a Hugging Face cache against their names."),
+    click.Option(["--total"], is_flag=True, help="Print only two digests of all tensors: with names, and without."),
     click.Option(["--manifest"], metavar="OUT", type=FileName(output=True), help="Write the digests to this file."),
-    click.Option(["-f", "--force"], is_flag=True, help="Replace it if it exists."),
+    click.Option(["-f", "--force"], is_flag=True, help="Replace the manifest if it exists."),
     *search_options(),
     example="ckptfix digest model.safetensors --check original.pth",
     operands=Inputs("path", Whole),
@@ -58,12 +58,12 @@ def command(
     manifest: str | None,
     force: bool,
 ) -> int:
-    """Print a digest of each tensor of FILE, in the form of sha256sum, or check FILE against its original.
+    """Print a digest of each tensor of FILE, in the format of sha256sum, or check FILE against its original.
 
-    The digest is of dtype, shape and elements: names, containers, shards and byte order do not change it. So a copy
-    that was stripped, renamed, converted or sharded anew verifies against its original: what moved to another name,
-    what changed, is missing or was added is listed, and the exit code is 1 where anything is. A mapping of the original
-    of which FILE has nothing, such as the optimizer, is said and does not count.
+    The digest covers dtype, shape and elements; keys, containers, shards and byte order do not change it. A copy that
+    was stripped, renamed, converted or resharded therefore verifies against its original. Tensors that were renamed,
+    changed, removed or added are listed, and then the exit code is 1. A state dict of the original that FILE lacks
+    entirely, such as the optimizer, is reported but does not count as a difference.
     """
 
     if path is None and check is None:

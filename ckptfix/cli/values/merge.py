@@ -20,19 +20,19 @@ from ckptfix.ops.writing import How
         ["--to"],
         metavar="zip|legacy|safetensors|hf",
         shell_complete=values.formats,
-        help="The format of OUT; without it, what OUT's suffix says.",
+        help="Format of OUT (default: from OUT's suffix).",
     ),
     example="ckptfix merge encoder.pth decoder.safetensors -o model.pth",
 )
 def command(
     source: str, dest: str, how: How, *, more: tuple[str, ...], at: str | None, to: FormatName | None
 ) -> Written:
-    """Write OUT (-o): the state dicts of all IN as one.
+    """Combine the state dicts of all inputs into one.
 
-    The inputs are of any format. Two of them may have no name in common: such names are all listed, and nothing is
-    written. What else they hold (an optimizer) is left behind, and listed.
+    The inputs can have any format. If two of them share a key, all such keys are listed, and nothing is written.
+    Everything else in the inputs (an optimizer) is left behind and listed.
     """
 
     if not more:
-        raise click.UsageError("Give two inputs or more, and -o OUT.")
+        raise click.UsageError("Give at least two inputs, and -o OUT.")
     return merge.merge([source, *more], dest, at=at, to=to, **how.keywords())

@@ -22,10 +22,10 @@ from ckptfix.ops.writing import How
 def command(
     source: str, dest: str | None, how: How, *, pairs: tuple[str, ...], delete: tuple[str, ...]
 ) -> Written:
-    """Write OUT: IN with other pairs in its __metadata__.
+    """Change the pairs in the __metadata__ of a safetensors file.
 
-    IN is a safetensors file, or a folder of shards of which each gets them. With --in-place only the header is written.
-    The pairs that say which names are tied stay as they are.
+    IN is a safetensors file, or a folder of shards, which all get the change. With --in-place only the header is
+    written. The pairs that record tied keys are unchanged.
     """
 
     if not pairs and not delete:
@@ -34,10 +34,10 @@ def command(
 
 
 def split(pairs: Iterable[str]) -> dict[str, str]:
-    """KEY -> VALUE; a value may hold further equals signs.
+    """Split KEY=VALUE pairs into a dict; a value may contain more equals signs.
 
     Raises:
-        click.BadParameter: one without an equals sign or a key, or a key with two values.
+        click.BadParameter: a pair has no equals sign or no key, or a key has two values.
     """
     made: dict[str, str] = {}
     for pair in pairs:

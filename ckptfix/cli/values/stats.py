@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from ckptfix.ops.stats import Row
 
 ROWS = 40
-"""Rows that a terminal gets, unless --limit says otherwise."""
+"""Rows shown on a terminal, unless --limit changes that."""
 
 
 @reads(
     "stats",
     files_argument("path", "FILE..."),
-    click.Option(["--by-layer"], is_flag=True, help="A line for each numbered layer, and each other module."),
+    click.Option(["--by-layer"], is_flag=True, help="Show one line for each numbered layer and each other module."),
     click.Option(
         ["--depth"], metavar="N", type=click.IntRange(min=1),
-        help="A line for all tensors whose names begin with the same N components.",
+        help="Show one line for all tensors whose keys begin with the same N components.",
     ),
-    click.Option(["--filter", "globs"], metavar="GLOB", multiple=True, help="Only tensors whose names match."),
+    click.Option(["--filter", "globs"], metavar="GLOB", multiple=True, help="Show only tensors whose keys match."),
     at_option(),
-    click.Option(["--csv", "as_csv"], is_flag=True, help="Print comma-separated values, all digits."),
+    click.Option(["--csv", "as_csv"], is_flag=True, help="Print comma-separated values with all digits."),
     click.Option(
         ["--limit"], metavar="N", type=click.IntRange(min=0),
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
@@ -54,11 +54,10 @@ def command(
     as_csv: bool,
     limit: int | None,
 ) -> int:
-    """List of each tensor of FILE its smallest and largest element, mean, standard deviation, norm, and how many
-    elements are NaN, infinite or zero.
+    """Show min, max, mean, std, norm, and the counts of NaN, infinities and zeros per tensor.
 
-    NaN and infinities are counted, and are in nothing else. Sums are in float64, whatever the dtype; the standard
-    deviation is that of torch.std. The last line is of all tensors together.
+    NaN and infinities are counted, and excluded from all other columns. Sums are in float64 for every dtype; the
+    standard deviation is that of torch.std. The last line covers all tensors together.
     """
 
     with console.progress() as progress:
@@ -90,7 +89,7 @@ def command(
 
 
 def written(rows: Iterable[Row]) -> list[str]:
-    """The rows as comma-separated values, with a line of headers."""
+    """Return the rows as comma-separated values, with a header line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(stats.COLUMNS)

@@ -1,1 +1,1 @@
-"""Folders of torch.distributed.checkpoint (DCP): what they state, read, edited and written as one checkpoint."""
+"""Folders of torch.distributed.checkpoint (DCP), read, edited and written as one checkpoint."""

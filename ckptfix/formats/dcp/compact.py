@@ -1,4 +1,4 @@
-"""The files of a folder without the items of what edits leave out: other items move up, and get new places."""
+"""Compaction of a folder's files: items of dropped keys are removed, and the items behind them move up."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ckptfix.formats.dcp.read import Files
 def compacted(
     said: Metadata, rows: Sequence[Row], files: Files
 ) -> tuple[Mapping[str, Sequence[Segment]], Mapping[Place, Place]]:
-    """Name -> what each file holds now, and the places of the items that moved. A file without items is left out.
+    """Return name -> the new content of each file, and the new places of items that moved.
 
-    Files in which items overlap, or reach behind the end, are copied whole; all are where keys could not be read.
+    A file without remaining items is dropped. A file in which items overlap, or extend beyond the end, is copied whole.
+    All files are copied whole if keys could not be read.
     """
     whole = {name: [ByteRange(path, 0, files.sizes[name])] for name, path in files.paths.items()}
     if said.wrong or not any(row.gone or row.put is not None for row in rows):
@@ -42,7 +43,7 @@ def compacted(
 
 
 def _used(said: Metadata, rows: Sequence[Row]) -> Iterator[Place]:
-    """The items of what is neither left out nor replaced; of values that are written anew too, which are small."""
+    """Yield the items that are neither dropped nor replaced; also those of rewritten values, which are small."""
     yield from (place for _, place in said.unused)
     for row in rows:
         if not row.gone and row.put is None:
@@ -50,7 +51,7 @@ def _used(said: Metadata, rows: Sequence[Row]) -> Iterator[Place]:
 
 
 def _apart(places: Sequence[Place], size: int) -> bool:
-    """Whether items, in the order of their places, lie one behind the other in a file of `size` bytes."""
+    """Return whether sorted items do not overlap and fit in a file of `size` bytes."""
     at = 0
     for place in places:
         if place.offset < at:

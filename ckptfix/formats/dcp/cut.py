@@ -1,7 +1,7 @@
-"""Entries left out of the text of a `.metadata` that torch wrote; what is left says what it said.
+"""Removal of entries from the text of a `.metadata` that torch wrote; the rest keeps its meaning.
 
-An opcode that makes an object numbers it (MEMOIZE), in order, and others fetch it by that number. So what stands
-behind an entry that goes gets lower numbers, and what the entry made is made where it is fetched first.
+An opcode that creates an object numbers it (MEMOIZE), in order, and others fetch it by that number. Objects behind a
+dropped entry therefore get lower numbers, and an object that the entry created is created where it is fetched first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckptfix.pickles.collector import without_collections
 
 @without_collections
 def without(data: bytes, gone: Collection[str]) -> bytes | None:
-    """The pickle of a `.metadata` without the keys `gone`; None where only its nodes can be edited."""
+    """Return the pickle of a `.metadata` without the keys `gone`; None if only its nodes can be edited."""
     unframed = opcodes_of(data)
     if unframed is None:
         return None
@@ -39,7 +39,7 @@ def without(data: bytes, gone: Collection[str]) -> bytes | None:
 
 
 class _Place(NamedTuple):
-    """The opcodes of a key and its value, and the numbers that they give."""
+    """The opcodes of a key and its value, and the memo numbers that they assign."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class _Place(NamedTuple):
 
 
 class _Entries(Skimmer):
-    """Notes where each entry stands that is read as a whole, and where the dicts are made."""
+    """A reader that notes the position of each entry read as a whole, and where the dicts are created."""
 
     def __init__(self, data: bytes, frames: list[int]) -> None:
         super().__init__(data, frames)
@@ -69,7 +69,7 @@ class _Entries(Skimmer):
         return end
 
     def stack(self) -> _Stack:
-        """What all opcodes push; without what is in the entries that were read as a whole."""
+        """Return the stack of all opcodes, without the content of entries that were read as a whole."""
         stack = _Stack(self.data, 0, self.begins)
         noted, at = iter(self.noted), 0
         for place in map(_Place, noted, noted, noted, noted):
@@ -80,7 +80,7 @@ class _Entries(Skimmer):
         return stack
 
     def names(self, name: str) -> Iterator[str]:
-        """The name that each entry of a dict is about."""
+        """Return the names of the entries of a dict, in order."""
         if name == ITEMS:
             return (str(names_of(row)[0]) for row in self.items)
         return (str(row[0]) for row in (self.keys if name == KEYS else self.paths))
@@ -88,13 +88,13 @@ class _Entries(Skimmer):
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """What some opcodes push.
+    """A value that some opcodes push.
 
     Attributes:
-        first: the next number where it starts.
-        parts: the values that it is made of, in order.
-        number: the one it has; -1 without.
-        fetched: the number that it is fetched by; -1 if it is made here.
+        first: the next number at its start.
+        parts: the values that it consists of, in order.
+        number: its own number; -1 without one.
+        fetched: the number that it is fetched by; -1 if it is created here.
     """
 
     start: int
@@ -122,14 +122,14 @@ _JOINED = {**TUPLES, op.NEWOBJ: 2, op.REDUCE: 2, op.STACK_GLOBAL: 2}
 
 
 class _Stack:
-    """What opcodes push, by where they stand.
+    """The values that opcodes push, with their positions.
 
     Args:
         first: the next number.
-        dicts: where the dicts of entries are made, and their names.
+        dicts: position -> name of the dicts of entries.
 
     Attributes:
-        sets: what is set on each of them at once: its name, all of it, and entry by entry.
+        sets: each group of entries that is set at once: the name of the dict, the whole group, and its entries.
     """
 
     def __init__(self, data: bytes, first: int, dicts: Mapping[int, str]) -> None:
@@ -141,7 +141,7 @@ class _Stack:
         self.sets: list[tuple[str, _Place, list[_Place]]] = []
 
     def entry(self, place: _Place) -> None:
-        """A key and its value, known to be whole."""
+        """Push a key and its value, which are known to be self-contained."""
         if place.first != self._count:
             raise Otherwise
         both = _Value(place.start, place.end, place.first)
@@ -193,7 +193,7 @@ class _Stack:
             self.sets.append((name, _Place(begin, end, places[0].first, self._count), places))
 
     def _places(self, flat: list[_Value]) -> Iterator[_Place]:
-        """Those of the keys and values that stand one behind the other."""
+        """Yield the positions of keys and values in a flat list."""
         lasts = [*(key.first for key in flat[2::2]), self._count]
         for key, value, last in zip(flat[::2], flat[1::2], lasts, strict=True):
             yield _Place(key.start, value.end, key.first, last)
@@ -205,21 +205,21 @@ _FETCHES = re.compile(rb"((?:%b)*)(%b|\Z)" % (_OTHER, GET), re.DOTALL)
 
 _RUN = re.compile(rb"(?:%b|%b){1,4000}" % (_OTHER, GET), re.DOTALL)
 _TOGETHER = 100
-"""Entries that are copied as one."""
+"""The number of entries that are copied at once."""
 
 _SHORT, _LONG = struct.Struct("<BB").pack, struct.Struct("<BL").pack
 
 
 def _got(number: int) -> bytes:
-    """What fetches the object of a number, which is given with 1 added."""
+    """Return the opcode that fetches the object of a number, which is given plus 1."""
     return _SHORT(op.BINGET, number - 1) if number <= 256 else _LONG(op.LONG_BINGET, number - 1)
 
 
 class _Copy:
-    """The opcodes of a `.metadata` without those of some entries.
+    """A copy of the opcodes of a `.metadata` without those of some entries.
 
     Args:
-        reader: has read it.
+        reader: a reader that has read it.
         gone: the keys of the entries.
     """
 
@@ -227,7 +227,7 @@ class _Copy:
         self.data = reader.data
         self.out: list[bytes] = []
         self.given = 0
-        # The old number -> the new one and 1; 0 where none is given yet.
+        # The old number -> the new one plus 1; 0 where none is assigned yet.
         self.new = array("Q", bytes(8 * reader.count))
         self.gone: list[_Place] = []
         self.firsts: list[int] = []
@@ -237,7 +237,7 @@ class _Copy:
         self.firsts = [place.first for place in self.gone]
 
     def _spans_of(self, reader: _Entries, gone: Collection[str]) -> Iterator[tuple[_Place, bool]]:
-        """What is copied as one or goes, in order."""
+        """Yield the spans that are copied whole or dropped, in order."""
         names = {name: reader.names(name) for name in READ}
         for name, whole, places in reader.stack().sets:
             goes = [next(names[name]) in gone for _ in places]
@@ -249,7 +249,7 @@ class _Copy:
     def run(self) -> bytes:
         spans = iter(self._spans)
         first = next(place for place, goes in spans if goes)
-        # All before the first that goes is what it was.
+        # Everything before the first dropped entry is unchanged.
         self.out.append(self.data[: first.start])
         self.new[: first.first] = array("Q", range(1, first.first + 1))
         self.given = first.first
@@ -269,7 +269,7 @@ class _Copy:
         return b"".join(self.out)
 
     def _copy(self, places: list[_Place]) -> None:
-        """Copy entries that stand one behind the other."""
+        """Copy adjacent entries."""
         if not places:
             return
         start, first = places[0].start, places[0].first
@@ -283,7 +283,7 @@ class _Copy:
                 self._copy([place])
 
     def _quickly(self, start: int, end: int, first: int, last: int) -> bool:
-        """Copy opcodes that fetch what has a new number alone; False, with nothing done, if others are among them.
+        """Copy opcodes that fetch only objects with new numbers; otherwise, change nothing and return False.
 
         Args:
             first, last: the next number before and after.
@@ -320,7 +320,7 @@ class _Copy:
         return True
 
     def _slowly(self, start: int, end: int, number: int) -> None:
-        """Copy opcodes, one by one; what they fetch that is not made yet is made there. `number` is the next one."""
+        """Copy opcodes one by one, and create fetched objects that do not exist yet. `number` is the next one."""
         for opcode in op.walk(self.data, start, end):
             if opcode.code == op.MEMOIZE:
                 self._give(number)
@@ -356,7 +356,7 @@ class _Copy:
         self._slowly(at, value.end, value.number)
 
     def _value(self, number: int) -> _Value:
-        """What an entry that goes made."""
+        """Return the value with this number, which a dropped entry created."""
         found = self._values.get(number)
         if found is None:
             place = self.gone[bisect_right(self.firsts, number) - 1]

@@ -1,7 +1,7 @@
-"""Edits of a folder: names live in the `.metadata`, which is written again; the files of tensors are copied whole.
+"""Edits of a folder: keys are in the `.metadata`, which is rewritten; files of tensors are copied whole.
 
-What a value holds of names (an optimizer's ``params``) and tensors that are put in the place of others are written as
-new items, to one more ``.distcp`` file.
+Names inside a value (an optimizer's ``params``) and replaced tensors are written as new items, to an additional
+``.distcp`` file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ckptfix.urls import as_path
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The folder with `edits` applied; every file of which no item is left out is copied whole."""
+    """Plan the folder with `edits` applied; every file that loses no item is copied whole."""
     folder = folder_of(checkpoint)
     said, files = folder.metadata, folder.files
     around = beside(checkpoint.path, [mark.path for mark in checkpoint.files])
@@ -69,11 +69,11 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
-    """What becomes of each key.
+    """Return a row for each key, with the effect of the edits.
 
     Raises:
-        KeyConflict: two keys would have one name.
-        Unsupported: an edit that a folder does not take.
+        KeyConflict: two keys would have the same name.
+        Unsupported: a folder does not support an edit.
     """
     rows = [Row(saved, saved.path) for saved in said.saved]
     below = _Below(rows)
@@ -90,7 +90,7 @@ def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
         elif isinstance(edit, Put):
             _put(below, edit)
         else:
-            raise Unsupported("a distributed checkpoint has no pairs of metadata to set")
+            raise Unsupported("a distributed checkpoint has no metadata pairs to set")
     taken: dict[str, str] = {}
     for row in rows:
         name = row.fqn(said.nested)
@@ -101,19 +101,19 @@ def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
 
 
 def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """A folder whose names stand elsewhere than in one `.metadata` is made such a folder first.
+    """Refuse an edit of a folder without a single `.metadata`: it must be converted first.
 
     Raises:
         Unsupported: always.
     """
     ranks = checkpoint.format == RANKS
-    message = "each rank has metadata of its own" if ranks else "its tensors are in safetensors files, by name"
+    message = "each rank has its own metadata" if ranks else "its tensors are in safetensors files, by name"
     hint = f"`{command('convert', checkpoint.path, 'OUT', to='dcp')}` writes a folder that can be edited"
     raise Unsupported(f"{message}: it is read, and not edited", path=checkpoint.path, hint=hint)
 
 
 class _Below:
-    """The keys below each address of a mapping."""
+    """The keys below each address of a dict."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows: dict[str, dict[str, list[tuple[Row, int]]]] = {}
@@ -128,14 +128,14 @@ class _Below:
                 self._values[address] = row
 
     def places(self, at: str, name: str) -> list[tuple[Row, int]]:
-        """The keys under `name` of the mapping `at`, and where in their paths the name stands."""
+        """Return the keys under `name` of the dict `at`, and the position of the name in their paths."""
         return self._rows.get(at, {}).get(name, [])
 
     def named(self, at: str, names: Iterable[str]) -> Iterable[Row]:
         return (row for name in names for row, _ in self.places(at, name))
 
     def around(self, at: str) -> Iterable[tuple[Row, str]]:
-        """The value that the address `at` is in, if it is in one, and its address there."""
+        """Return the value that contains the address `at`, if there is one, and the rest of the address inside it."""
         found = [address for address in self._values if is_inside(at, address)]
         return [(self._values[address], of_keys(keys_of(at)[len(keys_of(address)) :])) for address in found]
 
@@ -147,7 +147,7 @@ def _renamed(below: _Below, edit: Rename) -> None:
     for old, new in edit.names.items():
         found = below.places(edit.at, old)
         if not found and not inside:
-            message = "a name that a distributed checkpoint does not hold as a key, and that no edit reaches"
+            message = "it is not a key of the distributed checkpoint, so it cannot be renamed"
             raise Unsupported(message, where=join(edit.at, old))
         for row, depth in found:
             row.path = (*row.path[:depth], new, *row.path[depth + 1 :])
@@ -157,15 +157,15 @@ def _put(below: _Below, edit: Put) -> None:
     for name, entry in edit.tensors.items():
         rows = [row for row, depth in below.places(edit.at, name) if depth == len(row.saved.path) - 1]
         if not rows or rows[0].saved.dtype is None:
-            raise Unsupported("a tensor inside a value of a distributed checkpoint is not replaced", where=name)
+            raise Unsupported("a tensor inside a value of a distributed checkpoint cannot be replaced", where=name)
         rows[0].put = entry
 
 
 def _moved(rows: Iterable[Row], edit: SetLocation) -> None:
-    """Tensors have no device in a folder; those in values have."""
+    """Record a change of devices: tensors in a folder have no device, but tensors inside values do."""
     if "cpu" in edit.moves:
         raise Unsupported(
-            "a distributed checkpoint states no device: torch loads its tensors to where the model's are",
+            "a distributed checkpoint states no device: torch loads its tensors to the model's device",
             hint="load it into a model on that device",
         )
     for row in rows:
@@ -174,13 +174,13 @@ def _moved(rows: Iterable[Row], edit: SetLocation) -> None:
 
 
 def _free_name(folder: Folder, others: Iterable[str]) -> str:
-    """A name for one more file, as a rank would call it."""
+    """Return an unused name for an additional file, in the form that a rank would use."""
     taken = {*folder.files.paths, *others, *(part.place.name for _, part in folder.metadata.places() if part.place)}
     return next(name for number in count() if (name := f"__0_{number}.distcp") not in taken)
 
 
 def _new_items(rows: Sequence[Row], files: Files, name: str) -> tuple[str, list[Segment]] | None:
-    """The file of items that changed; their rows get its places."""
+    """Return the file of changed items, and record the new places in their rows."""
     segments: list[Segment] = []
     cursor = 0
     puts = [row for row in rows if row.put is not None and not row.gone]
@@ -204,13 +204,13 @@ def _new_values(rows: Iterable[Row], files: Files) -> Iterable[tuple[Row, list[S
 
 
 def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
-    """The archive of a value with edits of what is in it."""
+    """Return the archive of a value with its content edited."""
     checkpoint = torch_zip.read(window)
     found = parts_of(checkpoint).found
     known = {(site.at, site.kind) for site in found.sites}
     for edit in edits:
         if isinstance(edit, Rename) and (edit.at, edit.kind) not in known:
-            # What the names are is known from around the value alone.
+            # Only the context of the value tells that these are names.
             found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at, found.holders))))
     moves = [edit for edit in edits if not isinstance(edit, SetLocation) or set(edit.moves) & set(checkpoint.devices)]
     (file,) = torch_zip.plan_edit(checkpoint, moves, window).files
@@ -218,7 +218,7 @@ def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
 
 
 def _uses(node: Node) -> list[Text]:
-    """The names that a value is: the keys of a mapping, or the strings of a list."""
+    """Return the names in a value: the keys of a dict, or the strings of a list."""
     rows = pairs(node)
     names: Iterable[Node] = [key for key, _ in rows] if rows is not None else ()
     if isinstance(node, list | tuple):
@@ -233,9 +233,9 @@ def _real(segment: Segment, window: Window) -> Segment:
 
 
 def keeps_all(checkpoint: Checkpoint, plan: Plan, but: Collection[str] = ()) -> bool:
-    """Whether a planned folder surely holds each tensor but those at or below an address of `but`.
+    """Return whether a planned folder certainly holds each tensor except those at or below an address of `but`.
 
-    The planned metadata is read again: each tensor has to be of the same items there, copied from where they are.
+    The planned metadata is read again: each tensor must consist of the same items, copied from their original places.
     """
     folder = folder_of(checkpoint)
     found = planned_metadata(plan)
@@ -251,13 +251,13 @@ def keeps_all(checkpoint: Checkpoint, plan: Plan, but: Collection[str] = ()) -> 
 
 
 def _origin(file: PlannedFile | None, place: Place, sizes: Mapping[str, int]) -> Place | None:
-    """Where the item at `place` of a planned file is copied from: of which path; None if not from one place."""
+    """Return the source of the item at `place` of a planned file; None if it is not copied from one range."""
     if file is None:
         return place
     segment, start = file.at(place.offset)
     if not isinstance(segment, ByteRange):
         return None
-    # A file that was cut is copied as it is: what reaches behind its end does so there.
+    # A truncated file is copied unchanged: an item that extended beyond its end still does.
     is_whole = segment.offset == 0 and segment.length == file.size == sizes.get(segment.path)
     if start + place.length > segment.length and not is_whole:
         return None
@@ -265,10 +265,10 @@ def _origin(file: PlannedFile | None, place: Place, sizes: Mapping[str, int]) ->
 
 
 def _tensors(saved: Iterable[Saved], origin: Callable[[Place], Place | None], *, named: bool) -> Counter[object]:
-    """How often there is each tensor: its dtype, its shape, and what it is made of.
+    """Count each distinct tensor by its dtype, shape and origin.
 
     Args:
-        named: tensors of other names differ, and values that are no tensors count too.
+        named: tensors with different names count separately, and values that are not tensors count too.
     """
     return Counter(
         (

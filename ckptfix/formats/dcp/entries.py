@@ -1,4 +1,4 @@
-"""The entries of the dicts of a `.metadata`, each read as a whole: see `phrases`."""
+"""Reader of the entries of the dicts of a `.metadata`, each at once: see `phrases`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Sizes = tuple[int, ...]
 
 MAX_SIZE = 1 << 63
 MAX_PARTS = 100
-"""Sizes of a tensor, and keys on the way to a value; no program has more."""
+"""The limit of sizes of a tensor, and of keys in a path; real programs stay below it."""
 
 
 class Boxes(NamedTuple):
-    """What is said of a tensor: its dtype and shape, and the (offsets, sizes) of its chunks."""
+    """The metadata of a tensor: its dtype and shape, and the (offsets, sizes) of its chunks."""
 
     dtype: str
     shape: Sizes
@@ -26,7 +26,7 @@ class Boxes(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Where an item lies: of which key, at which offsets of the tensor, and `length` bytes at `offset` of a file."""
+    """The location of an item: its key, its offsets in the tensor, and `length` bytes at `offset` of a file."""
 
     fqn: str
     box: Sizes | None
@@ -36,28 +36,28 @@ class Item(NamedTuple):
 
 
 class Otherwise(Exception):
-    """What is left to the reader of all pickles."""
+    """Signal that the general pickle reader must take over."""
 
 
 Row = tuple[Node, "Node | Boxes"]
 WIDTHS = {0x4B: 2, 0x4D: 3, 0x4A: 5, 0x8A: 2}
-"""Bytes of the opcodes that push a number; of the last one more follow."""
+"""The lengths in bytes of the opcodes that push a number; more bytes follow the last one."""
 
 TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}
 
 
 class Entries:
-    """What reads the entries, and what they number.
+    """A reader of entries and the memo numbers that they assign.
 
-    A method that reads one takes the offset at which it begins, and returns where it ends; the same offset, with
-    nothing changed, if it is written in another way.
+    A method that reads an entry takes the offset at which it begins, and returns its end. If the entry is written
+    differently, it returns the same offset and changes nothing.
 
     Attributes:
         data: the opcodes, without frames.
-        count: how many numbers the memo has given.
-        memo: what was numbered: the strings of entries, and whatever was read otherwise.
-        sizes: of what was numbered, the sizes.
-        kinds: of what was numbered, the dtypes of the properties of tensors.
+        count: the number of memo entries so far.
+        memo: the memo: strings of entries, and all objects that were read opcode by opcode.
+        sizes: memo number -> sizes.
+        kinds: memo number -> the dtype of the properties of a tensor.
         made: the entries that were read.
     """
 
@@ -68,14 +68,14 @@ class Entries:
         self.sizes: dict[int, Sizes] = {}
         self.kinds: dict[int, str] = {}
         self.made: list[Item | Row] = []
-        # By opcodes, which mean the same wherever they stand, as a number is given once.
+        # Keyed by opcodes: since a number is assigned only once, the same opcodes mean the same everywhere.
         self._dtypes: dict[bytes, str] = {}
         self._known: dict[bytes, Sizes] = {}
         self._size_gets: set[bytes] = set()
         self._same: set[tuple[bytes | None, ...]] = set()
 
     def text(self, pos: int) -> tuple[str, int]:
-        """The string that is pushed at `pos`, and where its opcode ends."""
+        """Return the string that is pushed at `pos`, and the end of its opcode."""
         data = self.data
         start = pos + 2 if data[pos] == 0x8C else pos + 5
         end = start + int.from_bytes(data[pos + 1 : start], "little")
@@ -84,14 +84,14 @@ class Entries:
         return str(data[start:end], "utf-8", "surrogatepass"), end
 
     def number(self, get: bytes) -> int:
-        """The number of what is fetched. Raises Otherwise for one that was not given yet."""
+        """Return the number that is fetched. Raises Otherwise if it is not assigned yet."""
         found = int.from_bytes(get[1:], "little")
         if found >= self.count:
             raise Otherwise
         return found
 
     def name(self, pos: int) -> tuple[str | None, int]:
-        """The string that is pushed at `pos`, numbered or fetched, and where that ends; None where there is none."""
+        """Return the string that is pushed at `pos`, numbered or fetched, and its end; (None, `pos`) otherwise."""
         data = self.data
         code = data[pos]
         if code == 0x8C or code == 0x58:
@@ -108,7 +108,7 @@ class Entries:
         return (value, end) if isinstance(value, str) else (None, pos)
 
     def _size(self, get: bytes, pushed: bytes | None) -> Sizes:
-        """A ``torch.Size``: made of the numbers that are `pushed`, or fetched."""
+        """Return a ``torch.Size``, from the numbers that are `pushed` or from the memo."""
         if pushed is None:
             index = self.number(get)
             found = self.sizes.get(index)
@@ -131,14 +131,14 @@ class Entries:
         return found
 
     def _dtype(self, get: bytes) -> str:
-        """The dtype of the global that is fetched."""
+        """Return the dtype of the global that is fetched."""
         found = self._dtypes.get(get)
         if found is None:
             found = self._dtypes[get] = dtype_name(self.memo[self.number(get)])
         return found
 
     def _are(self, *rows: bytes | str | None) -> bool:
-        """Whether each of these fetches the string behind it, or a class where that is None."""
+        """Return whether each opcode fetches the string that follows it, or a class if that is None."""
         for get, name in zip(rows[::2], rows[1::2], strict=True):
             assert isinstance(get, bytes)
             value = self.memo.get(self.number(get))
@@ -147,7 +147,7 @@ class Entries:
         return True
 
     def tensor(self, pos: int) -> int:
-        """The entry of ``state_dict_metadata`` at `pos`: that of a tensor, or of a value."""
+        """Read the entry of ``state_dict_metadata`` at `pos`, of a tensor or a value, and return its end."""
         data, before = self.data, self.count
         fqn, at = self.name(pos)
         found = None if fqn is None else TENSOR.match(data, at)
@@ -179,7 +179,7 @@ class Entries:
             name = self._kind(shared)
         shape = self._size(size_get, pushed)
         if pushed is not None:
-            # A tuple of its own: what shares one is written as sharing one.
+            # A tuple of its own: a shared tuple would be written as shared.
             shape = self.sizes[self.count - 1] = (*shape,)
         self.count += 1
         boxes, at = self._boxes(found.end())
@@ -189,7 +189,7 @@ class Entries:
         return at + 2
 
     def _kind(self, get: bytes) -> str:
-        """The dtype of a TensorProperties that is fetched."""
+        """Return the dtype of a TensorProperties that is fetched."""
         index = self.number(get)
         found = self.kinds.get(index)
         if found is None:
@@ -201,7 +201,7 @@ class Entries:
         return found
 
     def _boxes(self, pos: int) -> tuple[tuple[tuple[Sizes, Sizes], ...], int]:
-        """The chunks that are appended to a list, and where they end."""
+        """Return the chunks that are appended to a list, and their end."""
         data = self.data
         boxes: list[tuple[Sizes, Sizes]] = []
         while data[pos] != 0x75:
@@ -226,7 +226,7 @@ class Entries:
         return tuple(boxes), pos
 
     def path(self, pos: int) -> int:
-        """The entry of ``planner_data`` at `pos`."""
+        """Read the entry of ``planner_data`` at `pos`, and return its end."""
         data, before = self.data, self.count
         fqn, at = self.name(pos)
         path: list[Node] = []
@@ -253,7 +253,7 @@ class Entries:
         return pos
 
     def item(self, pos: int) -> int:
-        """The entry of ``storage_data`` at `pos`."""
+        """Read the entry of ``storage_data`` at `pos`, and return its end."""
         data, before = self.data, self.count
         head = INDEX.match(data, pos)
         if head is None:
@@ -288,7 +288,7 @@ class Entries:
 SIZE = Global("torch", "Size", 0)
 _VALUE = Call(Global("torch.distributed.checkpoint.metadata", "BytesStorageMetadata", 0), (), "NEWOBJ", 0)
 _NEXT = frozenset((0x8C, 0x58, 0x68, 0x6A, 0x75))
-"""What stands behind a value that has no state: the next name, or the end of all of them."""
+"""The opcodes that may follow a value without a state: the next name, or the end of the entries."""
 
 
 def _checked(sizes: Sizes) -> Sizes:

@@ -1,13 +1,13 @@
-"""torch.distributed.checkpoint: a folder of what each rank wrote, and one file that says what is where.
+"""torch.distributed.checkpoint: a folder of files from each rank, and one file that lists their content.
 
 ::
 
-    FOLDER/.metadata          a pickle: which tensor has which parts at which (file, offset, length); see `metadata`
-    FOLDER/__0_0.distcp       what rank 0 wrote: torch archives end to end, one for each part or value; see `items`
+    FOLDER/.metadata          a pickle: the parts of each tensor, and their (file, offset, length); see `metadata`
+    FOLDER/__0_0.distcp       written by rank 0: torch archives end to end, one for each part or value; see `items`
     FOLDER/__1_0.distcp       ...
 
-Megatron's ``torch_dist`` checkpoints are such folders, with common.pt and metadata.json beside.
-Source: torch/distributed/checkpoint/filesystem.py.
+Megatron's ``torch_dist`` checkpoints are such folders, with common.pt and metadata.json in addition. Source:
+torch/distributed/checkpoint/filesystem.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STATES: frozenset[Aspect] = frozenset({"objects", "order"})
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """100 for a folder with a `.metadata` that is a pickle, or with one of each rank."""
+    """Return 100 for a folder with a `.metadata` that is a pickle, or with one for each rank."""
     place = as_path(path, METADATA)
     if not place.is_file():
         own = ranks.names(path) if not head and not size and is_local(path) else {}
@@ -50,31 +50,33 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def never(path: str, head: bytes, size: int) -> int:
-    """The score of a kind that is told apart when it is read."""
+    """Return 0: this kind is recognized only when it is read."""
     return 0
 
 
 def not_written(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """Raises Unsupported: this kind is only read."""
-    raise Unsupported("a distributed checkpoint is written with one .metadata", path=dest, hint="--to dcp")
+    """Raise Unsupported: this kind is read-only."""
+    raise Unsupported(
+        "ckptfix writes a distributed checkpoint only with a single .metadata", path=dest, hint="--to dcp"
+    )
 
 
 def refuses(entry: TensorEntry) -> str | None:
-    """What is not dense has no chunks."""
+    """Return the reason why a tensor cannot be stored: only dense tensors have chunks."""
     return None if entry.kind == "dense" else f"a {entry.kind} tensor"
 
 
 READERS = {
     NAME: "torch.distributed.checkpoint.load reads this one, into a model",
-    RANKS: "torch.distributed.checkpoint.load reads this one, on as many ranks; --to dcp makes one of all",
-    IMAGES: "no reader of torch reads this one back; ckptfix does, and --to dcp makes one of it that torch reads",
+    RANKS: "torch.distributed.checkpoint.load reads this one, on the same number of ranks; --to dcp joins all ranks",
+    IMAGES: "torch has no reader for this one; ckptfix has, and --to dcp writes a folder that torch reads",
 }
-"""What reads a folder, by its format."""
+"""The readers of a folder, by its format."""
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every folder."""
-    yield found("dcp-folder", f"torch.load reads no folder; {READERS[checkpoint.format]}", severity="info")
+    """Yield findings that apply to every folder."""
+    yield found("dcp-folder", f"torch.load cannot read a folder; {READERS[checkpoint.format]}", severity="info")
 
 
 FORMAT = Format(
@@ -116,7 +118,7 @@ RANKS_FORMAT = replace(
     read_planned=None,
     keeps_all=None,
 )
-"""``save(..., use_collectives=False)``."""
+"""The format of ``save(..., use_collectives=False)``."""
 
 IMAGES_FORMAT = replace(RANKS_FORMAT, name=IMAGES, title="a distributed checkpoint (DCP) of safetensors files")
-"""``FileSystemWriter(..., serialization_format=SAFETENSORS)``."""
+"""The format of ``FileSystemWriter(..., serialization_format=SAFETENSORS)``."""

@@ -1,8 +1,9 @@
-"""Tensors of a ``.distcp`` file that is a safetensors file, or ends with one.
+r"""Tensors of a ``.distcp`` file that is a safetensors file, or ends with one.
 
-``FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS)`` writes the values of a file as archives, and
-then all of its tensors as one safetensors file. Of each tensor the metadata states where that begins, and as many bytes
-as the elements have: not where these are. Torch itself reads such a folder back by none of its readers.
+``FileSystemWriter(serialization_format=SerializationFormat.SAFETENSORS)`` writes the values of a file as archives,
+followed by all of its tensors as one safetensors file. For each tensor, the metadata states the start of that
+safetensors file and the number of bytes of the elements, but not their offset. None of torch's own readers can read
+such a folder.
 
 ::
 
@@ -28,7 +29,7 @@ from ckptfix.io.source import open_source
 SHARDING_INFO = "DCP_SHARDING_INFO"
 
 _START = b'{"__metadata__":{'
-"""How the header that the writer makes begins."""
+"""The first bytes of the header that the writer creates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +37,30 @@ class Image:
     """A safetensors file inside a file.
 
     Attributes:
-        where: the range that it is.
-        tensors: name -> (dtype, shape, where its elements are, where in the whole tensor they begin).
+        where: its range in the file.
+        tensors: name -> (dtype, shape, range of its elements, offsets in the whole tensor).
     """
 
     where: ByteRange
     tensors: Mapping[str, tuple[str, Sizes, ByteRange, Sizes]]
 
     def find(self, fqn: str, dtype: str, shape: Sizes, offsets: Sizes) -> ByteRange:
-        """Where the elements of a chunk are.
+        """Return the range of the elements of a chunk.
 
         Raises:
-            DamagedFile: they are not in it.
+            DamagedFile: the file does not have them.
         """
         row = self.tensors.get(fqn)
         if row is None:
-            raise self._wrong(f"no tensor {fqn} is in the safetensors file that its item is in")
+            raise self._wrong(f"the safetensors file of its item has no tensor {fqn}")
         own_dtype, own_shape, data, begin = row
         if (own_dtype, own_shape) != (dtype, shape):
-            message = f"its item holds {own_dtype} {list(own_shape)}, and the metadata says {dtype} {list(shape)}"
+            message = f"its item holds {own_dtype} {list(own_shape)}, but the metadata says {dtype} {list(shape)}"
             raise self._wrong(message)
         if begin != offsets:
-            # The writer keeps one chunk of a name in a file; of several, the last one.
-            message = f"its item is the part at {list(begin)}, and the metadata says {list(offsets)}"
-            raise self._wrong(f"{message}: the writer left out the other one")
+            # The writer keeps one chunk of a name in a file; if there are several, it keeps the last one.
+            message = f"its item is the part at {list(begin)}, but the metadata says {list(offsets)}"
+            raise self._wrong(f"{message}: the writer left out the other chunk")
         return data
 
     def _wrong(self, message: str) -> DamagedFile:
@@ -67,16 +68,16 @@ class Image:
 
 
 class Images:
-    """The safetensors files in the files of a folder, by where they begin."""
+    """The safetensors files in the files of a folder, by their offset."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Image | None] = {}
 
     def at(self, path: str, offset: int) -> Image | None:
-        """The one that begins at `offset` of the file `path`; None where something else does.
+        """Return the safetensors file at `offset` of the file `path`; None if something else is there.
 
         Raises:
-            DamagedFile: it is damaged, or cut.
+            DamagedFile: it is damaged, or truncated.
         """
         key = path, offset
         if key not in self._known:
@@ -96,7 +97,7 @@ def _read(path: str, offset: int) -> Image | None:
     with in_file(window, "safetensors"):
         length = int.from_bytes(head[:8], "little")
         if length > where.length - 8:
-            raise Truncated(f"a header of {length} bytes promised, {where.length - 8} left")
+            raise Truncated(f"the header should have {length} bytes, and {where.length - 8} are left")
         checkpoint = safetensors.read(window)
         entries = checkpoint.entries
         for finding in checkpoint.findings:
@@ -110,7 +111,7 @@ def _read(path: str, offset: int) -> Image | None:
 
 
 def _offsets(text: str) -> dict[str, Sizes]:
-    """name -> where its part begins. Raises DamagedFile for what is no such table."""
+    """Return name -> the offsets of its part. Raises DamagedFile if the table is invalid."""
     try:
         said = json.loads(text)
         return {str(name): tuple(int(one) for one in row["saved_offsets"]) for name, row in said.items()}

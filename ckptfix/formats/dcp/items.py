@@ -1,10 +1,10 @@
-"""An item of a ``.distcp`` file: a whole torch archive of one tensor or value, at its place in the file.
+"""Items of a ``.distcp`` file: each is a whole torch archive of one tensor or value, at its offset in the file.
 
 ::
 
     archive/data.pkl   .format_version   .storage_alignment   byteorder   data/0   version   .data/serialization_id
 
-Bytes of the elements alone, and a tensor of a safetensors file (see `images`), are read too.
+Items that are only the bytes of the elements, or a tensor of a safetensors file (see `images`), are read too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TensorItem:
 
 
 class Named(NamedTuple):
-    """What a chunk is called in a safetensors file: `fqn` and where it begins; `images` are such files."""
+    """The identity of a chunk in a safetensors file: `fqn` and its offsets; `images` are those files."""
 
     images: Images
     fqn: str
@@ -48,15 +48,15 @@ class Named(NamedTuple):
 def tensor_item(
     where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Molds, named: Named | None = None
 ) -> TensorItem:
-    """The chunk that the item at `where` holds, which is of this dtype and shape.
+    """Return the chunk in the item at `where`, which must have this dtype and shape.
 
     Args:
-        name: of the tensor, for errors.
-        molds: of the items that were read before.
+        name: the tensor's name, for errors.
+        molds: patterns of the items that were read before.
 
     Raises:
-        DamagedFile: it holds something else, or is not whole.
-        Unsupported: it holds no dense tensor.
+        DamagedFile: it holds something else, or is incomplete.
+        Unsupported: it does not hold a dense tensor.
     """
     window = Window(where)
     with in_file(window, name), open_source(window) as source:
@@ -75,7 +75,7 @@ def tensor_item(
 def _understood(
     window: Window, source: Source, name: str, dtype: str, shape: Sizes, molds: Molds
 ) -> TensorItem:
-    """The chunk that an archive holds, as `tensor_item`."""
+    """Return the chunk in an archive, as in `tensor_item`."""
     archive, graph = torch_zip.read_object(window)
     if not archive.pickle_ok:
         raise DamagedFile("the pickle of its item does not match its CRC-32")
@@ -88,7 +88,7 @@ def _understood(
     if entry.kind != "dense" or (entry.detail and not entry.lazy):
         raise Unsupported(f"its item holds a {entry.detail or entry.kind} tensor")
     if (entry.dtype, entry.shape) != (dtype, shape):
-        message = f"its item holds {entry.dtype} {list(entry.shape)}, and the metadata says {dtype} {list(shape)}"
+        message = f"its item holds {entry.dtype} {list(entry.shape)}, but the metadata says {dtype} {list(shape)}"
         raise DamagedFile(message)
     storage = entry.storage
     if storage is None or storage.data is None:
@@ -111,9 +111,9 @@ def _understood(
 
 
 def _inflated(entry: TensorEntry, data: Derived, crc32: int | None, *, big: bool) -> TensorItem:
-    """The elements of an archive that was compressed after torch had written it: they are inflated as they are read."""
+    """Return the elements of an archive that was compressed after torch wrote it, to be inflated when read."""
     if not entry.is_contiguous or entry.offset or entry.nbytes != data.length:
-        raise Unsupported("its item is compressed, and holds a view of more than its elements")
+        raise Unsupported("its item is compressed, and is a view of a larger storage")
     check = Check(entry.name, data, crc32) if crc32 is not None else None
     order: ByteOrder = "big" if big else "little"
     return TensorItem(little_endian(row_major(entry, order), order, dtypes.by_name(entry.dtype).unit), check)
@@ -121,21 +121,21 @@ def _inflated(entry: TensorEntry, data: Derived, crc32: int | None, *, big: bool
 
 def _places(window: Window, archive: Archive, graph: Graph) -> Places:
     if any(type(persid.pid) is not tuple for persid in graph.persids):
-        raise DamagedFile("its item refers to a storage in a way that torch does not")
+        raise DamagedFile("its item refers to a storage in a way that torch never does")
     return Places(window, archive)
 
 
 def _is_big(window: Window, archive: Archive) -> bool:
-    """Whether the archive says that its numbers are big-endian."""
+    """Return whether the archive states that its numbers are big-endian."""
     with open_source(window) as source:
         return torch_zip.small_record(source, archive.directory, f"{archive.root}/byteorder") == "big"
 
 
 def _bare(where: ByteRange, name: str, dtype: str, shape: Sizes) -> TensorItem:
-    """An item without an archive around it: the elements as they are."""
+    """Return an item without an archive: only the bytes of the elements."""
     nbytes = dtypes.by_name(dtype).nbytes(_count(shape))
     if where.length != nbytes:
-        raise DamagedFile(f"its item of {where.length} bytes is no torch archive, and not {nbytes} bytes of elements")
+        raise DamagedFile(f"its item of {where.length} bytes is neither a torch archive nor {nbytes} bytes of elements")
     return TensorItem(where, None)
 
 
@@ -156,11 +156,11 @@ class ValueItem:
 
 
 def value_item(where: ByteRange, name: str) -> ValueItem:
-    """The value that the item at `where` holds.
+    """Return the value in the item at `where`.
 
     Raises:
-        DamagedFile: it is not whole.
-        Unsupported: it is not what torch.save writes.
+        DamagedFile: it is incomplete.
+        Unsupported: torch.save does not write such an item.
     """
     window = Window(where)
     with in_file(window, name):

@@ -1,4 +1,4 @@
-"""What is wrong with a folder: every item is looked at, no tensor byte is read."""
+"""The strict check of a folder: it looks at every item, but reads no tensor bytes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ckptfix.urls import as_path
 from ckptfix.words import plural
 
 MOST = 200
-"""Tensors that are named one by one."""
+"""The limit of tensors that are reported one by one."""
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The findings of reading, and each tensor whose chunks and items do not make it."""
+    """Yield the findings of reading, and each tensor whose chunks and items do not match."""
     yield from _judge(checkpoint, items=True)
 
 
 def skim(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The same by the metadata and the sizes of the files alone."""
+    """Yield the findings that need only the metadata and the sizes of the files."""
     yield from _judge(checkpoint, items=False)
 
 
@@ -44,7 +44,7 @@ def _judge(checkpoint: Checkpoint, *, items: bool) -> Iterator[Finding]:
         yield from _other_steps(folder)
     if folder.metadata.unused:
         names = ", ".join(dict.fromkeys(shown(name) for name, _ in folder.metadata.unused[:3]))
-        yield found("dcp-unused", f"{plural(len(folder.metadata.unused), 'item')} that no chunk names, of {names}")
+        yield found("dcp-unused", f"{plural(len(folder.metadata.unused), 'item')} that no chunk uses, of {names}")
     yield from _left_over(folder)
     if folder.metadata.saved_at is not None:
         yield found("dcp-saved-at", f"it was saved to {folder.metadata.saved_at}")
@@ -54,7 +54,7 @@ def _bad_tensors(folder: Folder) -> Iterator[Finding]:
     count = 0
     for index, saved in enumerate(folder.tensors):
         if any(part.is_lost or (part.place is not None and not folder.files.has(part.place)) for part in saved.parts):
-            continue  # its file is named as missing or cut, or the chunk that no file holds is
+            continue  # the missing or truncated file, or the chunk without a file, is reported already
         try:
             folder.spliced.piece(index)
         except CkptfixError as error:
@@ -65,19 +65,19 @@ def _bad_tensors(folder: Folder) -> Iterator[Finding]:
 
 
 def _overlaps(folder: Folder) -> Iterator[Finding]:
-    """Places that share bytes and are not the same."""
+    """Yield a finding for items that overlap without being the same."""
     places = sorted({part.place for _, part in folder.metadata.places() if part.place is not None})
     for one, other in pairwise(places):
         if one.name == other.name and one.length and other.length and other.offset < one.offset + one.length:
             if _in_image(folder, one) and _in_image(folder, other):
                 continue
-            message = f"an item of {one.length} bytes at {one.offset:#x} and one at {other.offset:#x} share bytes"
+            message = f"an item of {one.length} bytes at {one.offset:#x} overlaps the item at {other.offset:#x}"
             yield found("dcp-overlap", message, where=one.name, offset=other.offset)
             return
 
 
 def _other_steps(folder: Folder) -> Iterator[Finding]:
-    """Files in which no parameter has taken as many steps as most have: nothing else in them tells their save."""
+    """Yield files in which no parameter has the usual step count: no other field tells which save they are from."""
     held: dict[str, Counter[float]] = {}
     for index, saved in enumerate(folder.tensors):
         place = saved.parts[0].place if len(saved.parts) == 1 and saved.nbytes and not saved.shape else None
@@ -86,7 +86,7 @@ def _other_steps(folder: Folder) -> Iterator[Finding]:
         try:
             count = element(saved.dtype or "", folder.spliced.place(index))
         except CkptfixError:
-            continue  # named as damaged
+            continue  # reported as damaged
         if count is not None:
             held.setdefault(place.name, Counter())[count] += 1
     if len(held) < 2:
@@ -95,12 +95,14 @@ def _other_steps(folder: Folder) -> Iterator[Finding]:
     for name, counts in held.items():
         if usual not in counts:
             own = counts.most_common(1)[0][0]
-            message = f"the optimizer's states in it are of step {own:g}, most in the other files of step {usual:g}"
+            message = (
+                f"its optimizer states are at step {own:g}, and most of those in the other files at step {usual:g}"
+            )
             yield found("steps-differ", message, where=name)
 
 
 def _in_image(folder: Folder, place: Place) -> bool:
-    """Whether what begins there is a safetensors file, which all of its tensors name as their place."""
+    """Return whether a safetensors file begins there; all of its tensors then state the same place."""
     try:
         return folder.files.images.at(folder.files.paths[place.name], place.offset) is not None
     except (CkptfixError, KeyError):
@@ -108,7 +110,7 @@ def _in_image(folder: Folder, place: Place) -> bool:
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether it is the file of a rank that had nothing to write."""
+    """Return whether it is the file of a rank that had nothing to write."""
     try:
         image = Images().at(str(path), 0)
         return not path.stat().st_size or (image is not None and not image.tensors)

@@ -1,17 +1,17 @@
-"""The `.metadata` of a distributed checkpoint: which key has which parts, and where each of them lies.
+"""The `.metadata` of a distributed checkpoint: the parts of each key, and their locations.
 
 ::
 
     Metadata
       state_dict_metadata   {fqn: TensorStorageMetadata(properties, size, chunks) or BytesStorageMetadata()}
-      planner_data          {fqn: (key or list index, ...)}: where the value stood in the nested object; None if flat
+      planner_data          {fqn: (key or list index, ...)}: the path of the value in the nested object; None if flat
       storage_data          {MetadataIndex(fqn, offset, index): _StorageInfo(relative_path, offset, length,
                             transform_descriptors)}
       storage_meta          StorageMeta(checkpoint_id, save_id, load_id, modules), since torch 2.4
       version               "1.0.0", since torch 2.10
 
-It is a pickle, and read as text. Classes count by their fields alone: torch 2.1 and 2.2 have TensorProperties in
-another module, OLMo-core and Megatron have classes of their own. Source: torch/distributed/checkpoint/metadata.py.
+It is a pickle, and read as text. Classes are recognized by their fields alone: torch 2.1 and 2.2 have TensorProperties
+in another module, and OLMo-core and Megatron have their own classes. Source: torch/distributed/checkpoint/metadata.py.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ NAME = ".metadata"
 Path = tuple[str | int, ...]
 
 UNDO_ZSTD = (
-    "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT.pth` undoes it, where zstandard is "
-    "installed; ckptfix reads what it writes"
+    "undo it with `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER OUT.pth`, where zstandard "
+    "is installed; ckptfix reads the output"
 )
 UNDO = (
     "load it with FileSystemReader(FOLDER, _extension_registry=...) of torch.distributed.checkpoint, where the "
-    "registry has the extension, and save it again without"
+    "registry has the extension, and save it again without the extension"
 )
 
 
 class Place(NamedTuple):
-    """Where an item lies, as a ``_StorageInfo`` states it: `length` bytes at `offset` of the file `name`."""
+    """The location of an item as a ``_StorageInfo`` states it: `length` bytes at `offset` of the file `name`."""
 
     name: str
     offset: int
@@ -53,7 +53,7 @@ class Place(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A chunk of a tensor: a box of it, and the item that holds its elements; None if the metadata lists none."""
+    """A chunk of a tensor: its box, and the item that holds its elements; None if the metadata lists no item."""
 
     offsets: Sizes
     sizes: Sizes
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has elements, and no item for them."""
+        """True if it has elements but no item for them."""
         return self.place is None and 0 not in self.sizes
 
 
@@ -71,10 +71,10 @@ class Saved:
 
     Attributes:
         fqn: its name, ``optim.state.fc.weight.exp_avg``.
-        path: where its value stands in the nested object.
-        dtype: of a tensor; None for a value.
-        shape: of the whole tensor.
-        parts: the chunks of a tensor; or the one item of a value.
+        path: the path of its value in the nested object.
+        dtype: the dtype of a tensor; None for a value.
+        shape: the shape of the whole tensor.
+        parts: the chunks of a tensor, or the single item of a value.
     """
 
     fqn: str
@@ -89,22 +89,22 @@ class Saved:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements of a tensor."""
+        """The number of bytes of a tensor's elements."""
         return 0 if self.dtype is None else dtypes.by_name(self.dtype).nbytes(math.prod(self.shape))
 
 
 @dataclass(slots=True)
 class Metadata:
-    """What a `.metadata` says.
+    """The content of a `.metadata`.
 
     Attributes:
-        source: the pickle; its bytes, where nobody needed its nodes yet.
+        source: the pickle; its bytes until its nodes are needed.
         saved: the keys, in order.
-        nested: the paths come from the file; otherwise each is the name alone.
-        version: as stated; None before torch 2.10.
-        saved_at: the folder that it was saved to, as it was called then.
+        nested: the paths come from the file; otherwise, each path is only the name.
+        version: the stated version; None before torch 2.10.
+        saved_at: the folder that it was saved to, under its name at that time.
         unused: (fqn, place) of items that belong to no chunk.
-        wrong: (address, what) of keys that cannot be read.
+        wrong: (address, message) of keys that cannot be read.
     """
 
     source: Graph | bytes
@@ -117,18 +117,18 @@ class Metadata:
 
     @property
     def graph(self) -> Graph:
-        """The pickle, as edits need it."""
+        """The parsed pickle, for edits."""
         if isinstance(self.source, bytes):
             self.source = parse(self.source, frames=False, uses=False)
         return self.source
 
     @property
     def size(self) -> int:
-        """Bytes of the pickle."""
+        """The size of the pickle in bytes."""
         return len(self.source if isinstance(self.source, bytes) else self.source.data)
 
     def places(self) -> Iterator[tuple[Saved, Part]]:
-        """Every part that has an item, with its key."""
+        """Yield every part that has an item, with its key."""
         for saved in self.saved:
             for part in saved.parts:
                 if part.place is not None:
@@ -136,19 +136,19 @@ class Metadata:
 
 
 def is_metadata(root: Node) -> bool:
-    """Whether the object of a pickle is one of these."""
+    """Return whether the object of a pickle is a Metadata."""
     return type(root) is Call and "state_dict_metadata" in fields_of(root)
 
 
 def understood(data: bytes, path: str, *, whole: bool = True) -> Metadata:
-    """What the pickle `data`, the metadata at `path`, says.
+    """Return the content of the pickle `data`, the metadata at `path`.
 
     Args:
-        whole: it names all chunks of each tensor; False for the metadata of one rank.
+        whole: it lists all chunks of each tensor; False for the metadata of one rank.
 
     Raises:
-        BadPickle: it is no whole pickle.
-        DamagedFile: it is of another object.
+        BadPickle: it is not a complete pickle.
+        DamagedFile: it is a different object.
         Unsupported: its items are compressed or encrypted.
     """
     rows = skim(data)
@@ -160,7 +160,7 @@ def understood(data: bytes, path: str, *, whole: bool = True) -> Metadata:
 
 
 def _said(graph: Graph) -> Skimmed:
-    """The fields of the object of `graph`."""
+    """Return the fields of the object of `graph`."""
     if not is_metadata(graph.root):
         raise DamagedFile("not the metadata of a distributed checkpoint: it has no state_dict_metadata")
     fields = dict(fields_of(graph.root))
@@ -203,7 +203,7 @@ def _understood(said: Skimmed, made: Metadata, whole: bool) -> Metadata:
 
 
 def fields_of(node: Node) -> Mapping[str, Node]:
-    """The attributes that BUILD sets on an object."""
+    """Return the attributes that BUILD sets on an object."""
     if type(node) is not Call:
         return {}
     state = node.state
@@ -212,10 +212,10 @@ def fields_of(node: Node) -> Mapping[str, Node]:
 
 
 class Sizer:
-    """Sizes by their node: the same ``torch.Size`` stands at many places, and a hostile one is long.
+    """Sizes by node: the same ``torch.Size`` appears in many places, and a hostile one can be long.
 
     Args:
-        most: chunks that all tensors together may have.
+        most: the number of chunks that all tensors together may have.
     """
 
     def __init__(self, most: int) -> None:
@@ -223,13 +223,13 @@ class Sizer:
         self._left = most
 
     def count(self, chunks: int) -> None:
-        """Count the chunks of a tensor. Raises DamagedFile for more than there are bytes."""
+        """Count the chunks of a tensor. Raises DamagedFile if there are more chunks than bytes."""
         self._left -= chunks
         if self._left < 0:
-            raise DamagedFile("its keys have more chunks than it has bytes: they fetch the same list again and again")
+            raise DamagedFile("its keys have more chunks than it has bytes: they refer to the same list repeatedly")
 
     def __call__(self, node: Node) -> Sizes:
-        """The sizes that a ``torch.Size`` has. Raises BadTensor for anything else."""
+        """Return the sizes in a ``torch.Size``. Raises BadTensor for anything else."""
         inner = node.args[0] if type(node) is Call and type(node.args) is tuple and node.args else None
         if type(inner) is tuple and len(inner) < 8 and _INT.issuperset(map(type, inner)):
             short = cast(Sizes, inner)
@@ -249,10 +249,10 @@ def _sizes(node: Node) -> Sizes:
     if type(node) is Call and not node.arguments:
         inner = ()
     if not isinstance(inner, tuple | list) or not all(type(size) is int for size in inner):
-        raise BadTensor("sizes that are not a tuple of numbers")
+        raise BadTensor("its sizes are not a tuple of numbers")
     sizes = tuple(size for size in inner if type(size) is int)
     if any(not 0 <= size < MAX_SIZE for size in sizes):
-        raise BadTensor(f"sizes that nothing can have: {list(sizes)[:8]}")
+        raise BadTensor(f"its sizes are out of range: {list(sizes)[:8]}")
     return sizes
 
 
@@ -260,7 +260,7 @@ def _saved(
     fqn: str, path: Path, node: Node | Boxes, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata,
     whole: bool,
 ) -> Saved | None:
-    """The key `fqn`; None if what is said of it cannot be understood, which is noted."""
+    """Return the key `fqn`; None if its metadata cannot be understood, which is recorded."""
     if not isinstance(node, Boxes) and _is_value(node):
         made.unused += [(fqn, place) for offsets, place in items.items() if offsets is not None]
         return Saved(fqn, path, None, (), (Part((), (), items.get(None)),))
@@ -269,8 +269,8 @@ def _saved(
         dtype, shape, boxes = node if isinstance(node, Boxes) else _boxes(node, known)
         row = dtypes.by_name(dtype)
         if row.nbytes(math.prod(shape)) >= MAX_SIZE:
-            raise BadTensor(f"a tensor of {list(shape)}, which nothing can hold")
-        # What every rank had was once listed for each of them; it is one item.
+            raise BadTensor(f"its shape {list(shape)} is over the limit of 2**63 bytes")
+        # Older versions list a replicated chunk once for each rank, although it is one item.
         distinct = dict.fromkeys(boxes) if len(boxes) > 1 else boxes
         parts = tuple(Part(*box, items.get(box[0])) for box in distinct)
         check_volume(row, shape, parts, whole=whole)
@@ -289,41 +289,43 @@ def _is_value(node: Node) -> bool:
 
 
 def _boxes(node: Node, known: Sizer) -> Boxes:
-    """What is said of a tensor. Raises BadTensor."""
+    """Return the metadata of a tensor. Raises BadTensor."""
     fields = fields_of(node)
     dtype, shape = _dtype(fields.get("properties")), known(fields.get("size"))
     chunks = fields.get("chunks")
     if not isinstance(chunks, list | tuple):
-        raise BadTensor("chunks that are not a list")
+        raise BadTensor("its chunks are not a list")
     known.count(len(chunks))
     rows = (fields_of(chunk) for chunk in chunks)
     return Boxes(dtype, shape, tuple((known(row.get("offsets")), known(row.get("sizes"))) for row in rows))
 
 
 def check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part], *, whole: bool = True) -> None:
-    """Sizes that the items cannot have would make outputs of any length: nothing may believe them.
+    """Refuse sizes that the items cannot have: if they were believed, outputs could get any length.
 
     Args:
         whole: the chunks are all of the tensor.
 
     Raises:
-        BadTensor: the chunks have more or fewer elements than the tensor, or than there are bytes, or are of other
-            dimensions.
+        BadTensor: the chunks have more or fewer elements than the tensor, need more bytes than their items have, or
+            differ in their number of dimensions.
     """
     volume = 0
     for offsets, sizes, place in parts:
         if not len(offsets) == len(sizes) == len(shape):
-            raise BadTensor(f"a chunk of {list(sizes)} at {list(offsets)} of a tensor of {list(shape)}")
+            raise BadTensor(f"a chunk of {list(sizes)} at {list(offsets)} does not fit a tensor of {list(shape)}")
         count = math.prod(sizes)
         volume += count
         if place is not None and row.nbytes(count) > place.length:
-            raise BadTensor(f"a chunk of {list(sizes)} needs {row.nbytes(count)} bytes, its item has {place.length}")
+            raise BadTensor(
+                f"a chunk of {list(sizes)} needs {row.nbytes(count)} bytes, but its item has {place.length}"
+            )
     if whole and volume != math.prod(shape):
-        raise BadTensor(f"its chunks have {volume} elements, and its {list(shape)} has {math.prod(shape)}")
+        raise BadTensor(f"its chunks have {volume} elements, but its shape {list(shape)} has {math.prod(shape)}")
 
 
 def _dtype(node: Node) -> str:
-    """The dtype of a ``TensorProperties``: the first of the five fields of its state."""
+    """Return the dtype of a ``TensorProperties``: the first of the five fields of its state."""
     state = node.state if type(node) is Call else None
     if type(state) is tuple and state:
         return dtype_name(state[0])
@@ -331,7 +333,7 @@ def _dtype(node: Node) -> str:
 
 
 def _paths(rows: Sequence[tuple[Node, Node]] | None, bad: dict[str, str]) -> dict[str, Path] | None:
-    """The paths of ``planner_data``: None where there are none; `bad` gets the keys that it has no place for."""
+    """Return the paths of ``planner_data``; None without it. `bad` gets the keys whose path is invalid."""
     if rows is None:
         return None
     paths: dict[str, Path] = {}
@@ -340,14 +342,14 @@ def _paths(rows: Sequence[tuple[Node, Node]] | None, bad: dict[str, str]) -> dic
             continue
         keys = _path(path)
         if keys is None:
-            bad[str(fqn)] = "its planner_data names a place that is none"
+            bad[str(fqn)] = "planner_data has an invalid path"
         else:
             paths[str(fqn)] = keys
     return paths
 
 
 def _path(node: Node) -> Path | None:
-    """The path that a node is; None for anything else."""
+    """Return the path in a node; None for anything else."""
     if not isinstance(node, tuple | list) or not node or len(node) > MAX_PARTS:
         return None
     if not all(isinstance(key, str) or (type(key) is int and key >= 0) for key in node):
@@ -358,7 +360,7 @@ def _path(node: Node) -> Path | None:
 def _items(
     rows: Sequence[Item | tuple[Node, Node]], bad: dict[str, str]
 ) -> dict[str, dict[Sizes | None, Place]]:
-    """fqn -> offsets of a chunk, or None for a value -> where its item lies; `bad` gets the keys of bad entries."""
+    """Return fqn -> offsets of a chunk (None for a value) -> location; `bad` gets the keys of invalid entries."""
     found: dict[str, dict[Sizes | None, Place]] = {}
     known = Sizer(0)
     files: dict[str, str] = {}
@@ -367,7 +369,7 @@ def _items(
             if row.offset < 0 or row.length < 0 or row.offset + row.length >= MAX_SIZE:
                 bad[row.fqn] = _no_place(row.offset, row.length)
                 continue
-            # As in a dict: of equal keys the last one counts.
+            # As in a dict, the last one of equal keys counts.
             file = files.setdefault(row.name, row.name)
             found.setdefault(row.fqn, {})[row.box] = Place(file, row.offset, row.length)
             continue
@@ -376,15 +378,15 @@ def _items(
         fqn, offsets = key.get("fqn"), key.get("offset")
         name, offset, length = said.get("relative_path"), said.get("offset"), said.get("length")
         if not isinstance(fqn, str):
-            raise DamagedFile("an entry of its storage_data is of no key")
+            raise DamagedFile("an entry of its storage_data has no key")
         if said.get("transform_descriptors"):
             transforms = said["transform_descriptors"]
             names = [str(one) for one in transforms] if isinstance(transforms, list | tuple) else ["an extension"]
-            message = f"its items are transformed by {', '.join(names)}, which ckptfix does not undo"
+            message = f"its items are transformed by {', '.join(names)}, which ckptfix cannot undo"
             zstd = all(name.startswith("stream.zstd/") for name in names)
             raise Unsupported(message, where=str(fqn), hint=UNDO_ZSTD if zstd else UNDO)
         if not isinstance(name, str) or type(offset) is not int or type(length) is not int:
-            bad[str(fqn)] = "an entry of its storage_data states no place in a file"
+            bad[str(fqn)] = "an entry of its storage_data states no location in a file"
             continue
         if offset < 0 or length < 0 or offset + length >= MAX_SIZE:
             bad[str(fqn)] = _no_place(offset, length)
@@ -392,7 +394,7 @@ def _items(
         try:
             box = None if offsets is None else known(offsets)
         except BadTensor as error:
-            bad[str(fqn)] = f"an entry of its storage_data has {error.message}"
+            bad[str(fqn)] = f"an entry of its storage_data is invalid: {error.message}"
             continue
         file = files.setdefault(name, str(name))
         found.setdefault(str(fqn), {})[box] = Place(file, offset, length)
@@ -400,11 +402,11 @@ def _items(
 
 
 def _no_place(offset: int, length: int) -> str:
-    return f"an item of {length} bytes at {offset}: no file has such a place"
+    return f"it has an item of {length} bytes at {offset}, which is out of range"
 
 
 def _saved_at(node: Node) -> str | None:
-    """The ``checkpoint_id`` of a ``StorageMeta``: text, or a ``PosixPath(*parts)``."""
+    """Return the ``checkpoint_id`` of a ``StorageMeta``: text, or a ``PosixPath(*parts)``."""
     value = fields_of(node).get("checkpoint_id")
     if isinstance(value, str):
         return str(value)

@@ -1,8 +1,8 @@
-"""Items that are alike but for their elements: what was understood of one holds for the others.
+"""Patterns of items that differ only in their elements: an item that fits a known pattern needs no parsing.
 
-A model has hundreds of tensors of one shape, and each rank's share of each of them is an archive of its own. These
-archives differ in the elements, in the checksums of these, and in the id that torch makes of the checksums; all else,
-byte for byte, is the same, so that what it means need not be found out again.
+A model has hundreds of tensors of one shape, and each rank's share of each of them is a separate archive. These
+archives differ in the elements, in their checksums, and in the id that torch derives from the checksums. All other
+bytes are the same, so their meaning need not be determined again.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ckptfix.zips.local import read_local
 from ckptfix.zips.read import DESCRIPTOR_FOLLOWS, Record
 
 CRC_IN_ROW, CRC_IN_LOCAL, CRC_IN_DESCRIPTOR = 16, 14, 4
-"""Where the four bytes of a checksum stand in a row of the directory, a local header, and a data descriptor."""
+"""The offset of the four bytes of a checksum in a row of the directory, a local header, and a data descriptor."""
 
 MOST_AROUND = 16 << 10
-"""Bytes around the elements that are kept: an archive of one tensor has two or three thousand."""
+"""The limit of bytes around the elements that are kept: an archive of one tensor has two or three thousand."""
 
 MOST = 512
-"""Kinds of items that are remembered."""
+"""The number of patterns that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mold:
-    """What items have in common.
+    """The common bytes of items.
 
     Attributes:
-        data: the elements in the item, and `nbytes` of them.
-        fixed: (offset in the bytes around the elements, these bytes), for all that must be the same.
-        crc32: where in the bytes around the elements their checksum stands.
+        data: the offset of the elements in the item; `nbytes` is their size.
+        fixed: (offset in the bytes around the elements, these bytes), for all bytes that must be the same.
+        crc32: the offset of the elements' checksum in the bytes around the elements.
     """
 
     data: int
@@ -46,13 +46,13 @@ class Mold:
 
 
 class Molds:
-    """What is known of the items of a folder, by their length and by what the metadata says that they hold."""
+    """The known patterns of a folder's items, by item length and by the dtype and shape in the metadata."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str, tuple[int, ...]], Mold] = {}
 
     def find(self, source: Source, dtype: str, shape: tuple[int, ...]) -> tuple[ByteRange, int] | None:
-        """Where in `source`, an item, its elements are, and their checksum; None where it is like no item before."""
+        """Return the range of the elements in `source`, an item, and their checksum; None if no pattern fits."""
         mold = self._known.get((source.size, dtype, shape))
         if mold is None:
             return None
@@ -63,7 +63,7 @@ class Molds:
         return ByteRange(source.name, mold.data, mold.nbytes), crc32
 
     def learn(self, source: Source, archive: Archive, dtype: str, shape: tuple[int, ...], data: ByteRange) -> None:
-        """Remember an item that was understood: `data` are its elements, in row-major order and nothing else."""
+        """Remember an item that was parsed; `data` is exactly its elements, in row-major order."""
         key = source.size, dtype, shape
         if key in self._known or len(self._known) >= MOST or source.size - data.length > MOST_AROUND:
             return
@@ -74,7 +74,7 @@ class Molds:
             if record.name == f"{archive.root}/.data/serialization_id":
                 try:
                     start = read_local(source, record).data
-                except CkptfixError:  # nobody reads it
+                except CkptfixError:  # no reader needs this record
                     return
                 varying += [(start, record.stored), *_checksums(archive, record, start)]
         crc32 = archive.directory.offset + own.position + CRC_IN_ROW
@@ -89,7 +89,7 @@ class Molds:
 
 
 def _checksums(archive: Archive, record: Record, data: int) -> list[tuple[int, int]]:
-    """Where the checksum of a record stands: (offset, bytes)."""
+    """Return the locations of a record's checksum: (offset, bytes)."""
     found = [(archive.directory.offset + record.position + CRC_IN_ROW, 4), (record.header + CRC_IN_LOCAL, 4)]
     if record.flags & DESCRIPTOR_FOLLOWS:
         found.append((data + record.stored + CRC_IN_DESCRIPTOR, 4))
@@ -97,7 +97,7 @@ def _checksums(archive: Archive, record: Record, data: int) -> list[tuple[int, i
 
 
 def _outside(offset: int, data: ByteRange) -> int:
-    """The offset in the bytes around the elements of an offset in the item."""
+    """Convert an offset in the item to an offset in the bytes around the elements."""
     return offset if offset < data.end else offset - data.length
 
 

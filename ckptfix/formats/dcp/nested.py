@@ -1,4 +1,4 @@
-"""The nested object of a flattened one, as torch builds it again: dicts by names, lists by numbers, gaps None.
+"""The nested object of a flattened one, as torch rebuilds it: dicts by names, lists by numbers, gaps as None.
 
 Source: torch/distributed/checkpoint/_traverse.py (``set_element``), and the planner of ``dcp_to_torch_save``.
 """
@@ -13,11 +13,11 @@ from ckptfix.pickles import Dict
 from ckptfix.pickles.graph import Node
 
 MAX_GAPS = 10_000
-"""Places of lists that no key fills, in all: a number in a hostile path could make a list of any length."""
+"""The limit of unfilled list positions in total: a number in a hostile path could create a list of any length."""
 
 
 class Nesting:
-    """A dict while it is filled, and the dicts and lists in it."""
+    """A dict under construction, with the dicts and lists in it."""
 
     def __init__(self) -> None:
         self.root = Dict()
@@ -29,7 +29,7 @@ class Nesting:
         """Set the value at `path`.
 
         Raises:
-            DamagedFile: another value stands there, or on the way.
+            DamagedFile: a different value is already there, or on the way.
         """
         at: Dict | list[Node] = self.root
         for key, following in pairwise(path):
@@ -56,7 +56,7 @@ class Nesting:
         return made
 
     def _get(self, at: Dict | list[Node], key: str | int, path: Path) -> Node:
-        """What stands at `key`; None where nothing does, which no container holds otherwise."""
+        """Return the value at `key`; None if there is no value, since no container holds None otherwise."""
         if isinstance(at, Dict) is isinstance(key, int):
             raise _conflict(path)
         if isinstance(at, Dict):
@@ -72,7 +72,7 @@ class Nesting:
         assert isinstance(key, int)
         self._gaps += max(key - len(at), 0)
         if self._gaps > MAX_GAPS:
-            raise DamagedFile(f"its planner_data names item {key} of a list of {len(at)}", where=_shown(path))
+            raise DamagedFile(f"planner_data names item {key} of a list of {len(at)}", where=_shown(path))
         at += [None] * (key + 1 - len(at))
         at[key] = value
 
@@ -82,4 +82,4 @@ def _shown(path: Path) -> str:
 
 
 def _conflict(path: Path) -> DamagedFile:
-    return DamagedFile("its planner_data has two values at one place", where=_shown(path))
+    return DamagedFile("planner_data has two values at the same path", where=_shown(path))

@@ -1,13 +1,13 @@
-"""A file of a distributed checkpoint (torch.distributed.checkpoint), which only its folder makes sense of.
+"""A single file of a distributed checkpoint (torch.distributed.checkpoint), which is meaningless without its folder.
 
 ::
 
-    FOLDER/.metadata          a pickle: which tensor has which parts at which (file, offset, length)
-    FOLDER/__0_0.distcp       what rank 0 wrote: torch archives end to end, one for each tensor or value
+    FOLDER/.metadata          a pickle: the parts of each tensor, and their (file, offset, length)
+    FOLDER/__0_0.distcp       written by rank 0: torch archives end to end, one for each tensor or value
     FOLDER/__1_0.distcp       ...
 
-It is recognised by its content, two whole archives end to end, or by its name, also where it holds one item or is cut.
-Source: torch/distributed/checkpoint/filesystem.py.
+It is recognized by its content, two whole archives end to end, or by its name, which also works for a file with one
+item or a truncated file. Source: torch/distributed/checkpoint/filesystem.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")
 
 
 def refuse_part(path: str, *, behind: int = 0) -> None:
-    """One item of a file is never taken for all of it.
+    """Refuse a file of a distributed checkpoint, so that one of its items is never taken for the whole.
 
     Args:
-        behind: for a file that no format knows: look for archives between other bytes too, of which so many stand
-            behind the last.
+        behind: for a file in no known format: also look for archives between other bytes, with at most this many bytes
+            after the last archive.
 
     Raises:
-        DistributedPart: the file at `path` holds several archives, or is by its name a file of such a folder.
+        DistributedPart: the file at `path` holds several archives, or has the name of a file of such a folder.
     """
     place = as_path(path)
     beside = is_local(path) and place.with_name(".metadata").is_file()
@@ -44,7 +44,7 @@ def refuse_part(path: str, *, behind: int = 0) -> None:
             zipped = head.startswith(b"PK\x03\x04")
             tail = reader.read(max(0, reader.size - 22), min(22, reader.size))
             if named and (zipped or beside or tail.startswith(b"PK\x05\x06")):
-                what = "a file of a distributed checkpoint (DCP), which holds one rank's parts of the tensors"
+                what = "a file of a distributed checkpoint (DCP) with one rank's parts of the tensors"
             elif (behind or is_archive(head) or tail.startswith(b"PK\x05\x06")) and (
                 spans := several(reader, behind or BEHIND)
             ):
@@ -61,8 +61,8 @@ def refuse_part(path: str, *, behind: int = 0) -> None:
         return
     folder = str(place.parent)
     if beside:
-        hint = f"its folder is the checkpoint: {command('convert', folder, 'OUT')} makes one file of it"
+        hint = f"its folder is the checkpoint: run {command('convert', folder, 'OUT')} to get one file"
     else:
         way = command("convert", "FOLDER", "OUT")
-        hint = f"put it back in its folder, beside .metadata and the other ranks' files; then {way}"
+        hint = f"put it back in its folder, next to .metadata and the other ranks' files; then run {way}"
     raise DistributedPart(what, path=path, hint=hint)

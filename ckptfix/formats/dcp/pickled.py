@@ -1,7 +1,7 @@
-"""The pickle of a `.metadata`: made anew, or the one that was read with other keys; what is not known of it stays.
+"""The pickle of a `.metadata`: a new one, or the one that was read with changed keys and everything else kept.
 
-The classes and the order of their fields are torch's (torch/distributed/checkpoint/metadata.py, 2.10 to 2.14); readers
-from 2.1 on take it.
+The classes and the order of their fields are those of torch (torch/distributed/checkpoint/metadata.py, 2.10 to 2.14);
+readers since torch 2.1 accept it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ VERSION = "1.0.0"
 
 @dataclass(slots=True)
 class Row:
-    """A key while it is edited.
+    """A key during an edit.
 
     Attributes:
-        saved: as the folder has it.
-        path: where it will stand.
-        gone: it is left out.
+        saved: the key as the folder has it.
+        path: its new path.
+        gone: it is dropped.
         inner: edits of its value.
-        put: the tensor that takes its place.
-        place: of its new item.
+        put: the tensor that replaces it.
+        place: the location of its new item.
     """
 
     saved: Saved
@@ -54,14 +54,14 @@ class Row:
     place: Place | None = None
 
     def fqn(self, nested: bool) -> str:
-        """Its name then; a name that is not its path stays while the path does."""
+        """Return its new name; a name that is not derived from its path is kept as long as the path is."""
         if self.path == self.saved.path:
             return self.saved.fqn
         return ".".join(map(str, self.path)) if nested else str(self.path[0])
 
 
 def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
-    """The pickle of a new Metadata with these keys; each has one part."""
+    """Return the pickle of a new Metadata with these keys; each key has one part."""
     make = _Nodes()
     keys, items = Dict(), Dict()
     for row in saved:
@@ -87,7 +87,7 @@ def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
 
 
 def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place]) -> bytes:
-    """The pickle of the metadata that was read, with its keys as `rows` have them and its items where they `moved`."""
+    """Return the pickle of the metadata that was read, with its keys as in `rows` and its items where they `moved`."""
     if isinstance(said.source, bytes) and not any(row.put is not None for row in rows):
         made = _edited_text(said.source, rows, moved, said.nested)
         if made is not None:
@@ -137,7 +137,7 @@ def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place])
 
 
 def _edited_text(text: bytes, rows: Sequence[Row], moved: Mapping[Place, Place], nested: bool) -> bytes | None:
-    """The same, where none is put in the place of another; None where the nodes have to be edited."""
+    """Return the same by editing the text, if no tensor is replaced; None if the nodes must be edited."""
     gone = {row.saved.fqn for row in rows if row.gone}
     kept = without(text, gone) if gone else text
     left = [row for row in rows if not row.gone]
@@ -147,7 +147,7 @@ def _edited_text(text: bytes, rows: Sequence[Row], moved: Mapping[Place, Place],
 
 
 def _place(info: Node) -> Place:
-    """What a ``_StorageInfo`` states; that it states a place is known."""
+    """Return the location in a ``_StorageInfo``, which is known to be valid."""
     said = fields_of(info)
     return Place(str(said.get("relative_path")), cast("int", said.get("offset")), cast("int", said.get("length")))
 
@@ -159,7 +159,7 @@ def _written(root: Node, graph: Graph, protocol: int) -> bytes:
 
 
 def _with(node: Node, **fields: Node) -> Call:
-    """The same object with other values of some attributes."""
+    """Return a copy of the object with different values of some attributes."""
     assert type(node) is Call
     made = Call(node.func, node.args, node.how, 0, node.kwargs)
     made.items, made.elements = node.items, node.elements
@@ -176,7 +176,7 @@ def _rows(node: Call) -> Iterable[tuple[Node, Node]]:
 
 
 class _Nodes:
-    """Makes the objects; equal sizes, dtypes and layouts are one object, as in what torch pickles."""
+    """Factory of the objects; equal sizes, dtypes and layouts share one object, as in torch's own pickles."""
 
     def __init__(self) -> None:
         self._sizes: dict[Sizes, Call] = {}
@@ -197,7 +197,7 @@ class _Nodes:
         return made
 
     def tensor(self, dtype: str, shape: Sizes) -> Call:
-        """The entry of a tensor in one chunk."""
+        """Return the entry of a tensor in one chunk."""
         chunk = self.object(
             "ChunkStorageMetadata", {"offsets": self.size((0,) * len(shape)), "sizes": self.size(shape)}
         )

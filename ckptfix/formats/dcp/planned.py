@@ -1,4 +1,4 @@
-"""A folder that is planned and not yet written, read as it will be: by the law of weights, before a byte is written."""
+"""A planned folder read as it will be, so that the weight audit can run before a byte is written."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ckptfix.io.source import open_source
 
 
 def planned_metadata(plan: Plan) -> Metadata | None:
-    """What the planned `.metadata` says; None where none is planned.
+    """Return the content of the planned `.metadata`; None without one.
 
     Raises:
-        DamagedFile: it is not what a reader takes.
+        DamagedFile: readers would not accept it.
     """
     file = next((file for file in plan.files if os.path.basename(file.path) == dcp_metadata.NAME), None)  # noqa: PTH119
     if file is None:
@@ -28,14 +28,14 @@ def planned_metadata(plan: Plan) -> Metadata | None:
 
 
 def read_planned(plan: Plan) -> Checkpoint:
-    """The checkpoint of a planned folder.
+    """Return the checkpoint of a planned folder.
 
     Raises:
-        DamagedFile: none is planned, or not as a reader takes it.
+        DamagedFile: the plan has no `.metadata`, or one that readers would not accept.
     """
     said = planned_metadata(plan)
     if said is None:
-        raise DamagedFile("no .metadata is planned")
+        raise DamagedFile("the plan has no .metadata")
     last = plan.files[-1]
     folder = os.path.dirname(last.path)  # noqa: PTH120 (a name, not a place)
     paths: dict[str, str] = {os.path.relpath(file.path, folder): PlannedFile(file) for file in plan.files}

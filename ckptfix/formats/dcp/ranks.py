@@ -1,13 +1,13 @@
-"""A folder of which each rank wrote its own metadata: ``save(..., use_collectives=False)``, since torch 2.10.
+"""Folders in which each rank wrote its own metadata: ``save(..., use_collectives=False)``, since torch 2.10.
 
 ::
 
-    FOLDER/__0.metadata       as `.metadata`, of rank 0 alone: its chunks of each tensor, and where its items lie
+    FOLDER/__0.metadata       like `.metadata`, of rank 0 alone: its chunks of each tensor, and their locations
     FOLDER/__0_0.distcp
     FOLDER/__1.metadata       ...
 
-What all ranks have is written by each of them. Torch reads such a folder on as many ranks as there were, each its own
-part; no file says how many these are. Source: torch/distributed/checkpoint/filesystem.py (``_get_metadata_path``).
+Data that all ranks have is written by each of them. Torch loads such a folder on the same number of ranks, each with
+its own part; no file states that number. Source: torch/distributed/checkpoint/filesystem.py (``_get_metadata_path``).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NAME = re.compile(r"__(\d+)\.metadata")
 MOST_RANKS = 1 << 16
 
 MOST_NAMED = 64
-"""Ranks without metadata that are named one by one."""
+"""The limit of ranks without metadata that are reported one by one."""
 
 
 def names(folder: str) -> dict[int, str]:
-    """rank -> the name of its metadata, in the order of the ranks."""
+    """Return rank -> the name of its metadata, sorted by rank."""
     try:
         found = [(match, path.name) for path in as_path(folder).iterdir() if (match := _NAME.fullmatch(path.name))]
     except OSError:
@@ -47,12 +47,12 @@ def names(folder: str) -> dict[int, str]:
 
 @dataclass(slots=True)
 class Together:
-    """What the metadata of all ranks say.
+    """The combined metadata of all ranks.
 
     Attributes:
-        said: as one metadata of the whole would say it.
-        marks: of the files.
-        doubles: keys, and the part of the first rank and of another one, where both have the same chunk or a value.
+        said: the metadata as a single file would state it.
+        marks: the files that were read.
+        doubles: keys with the part of the first rank and of another one, where both have the same chunk or a value.
         findings: ranks whose metadata is missing or damaged, with their tensors.
     """
 
@@ -63,20 +63,20 @@ class Together:
 
 
 def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Together:
-    """The metadata of all ranks as one.
+    """Combine the metadata of all ranks.
 
     Args:
-        read: name -> what it says, and the file as it was.
+        read: name -> its content, and the file as it was read.
 
     Raises:
-        DamagedFile: none can be read, or there are more than any job has.
+        DamagedFile: no metadata can be read, or there are more ranks than any job has.
     """
     there: dict[int, Metadata] = {}
     marks: list[Mark] = []
     lost: dict[int, str] = {}
     own = names(folder)
     if max(own) >= MOST_RANKS:
-        raise DamagedFile(f"{own[max(own)]}: no job has so many ranks", path=folder)
+        raise DamagedFile(f"{own[max(own)]}: no job has that many ranks", path=folder)
     for rank, name in own.items():
         try:
             there[rank], mark = read(name)
@@ -97,14 +97,14 @@ def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Toget
     _merge(made, there)
     holes = list(_holes(made))
     for rank, why in sorted(lost.items()):
-        what = f"; it may hold {some(holes)}" if holes else "; what it held is on the other ranks too"
+        what = f"; it may hold {some(holes)}" if holes else "; the other ranks have its content too"
         message = f"__{rank}.metadata {why}{what}"
         made.findings.append(found("missing-rank", message, where=str(as_path(folder, f"__{rank}.metadata"))))
     return made
 
 
 def _merge(made: Together, there: Mapping[int, Metadata]) -> None:
-    """Put the keys of all ranks together: the chunks of each, one of which the first rank that has it wrote."""
+    """Combine the keys of all ranks: the chunks of each, in the copy of the first rank that has it."""
     said = made.said
     keys: dict[str, Saved] = {}
     chunks: dict[str, dict[tuple[Sizes, Sizes], Part]] = {}
@@ -115,7 +115,7 @@ def _merge(made: Together, there: Mapping[int, Metadata]) -> None:
         for saved in own.saved:
             known = keys.setdefault(saved.fqn, saved)
             if (known.dtype, known.shape, known.path) != (saved.dtype, saved.shape, saved.path):
-                message = f"rank {rank} has {_kind(saved)} of this name, and an earlier one {_kind(known)}"
+                message = f"rank {rank} has {_kind(saved)} under this name, and an earlier rank has {_kind(known)}"
                 wrong[known.address] = message
                 continue
             boxes = chunks.setdefault(saved.fqn, {})
@@ -134,7 +134,7 @@ def _kind(saved: Saved) -> str:
 
 
 def _holes(made: Together) -> Iterator[str]:
-    """The tensors that the ranks do not hold all of, and which rows are lacking; they are taken out."""
+    """Remove tensors that the ranks hold only in part, and yield each with its missing rows."""
     whole: list[Saved] = []
     for saved in made.said.saved:
         if saved.dtype is not None:
@@ -143,7 +143,7 @@ def _holes(made: Together) -> Iterator[str]:
                 check_volume(row, saved.shape, saved.parts)
             except BadTensor as error:
                 what = _lacking(saved, row.itemsize) or error.message
-                made.said.wrong.append((saved.address, f"its parts are not all of {list(saved.shape)}: {what}"))
+                made.said.wrong.append((saved.address, f"its parts do not cover {list(saved.shape)}: {what}"))
                 yield f"{saved.address} ({what})"
                 continue
         whole.append(saved)
@@ -151,7 +151,7 @@ def _holes(made: Together) -> Iterator[str]:
 
 
 def _lacking(saved: Saved, itemsize: int) -> str | None:
-    """What is wrong with the chunks of a tensor, as the walk over them says it."""
+    """Return the fault in the chunks of a tensor, as reported by `tiled`; None if the chunks are right."""
     chunks = [
         Chunk(part.offsets, part.sizes, ByteRange("", 0, math.prod(part.sizes) * itemsize)) for part in saved.parts
     ]

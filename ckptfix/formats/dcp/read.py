@@ -1,4 +1,4 @@
-"""A folder read: the `.metadata`, the values, and the tensors by their places; no tensor's item is opened."""
+"""The reader of a folder: the `.metadata`, the values, and the locations of tensors, whose items are not opened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ckptfix.words import plural
 NAME, RANKS, IMAGES = "dcp", "dcp-ranks", "dcp-safetensors"
 MAX_METADATA = 1 << 30
 MAX_VALUE = 1 << 20
-"""Bytes of a value that are compared among ranks."""
+"""The limit in bytes of a value that is compared between ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Files:
     """The files of a folder that its metadata names.
 
     Attributes:
-        folder: as it was given.
-        sizes: bytes of each file that is there, by the name in the metadata.
-        paths: where each of them is.
-        refused: why a name is of no file of the folder; nothing of it was opened.
-        marks: of the metadata and of these files.
-        molds: what is known of their items.
-        images: the safetensors files that items are in.
+        folder: the folder as it was given.
+        sizes: the size of each existing file in bytes, by the name in the metadata.
+        paths: the path of each of them.
+        refused: name -> the reason why it is not a file of the folder; the file was not opened.
+        marks: the metadata and these files, as they were read.
+        molds: known patterns of their items.
+        images: the safetensors files that contain items.
     """
 
     folder: str
@@ -61,14 +61,14 @@ class Files:
         return self.marks[0].path
 
     def has(self, place: Place) -> bool:
-        """Whether its file is there, and long enough."""
+        """Return whether its file exists and is long enough."""
         return place.offset + place.length <= self.sizes.get(place.name, -1)
 
     def range(self, place: Place) -> ByteRange:
-        """The bytes of an item.
+        """Return the bytes of an item.
 
         Raises:
-            DamagedFile: its file is not there.
+            DamagedFile: its file is missing.
         """
         path = self.paths.get(place.name)
         if path is None and place.name in self.refused:
@@ -78,15 +78,15 @@ class Files:
         return ByteRange(path, place.offset, place.length)
 
 
-LOST_FILE = "copy it from where the checkpoint was saved; without it, `ckptfix repair FOLDER OUT` keeps the rest"
+LOST_FILE = "copy it from where the checkpoint was saved; without it, run `ckptfix repair FOLDER OUT` to keep the rest"
 
 
 class Folder(Assembled):
-    """What a checkpoint keeps of its folder, for edits and for doctor.
+    """The data that a checkpoint keeps about its folder, for edits and for doctor.
 
     Attributes:
-        metadata: what it says.
-        files: that it names.
+        metadata: the content of the metadata.
+        files: the files that it names.
         spliced: the tensors, one piece each, in the order of `tensors`.
         tensors: the keys that are tensors.
     """
@@ -101,26 +101,26 @@ class Folder(Assembled):
 
 
 def read_metadata(folder: str, name: str = dcp_metadata.NAME) -> tuple[Metadata, Mark]:
-    """The metadata `name` of a folder, and the file as it was.
+    """Return the metadata `name` of a folder, and the file as it was read.
 
     Raises:
-        DamagedFile: it is no pickle of a Metadata.
+        DamagedFile: it is not a pickle of a Metadata.
         Unsupported: its items are compressed or encrypted.
     """
     path = file_inside(folder, name, where=folder)
     before = mark(path)
     with open_source(path) as source:
         if source.size > MAX_METADATA:
-            raise Unsupported(f"metadata of {source.size} bytes", path=path)
+            raise Unsupported(f"the metadata has {source.size} bytes, which is too large to read", path=path)
         data = source.read(0, source.size)
     return dcp_metadata.understood(data, path, whole=name == dcp_metadata.NAME), before
 
 
 def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
-    """What the metadata of a folder says, or of all ranks together; the files that it names; what is wrong with ranks.
+    """Return a folder's metadata (combined over ranks), the files that it names, and findings about ranks.
 
     Raises:
-        DamagedFile: none can be read.
+        DamagedFile: no metadata can be read.
         Unsupported: items are compressed or encrypted.
     """
     if as_path(path, dcp_metadata.NAME).is_file() or not ranks.names(path):
@@ -133,20 +133,20 @@ def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
 
 
 def _differing(doubles: Sequence[tuple[Saved, Part, Part]], files: Files) -> list[Finding]:
-    """A finding for what several ranks hold whole, and not the same, as far as lengths and checksums show it."""
+    """Return a finding for data whose copies differ between ranks, as far as lengths and checksums show it."""
     unequal: dict[str, None] = {}
     for saved, first, other in doubles:
         try:
             same = saved.address in unequal or _sum(saved, first, files) == _sum(saved, other, files)
         except CkptfixError:
-            continue  # what is damaged or missing is named where it is read
+            continue  # damaged or missing items are reported where they are read
         if not same:
             unequal[saved.address] = None
     return differing(list(unequal))
 
 
 def _sum(saved: Saved, part: Part, files: Files) -> object:
-    """What two items with equal content have alike."""
+    """Return a value that is equal for two items with equal content."""
     place = place_of(part)
     if saved.dtype is None:
         with open_source(files.range(place).path) as source:
@@ -158,7 +158,7 @@ def _sum(saved: Saved, part: Part, files: Files) -> object:
 
 
 def find_files(folder: str, said: Metadata, before: Sequence[Mark], more: Iterable[str] = ()) -> Files:
-    """The files that the metadata names, and `more`; of a name that leads out of the folder nothing is opened."""
+    """Return the files that the metadata names, and `more`; a file whose name leads out of the folder is not opened."""
     names = dict.fromkeys(part.place.name for _, part in said.places() if part.place is not None)
     names |= dict.fromkeys(chain((place.name for _, place in said.unused), more))
     marks = list(before)
@@ -180,13 +180,13 @@ def find_files(folder: str, said: Metadata, before: Sequence[Mark], more: Iterab
 
 
 def read(path: str) -> Checkpoint:
-    """Read names, shapes, places and values; see the contract in `base`."""
+    """Read names, shapes, locations and values; see the contract in `base`."""
     said, files, findings = read_folder(path)
     return assembled(path, said, files, findings)
 
 
 def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] = ()) -> Checkpoint:
-    """The checkpoint that the metadata describes, in these files; `rows` are findings about the ranks."""
+    """Return the checkpoint that the metadata describes, in these files; `rows` are findings about the ranks."""
     findings = [*rows, *(found("bad-tensor", what, where=where) for where, what in said.wrong)]
     tensors = [saved for saved in said.saved if saved.dtype is not None]
     spliced = SplicedFile(path, [saved.nbytes for saved in tensors], _maker(tensors, files))
@@ -211,7 +211,7 @@ def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] =
 
 
 def _without_items(saved: Saved) -> Iterator[Finding]:
-    """A finding for a tensor of which a chunk is in no file, which the metadata alone shows."""
+    """Yield a finding for a tensor with a chunk that is in no file, judged by the metadata alone."""
     for part in saved.parts:
         if part.is_lost:
             yield found("bad-tensor", _no_item(part), where=saved.address)
@@ -223,7 +223,7 @@ def _no_item(part: Part) -> str:
 
 
 def _kind(tensors: Sequence[Saved], files: Files) -> str:
-    """The name of the format of a folder: which files its names stand in."""
+    """Return the name of a folder's format, judged by the files that have its names and tensors."""
     if not files.metadata.endswith(f"/{dcp_metadata.NAME}"):
         return RANKS
     places = (part.place for saved in tensors for part in saved.parts if math.prod(part.sizes))
@@ -236,7 +236,7 @@ def _kind(tensors: Sequence[Saved], files: Files) -> str:
 
 
 def folder_of(checkpoint: Checkpoint) -> Folder:
-    """The folder that a checkpoint was read from."""
+    """Return the folder that a checkpoint was read from."""
     folder = parts_of(checkpoint).container
     assert isinstance(folder, Folder)
     return folder
@@ -257,7 +257,7 @@ def _traits(said: Metadata, files: Files) -> dict[str, object]:
 def _put_value(
     saved: Saved, index: int, files: Files, assembly: Assembly, nesting: Nesting, findings: list[Finding]
 ) -> None:
-    """Read the value and put it where it stands; one that is damaged is noted, and missing."""
+    """Read the value and put it at its path; a damaged one is reported and left out."""
     place = saved.parts[0].place
     try:
         if place is None:
@@ -272,7 +272,7 @@ def _put_value(
 
 
 def _cut(said: Metadata, files: Files) -> list[Finding]:
-    """A finding for each file that is missing or shorter than the metadata says."""
+    """Return a finding for each file that is missing or shorter than the metadata states."""
     ends: dict[str, int] = {}
     counts: dict[str, int] = {}
     for _, part in said.places():
@@ -286,17 +286,17 @@ def _cut(said: Metadata, files: Files) -> list[Finding]:
         if name in files.refused:
             message = f"{files.refused[name]}: {items} lost with it"
         elif name in files.sizes:
-            message = f"{end} bytes promised, {files.sizes[name]} left: {items} cut off"
+            message = f"it should have {end} bytes, and {files.sizes[name]} are left: {items} cut off"
         else:
             message = f"the file is missing, and {items} with it"
         rows.append(found("truncated", message, where=name))
-    # Another rank has the same items, but no writer names such a file.
+    # Another rank has the same items, but no writer uses such a file name.
     rows += [found("shard-path", message, where=name) for name, message in files.refused.items() if name not in ends]
     return rows
 
 
 def _maker(tensors: list[Saved], files: Files) -> Callable[[int], Piece]:
-    """What makes the pieces of the tensors out of their items."""
+    """Return a function that assembles the pieces of the tensors from their items."""
 
     def make(index: int) -> Piece:
         saved = tensors[index]
@@ -311,10 +311,10 @@ def _maker(tensors: list[Saved], files: Files) -> Callable[[int], Piece]:
 
 
 def tensor_piece(saved: Saved, files: Files) -> Piece:
-    """The elements of a tensor in row-major order, out of its items, and their checksums.
+    """Return the elements of a tensor in row-major order, assembled from its items, and their checksums.
 
     Raises:
-        DamagedFile: an item is missing, damaged, or of another tensor; or they do not tile the tensor.
+        DamagedFile: an item is missing, damaged, or part of a different tensor; or the items do not tile the tensor.
     """
     assert saved.dtype is not None
     row = dtypes.by_name(saved.dtype)
@@ -333,21 +333,21 @@ def tensor_piece(saved: Saved, files: Files) -> Piece:
 
 
 def chunk_item(saved: Saved, part: Part, files: Files) -> TensorItem:
-    """The item of a chunk of a tensor. Raises as `tensor_item`."""
+    """Return the item of a chunk of a tensor. Raises as `tensor_item`."""
     assert saved.dtype is not None
     named = Named(files.images, saved.fqn, part.offsets)
     return tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes, files.molds, named)
 
 
 def place_of(part: Part) -> Place:
-    """Where the item of a chunk is. Raises DamagedFile where the metadata lists none."""
+    """Return the location of the item of a chunk. Raises DamagedFile if the metadata lists none."""
     if part.place is None:
         raise DamagedFile(_no_item(part))
     return part.place
 
 
 def _as_range(data: Data, name: str) -> ByteRange:
-    """`data` as a range: that of a file that is not there for a stream."""
+    """Return `data` as a range; for a stream, as a range of a virtual file."""
     if isinstance(data, ByteRange):
         return data
     return SplicedFile(name, [data.length], lambda index: Piece((data,))).place(0)

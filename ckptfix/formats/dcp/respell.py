@@ -1,7 +1,7 @@
-"""Other names in a `.metadata` that torch wrote, in place of the old ones: every other opcode stays as it is.
+"""Renames in a `.metadata` that torch wrote: new names replace the old ones, and every other opcode is unchanged.
 
 A large checkpoint has hundreds of thousands of uses of names, and some ten million opcodes around them. The skimmer
-says where these uses are, and they are edited as in any pickle (`pickles.patch`): use by use.
+finds these uses, and they are edited as in any pickle (`pickles.patch`), one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Names = Mapping[str, tuple[str, Path]]
 
 
 class Moves(NamedTuple):
-    """Where items lie now: by the name of their key, or else by where they were."""
+    """The new locations of items: by the name of their key, or else by their old location."""
 
     named: Mapping[str, Place]
     placed: Mapping[Place, Place]
@@ -37,10 +37,10 @@ class Moves(NamedTuple):
 
 @without_collections
 def respelled(data: bytes, names: Names, moves: Moves) -> bytes | None:
-    """The pickle of a `.metadata` with other names of keys; None where only its nodes can be edited.
+    """Return the pickle of a `.metadata` with renamed keys; None if only its nodes can be edited.
 
     Args:
-        names: of every key that has another name or path.
+        names: the keys whose name or path changes.
     """
     unframed = opcodes_of(data)
     if unframed is None:
@@ -61,7 +61,7 @@ def respelled(data: bytes, names: Names, moves: Moves) -> bytes | None:
 
 
 class _Uses(Skimmer):
-    """Reads each string as a use, which knows where it is pushed."""
+    """A reader that records each string as a use, with the position where it is pushed."""
 
     def __init__(self, data: bytes, frames: list[int]) -> None:
         super().__init__(data, frames)
@@ -89,7 +89,7 @@ class _Uses(Skimmer):
         return super().got(pos, end) if use is None else use
 
     def _fetch(self, pos: int, end: int) -> Text | None:
-        """The use of a string that is fetched there; None for anything else."""
+        """Return the use of a string that is fetched there; None for anything else."""
         index = int.from_bytes(self.data[pos + 1 : end], "little")
         origin = self.memo.get(index) if index < self.count else None
         if type(origin) is not Text:
@@ -98,7 +98,7 @@ class _Uses(Skimmer):
         return use
 
     def patches(self, wanted: Mapping[int, str]) -> list[Patch] | None:
-        """What gives each use its value, by where it is pushed; None where others fetch what would change."""
+        """Return patches that give each use its value; None if other opcodes fetch a string that would change."""
         data = self.data
         used = {op.SHORT_BINUNICODE}
         changed: set[int] = set()
@@ -122,10 +122,10 @@ _GETS = {op.BINGET: 2, op.LONG_BINGET: 5}
 
 
 def _wanted(said: Skimmed, names: Names, moves: Moves) -> dict[int, str]:
-    """Where a name is pushed -> what it has to be.
+    """Return position of a name -> its new value.
 
     Raises:
-        Otherwise: one that no edit reaches, or that stands for several.
+        Otherwise: a use cannot be edited, or stands for several names.
     """
     wanted: dict[int, str] = {}
     for use, value in _names(said, names, moves):
@@ -133,14 +133,14 @@ def _wanted(said: Skimmed, names: Names, moves: Moves) -> dict[int, str]:
             if use == value:
                 continue
             raise Otherwise
-        # What an object that stands at several places is made of is one use.
+        # The strings of an object that is used in several places are pushed once, as one use.
         if wanted.setdefault(use.start, value) != value:
             raise Otherwise
     return wanted
 
 
 def _names(said: Skimmed, names: Names, moves: Moves) -> Iterator[tuple[Node, str]]:
-    """Every use of a name, and of the name of a file, with its value."""
+    """Yield every use of a key or of a file name, with its new value."""
     for fqn, _ in said.keys:
         yield fqn, names[str(fqn)][0] if fqn in names else str(fqn)
     for fqn, path in said.paths or ():
@@ -160,7 +160,7 @@ def _names(said: Skimmed, names: Names, moves: Moves) -> Iterator[tuple[Node, st
 
 
 def names_of(row: Item | tuple[Node, Node]) -> tuple[Node, Node]:
-    """The name of the key of an item, and that of its file."""
+    """Return the key of an item, and the name of its file."""
     if isinstance(row, Item):
         return row.fqn, row.name
     return fields_of(row[0]).get("fqn"), fields_of(row[1]).get("relative_path")
@@ -170,7 +170,7 @@ _FIELDS = ["relative_path", "offset", "length"]
 
 
 def _moved(row: Item | tuple[Node, Node], moves: Moves) -> Place | None:
-    """Where an item lies now, if not where it was."""
+    """Return the new location of an item; None if it did not move."""
     if not moves:
         return None
     fqn, file = names_of(row)
@@ -181,7 +181,7 @@ def _moved(row: Item | tuple[Node, Node], moves: Moves) -> Place | None:
 
 
 def _numbers_of(row: Item | tuple[Node, Node]) -> tuple[int, int]:
-    """The offset and the length of an item. Raises Otherwise where they are not the last fields, in this order."""
+    """Return the offset and the length of an item. Raises Otherwise unless they are the last fields, in this order."""
     if isinstance(row, Item):
         return row.offset, row.length
     fields = fields_of(row[1])
@@ -193,14 +193,14 @@ def _numbers_of(row: Item | tuple[Node, Node]) -> tuple[int, int]:
 
 _STRING = rb"(?:%b|\x8c\x06(?:offset|length)\x94|X\x06\0\0\0(?:offset|length)\x94)" % GET
 _BEHIND = re.compile(rb"\x94?%b(%b)%b(%b)ub" % (_STRING, INT, _STRING, INT), re.DOTALL)
-"""What follows the name of a file: "offset" and "length", as they are pushed the first time and later."""
+"""The opcodes after the name of a file: "offset" and "length", as they are pushed the first time and later."""
 
 
 def _numbers(data: bytes, said: Skimmed, moves: Moves) -> Iterator[Patch]:
-    """The patches of numbers of items that lie elsewhere.
+    """Yield patches of the numbers of items that moved.
 
     Raises:
-        Otherwise: one does not stand where it would.
+        Otherwise: a number is not where it is expected.
     """
     for row in said.items if moves else ():
         place = _moved(row, moves)

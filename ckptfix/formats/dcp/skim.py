@@ -1,8 +1,8 @@
-"""A `.metadata` read in bulk, where it is written as torch writes it.
+"""The fast reader of a `.metadata` as torch writes it.
 
-A checkpoint of 100,000 tensors has ten million opcodes there, which say the same of each tensor: see `phrases`. They
-are taken entry by entry; what is between them, and what is written otherwise, is read opcode by opcode. Whatever is not
-understood at once is left to the reader of all pickles, which also says what is wrong: `skim` gives None then.
+For a checkpoint of 100,000 tensors, it has ten million opcodes that repeat the same pattern for each tensor: see
+`phrases`. Entries are read whole; opcodes between them, and entries in another form, are read one by one. Anything else
+is left to the general pickle reader, which also reports faults: `skim` then returns None.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Skimmed:
     """The fields of a Metadata.
 
     Attributes:
-        keys: name -> what is said of a tensor, or the node that says it; each name once.
-        paths: the rows of ``planner_data``; None without it. Each name once.
+        keys: name -> the metadata of a tensor, or its node; each name once.
+        paths: the rows of ``planner_data``, each name once; None without it.
         items: the rows of ``storage_data``, in order.
         rest: its other fields.
     """
@@ -36,12 +36,12 @@ class Skimmed:
 
 
 OTHERWISE = (IndexError, KeyError, ValueError, BadTensor, Otherwise)
-"""What ends the reading of a pickle that is not written as torch writes it, or not whole."""
+"""The errors that end the reading of a pickle that torch would write differently, or that is incomplete."""
 
 
 @without_collections
 def skim(data: bytes) -> Skimmed | None:
-    """What the pickle `data` says; None where it is not written as torch writes it, or not whole."""
+    """Return the content of the pickle `data`; None if torch would write it differently, or if it is incomplete."""
     unframed = opcodes_of(data)
     if unframed is None:
         return None
@@ -52,7 +52,7 @@ def skim(data: bytes) -> Skimmed | None:
 
 
 def opcodes_of(data: bytes) -> tuple[bytes, list[int]] | None:
-    """The opcodes without the frames around them, and where a frame begins among them.
+    """Return the opcodes without their frames, and the positions among them at which a frame begins.
 
     None if the frames do not follow each other to the end.
     """
@@ -74,13 +74,13 @@ MAX_MARKS = 100
 
 KEYS, PATHS, ITEMS = "state_dict_metadata", "planner_data", "storage_data"
 READ = {KEYS: "tensor", PATHS: "path", ITEMS: "item"}
-"""The dicts of entries, and the method that reads one; a machine that held its own methods would stay in memory."""
+"""Dict of entries -> name of the method that reads an entry; bound methods would keep the machine in memory."""
 
 _CONSTANTS: dict[int, Node] = {0x4E: None, 0x88: True, 0x89: False}
 
 
 class Skimmer(Entries):
-    """The machine."""
+    """The machine that runs the opcodes of a `.metadata`."""
 
     def __init__(self, data: bytes, frames: list[int]) -> None:
         super().__init__(data)
@@ -113,7 +113,7 @@ class Skimmer(Entries):
         return Skimmed(self.keys, paths if PATHS in self.bulk else None, items, rest)
 
     def _root(self) -> Node:
-        """Run to the STOP; the object that it leaves."""
+        """Run to the STOP, and return the object that it leaves."""
         data, memo = self.data, self.memo
         stack: list[Node] = []
         marks: list[list[Node]] = []
@@ -226,7 +226,7 @@ class Skimmer(Entries):
                 raise Otherwise
 
     def _set(self, target: Node, flat: list[Node]) -> None:
-        """Set the keys and values that stand one behind the other."""
+        """Set the keys and values of a flat list."""
         if type(target) is not Dict or len(flat) % 2:
             raise Otherwise
         rows = list(zip(flat[::2], flat[1::2], strict=True))
@@ -245,7 +245,7 @@ class Skimmer(Entries):
             into += (row for row in rows if not isinstance(row, Item))
 
     def _entries(self, name: str, stack: list[Node], pos: int) -> int:
-        """Read the entries of the dict `name` that stand from `pos` on; where they end."""
+        """Read the entries of the dict `name` from `pos` on, and return their end."""
         read: Callable[[int], int] = getattr(self, READ[name])
         self.made = []
         while (end := read(pos)) != pos:
@@ -259,7 +259,7 @@ class Skimmer(Entries):
         return pos
 
     def _begin_frames(self, start: int, end: int) -> None:
-        """Note the frames that begin among the opcodes ``data[start:end]``. Raises Otherwise for one within one."""
+        """Note the frames that begin in ``data[start:end]``. Raises Otherwise if one begins inside an opcode."""
         opcodes = {opcode.start for opcode in walk(self.data, start, end)} if end > start + 1 else {start}
         while self.frame < end:
             if self.frame not in opcodes:
@@ -268,7 +268,7 @@ class Skimmer(Entries):
             self.frame = self.frames[-1] if self.frames else len(self.data)
 
     def got(self, pos: int, end: int) -> Node:
-        """What is fetched from `pos` to `end`; a size that an entry made, as the call that makes it."""
+        """Return the object that is fetched from `pos` to `end`; a size that an entry created, as its call."""
         index = self.number(self.data[pos:end])
         if index in self.sizes:
             return Call(SIZE, (self.sizes[index],), "REDUCE", 0)

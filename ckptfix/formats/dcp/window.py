@@ -1,4 +1,4 @@
-"""A range of a file that is read as a file by itself."""
+"""A range of a file that is read as a separate file."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ckptfix.errors import CkptfixError
 from ckptfix.io.source import Name, Source, open_source
 
 SMALL = 8192
-"""Bytes of an item that are read at once."""
+"""The largest item in bytes that is read at once."""
 
 HEAD, TAIL = 1024, 2048
-"""Bytes at the ends of a larger one that are: its pickle, its directory."""
+"""The bytes at the ends of a larger item that are read at once: its pickle, its directory."""
 
 
 class Window(Name):
-    """The name of a range of a file that is read as a file by itself.
+    """The name of a range of a file that is read as a separate file.
 
     Attributes:
         where: the range.
@@ -34,12 +34,12 @@ class Window(Name):
         return _WindowSource(self)
 
     def real(self, data: ByteRange) -> ByteRange:
-        """The range of the file that a range of the window is."""
+        """Convert a range of the window to a range of the file."""
         return self.where.sub(data.offset, data.length)
 
 
 class _WindowSource(Source):
-    """Reads of a window; those at its ends are answered from what was read when it was opened."""
+    """A reader of a window; reads at its ends are answered from data that was read when it was opened."""
 
     def __init__(self, window: Window) -> None:
         where = window.where
@@ -67,7 +67,7 @@ class _WindowSource(Source):
 
 @contextmanager
 def in_file(window: Window, name: str) -> Iterator[None]:
-    """Errors about the window are about the item called `name` of its file."""
+    """Report errors about the window as errors about the item `name` of its file."""
     try:
         yield
     except CkptfixError as error:

@@ -1,9 +1,8 @@
 """A checkpoint as a folder that torch.distributed.checkpoint loads: a `.metadata`, and ``.distcp`` files.
 
-The object is flattened as torch flattens it: dicts by their keys, lists that hold a tensor or a dict by their numbers;
-whatever else stands there is a value, pickled by itself. Keys become text, and what kind of dict it was is forgotten,
-as it is by torch. Tensors that are the very same share an item.
-Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
+The object is flattened as by torch: dicts by their keys, and lists that contain a tensor or a dict by their indices.
+Anything else is a value, which is pickled separately. As in torch, keys become text, and the type of each dict is lost.
+Identical tensors share an item. Source: torch/distributed/checkpoint/_traverse.py, since 2.4.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ from ckptfix.urls import as_path
 from ckptfix.zips.write import NewRecord, fresh_archives
 
 DATA_SIZE = 5_000_000_000
-"""Bytes of a data file, unless an item is larger; the files can be written and read at the same time."""
+"""The size of a data file in bytes, unless an item is larger; the files can be written and read in parallel."""
 
 
 REPEATED = 1 << 30
-"""Bytes from which on a tensor is not written that is a thousand times the storage that it is a view of."""
+"""The size in bytes from which a tensor is refused if it is a view that repeats its storage a thousand times."""
 
 
 def file_name(number: int) -> str:
-    """The name of a data file, as torch gives it to the `number`-th of one rank."""
+    """Return the name that torch gives the `number`-th data file of a rank."""
     return f"__0_{number}.distcp"
 
 
@@ -69,7 +68,7 @@ class _Flat:
 
     Attributes:
         written: ``id`` of the nodes of `tensors`.
-        attributed: one of them, or a dict around them, has attributes, which have no place in a folder.
+        attributed: one of them, or a dict around them, has attributes, which a folder cannot store.
     """
 
     tensors: list[tuple[dcp_metadata.Path, TensorEntry]] = field(default_factory=list)
@@ -87,7 +86,7 @@ def plan_write(
     metadata: Mapping[str, str] | None = None,
     size: int = DATA_SIZE,
 ) -> Plan:
-    """A fresh folder that holds a flat state dict.
+    """Plan a new folder that holds a flat state dict.
 
     Args:
         size: bytes of a data file.
@@ -97,31 +96,31 @@ def plan_write(
 
 
 def sized(size: int) -> PlanWrite:
-    """A `plan_write` whose data files hold so many bytes."""
+    """Return a `plan_write` whose data files hold `size` bytes."""
     return partial(plan_write, size=size)
 
 
 def sized_recode(size: int) -> Callable[[Checkpoint, str], Plan]:
-    """A `recode` whose data files hold so many bytes."""
+    """Return a `recode` whose data files hold `size` bytes."""
     return partial(recode, size=size)
 
 
 def recode(checkpoint: Checkpoint, dest: str, *, size: int = DATA_SIZE) -> Plan:
-    """The whole object of a checkpoint as a folder.
+    """Plan the whole object of a checkpoint as a folder.
 
     Args:
         size: bytes of a data file.
 
     Raises:
-        KeyConflict: two keys have one name once they are flattened.
-        Unsupported: a tensor that has no chunks.
+        KeyConflict: two keys have the same name after flattening.
+        Unsupported: a tensor cannot be stored in chunks.
     """
     parts = parts_of(checkpoint)
     entries = dict(zip(map(id, (node for _, _, node in parts.found.tensors)), checkpoint.entries, strict=True))
     flat = _Flat()
     root = parts.graph.root
     if pairs(root) is None:
-        raise Unsupported("a distributed checkpoint holds a dict, and this is none", path=checkpoint.path)
+        raise Unsupported("a distributed checkpoint holds a dict, but this object is not a dict", path=checkpoint.path)
     _flatten(root, entries, flat)
     lost = _unreached(parts, flat)
     plan = _planned(flat, checkpoint, dest, size)
@@ -129,7 +128,7 @@ def recode(checkpoint: Checkpoint, dest: str, *, size: int = DATA_SIZE) -> Plan:
 
 
 def _unreached(parts: Parts, flat: _Flat) -> list[str]:
-    """Addresses of tensors of the object that neither an item nor a value of the folder holds."""
+    """Return addresses of tensors of the object that neither an item nor a value of the folder holds."""
     if not flat.attributed:
         return []
     held = {id(node) for _, value in flat.values for node in every_node(value)} | flat.written
@@ -137,7 +136,7 @@ def _unreached(parts: Parts, flat: _Flat) -> list[str]:
 
 
 def _lost(where: str) -> Finding:
-    return found("lost", "a distributed checkpoint holds no attributes of a tensor or of a dict", where=where)
+    return found("lost", "a distributed checkpoint cannot store attributes of a tensor or a dict", where=where)
 
 
 def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> None:
@@ -147,13 +146,19 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
         rows = pairs(node)
         below: list[tuple[dcp_metadata.Path, Node]] = []
         if len(path) > MAX_PARTS:
-            raise Unsupported("nested too deeply for a distributed checkpoint", where="/".join(map(str, path[:4])))
+            raise Unsupported(
+                "the object is nested too deeply for a distributed checkpoint", where="/".join(map(str, path[:4]))
+            )
         if rows:
             if type(node) is Call and node.state is not None:
-                flat.findings.append(found("left-behind", "attributes of a dict", where=_shown((*path, "_metadata"))))
+                flat.findings.append(
+                    found("left-behind", "attributes of a dict were left out", where=_shown((*path, "_metadata")))
+                )
                 flat.attributed = True
             if any(holds_objects(key) for key, _ in rows):
-                raise Unsupported("a key that is an object: distributed checkpoints have names", where=_shown(path))
+                raise Unsupported(
+                    "a key is an object; keys of a distributed checkpoint must be names", where=_shown(path)
+                )
             names = [label(key) for key, _ in rows]
             if len(set(names)) < len(names):
                 name = _shown((*path, Counter(names).most_common(1)[0][0]))
@@ -165,7 +170,7 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             flat.order.append(path)
             entry = entries.get(id(node)) if is_tensor(node) else None
             if entry is not None and entry.kind == "wrapper":
-                raise Unsupported("a tensor that is one rank's piece, or wrapped", where=entry.name)
+                raise Unsupported("the tensor is one rank's part, or wrapped", where=entry.name)
             if entry is not None and not entry.has_data:
                 raise Unsupported(NO_DATA, where=entry.name, hint=NO_DATA_HINT)
             if entry is not None and _is_plain(entry):
@@ -179,21 +184,23 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
 
 
 def _is_plain(entry: TensorEntry) -> bool:
-    """Whether the metadata says all of a tensor: its shape and its elements."""
+    """Return whether the metadata describes a tensor completely: its shape and its elements."""
     return entry.kind == "dense" and (not entry.detail or (bool(entry.lazy) and why_unresolved(entry) is None))
 
 
 def _refuse_impossible(entry: TensorEntry) -> None:
     """Refuse sizes that no program can count, and views that repeat a few bytes."""
     if math.prod(max(size, 1) for size in entry.shape) * entry.itemsize >= 1 << 63:
-        raise Unsupported("a tensor with more elements than there can be", where=entry.name)
+        raise Unsupported("too many elements (2**63 bytes is the limit)", where=entry.name)
     if entry.storage is not None and entry.nbytes >= max(REPEATED, 1000 * entry.storage.nbytes):
-        message = f"a view of {entry.nbytes:,} bytes, which repeats the {entry.storage.nbytes:,} bytes of its storage"
+        message = (
+            f"it is a view of {entry.nbytes:,} bytes that repeats the {entry.storage.nbytes:,} bytes of its storage"
+        )
         raise Unsupported(message, where=entry.name)
 
 
 def _is_value(node: list[Node]) -> bool:
-    """Whether a list is pickled whole: neither a tensor nor a dict is in it, however deep in lists."""
+    """Return whether a list is pickled whole: it contains no tensor or dict, at any depth of nested lists."""
     stack, seen = [node], {id(node)}
     while stack:
         for part in stack.pop():
@@ -262,7 +269,7 @@ def _saved(
 
 
 def tensor_items(entries: Sequence[TensorEntry]) -> list[list[Segment]]:
-    """The items of tensors: of each the segments of an archive as torch.save of it is."""
+    """Return the items of tensors, each as the segments of the archive that torch.save writes for it."""
     return fresh_archives([_tensor_records(entry, "little") for entry in entries])
 
 
@@ -283,14 +290,14 @@ def _tensor_records(entry: TensorEntry, byteorder: str) -> list[NewRecord]:
 
 
 class _Zero:
-    """References to the one storage of an item."""
+    """References to the single storage of an item."""
 
     def reference(self, kind: Global, storage: Storage, count: int, where: str) -> PersId:
         return PersId(("storage", kind, "0", "cpu", count), 0, -1)
 
 
 def _value_records(node: Node, parts: Parts, byteorder: str, path: dcp_metadata.Path) -> list[NewRecord]:
-    """The archive of a value: its pickle, and the storages of tensors in it."""
+    """Return the archive of a value: its pickle, and the storages of tensors in it."""
     storages: dict[str, tuple[str, Data, int | None]] = {}
 
     def reference(persid: PersId) -> tuple[Node, ...] | None:
@@ -299,12 +306,12 @@ def _value_records(node: Node, parts: Parts, byteorder: str, path: dcp_metadata.
         except BadTensor as error:
             raise DamagedFile(str(error), where=_shown(path)) from None
         if view_of(persid) is not None:
-            raise Unsupported("a value with a tensor on a view of a storage", where=_shown(path))
+            raise Unsupported("the value has a tensor that uses a view of a storage", where=_shown(path))
         data, _, crc32 = parts.storages.place(key)
         if data is None:
             raise DamagedFile(f"the file has no storage {key!r}", where=_shown(path))
         if byteorder == "big":
-            raise Unsupported("a value with a big-endian tensor", where=_shown(path))
+            raise Unsupported("the value has a big-endian tensor", where=_shown(path))
         name, _, _ = storages.setdefault(key, (str(len(storages)), data, crc32))
         return (*persid.fields[:2], name, *persid.fields[3:5])
 

@@ -1,1 +1,1 @@
-"""What the formats whose checkpoints are folders share."""
+"""Code shared by the formats whose checkpoints are folders."""

@@ -1,8 +1,8 @@
-"""A checkpoint of many files as the one object that it stands for.
+"""A checkpoint of many files, assembled into one object.
 
-A format whose files hold tensors by name, in pieces, or as values of their own builds the object that one torch.save of
-the whole would have pickled, out of inert nodes. It is written as a pickle, in memory, and read like any other: names,
-state dicts, optimizers, values and edits are then found by the code that finds them in a torch file.
+A format whose files hold tensors by key, in pieces, or as separate values builds the object that one torch.save of the
+whole checkpoint would have pickled, out of inert nodes. The object is written as a pickle in memory and read like any
+other. The code for torch files then finds its names, state dicts, optimizers, values and edits.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TENSOR = Global(calls.TENSOR_V2.module, calls.TENSOR_V2.name, 0)
 
 
 class Assembled:
-    """The container of such a checkpoint: none.
+    """The container of an assembled checkpoint, which has no file of its own.
 
     Attributes:
-        pickle_ok: its pickle is made, and matches whatever checksum it gets.
+        pickle_ok: always True: the pickle is made here, so no checksum can contradict it.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class Assembled:
 
 
 class Assembly:
-    """The object while it is put together, and its storages."""
+    """The object under construction, and its storages."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Data, int, int | None]] = {}
@@ -45,13 +45,13 @@ class Assembly:
         self._kinds: dict[str, Global] = {}
 
     def storage(self, data: Data, crc32: int | None = None, key: str | None = None) -> str:
-        """The key of a new storage of these bytes."""
+        """Add a storage of these bytes, and return its key."""
         key = str(len(self._places)) if key is None else key
         self._places[key] = (data, data.length, crc32)
         return key
 
     def tensor(self, key: str, dtype: str, shape: tuple[int, ...], *, requires_grad: bool = False) -> Call:
-        """The rebuild call of a contiguous tensor at the beginning of the storage `key`."""
+        """Return the rebuild call of a contiguous tensor at the beginning of the storage `key`."""
 
         row = dtypes.by_name(dtype)
         nbytes = self._places[key][1]
@@ -76,14 +76,14 @@ class Assembly:
         location: str | None = None,
         replaced: Mapping[int, Node] | None = None,
     ) -> Node:
-        """The object `root` of another torch file, whose storages `prefix` keeps apart.
+        """Return a copy of the object `root` of another torch file, with `prefix` before its storage keys.
 
         Args:
-            location: the device of its tensors; as they say by default.
-            replaced: ``id`` of nodes -> what stands in their place, wherever they do.
+            location: the device of its tensors; by default the one that they state.
+            replaced: ``id`` of nodes -> the nodes that replace them everywhere.
 
         Raises:
-            Unsupported: a reference to a part of a storage.
+            Unsupported: it refers to a part of a storage.
         """
 
         def fields_of(node: PersId) -> tuple[Node, ...] | None:
@@ -91,8 +91,8 @@ class Assembly:
             if len(fields) < 5 or type(fields[2]) is not Text:
                 return None
             if common.view_of(node) is not None:
-                message = "a tensor on a view of a storage, as torch before 0.4 wrote"
-                hint = "convert each such file to zip by its name first"
+                message = "a tensor uses a view of a storage, as torch before 0.4 wrote it"
+                hint = "convert each such file to zip first"
                 raise Unsupported(message, where="pickle", offset=node.position, hint=hint)
             old = f"{prefix}{fields[2]}"
             if old not in self._adopted:
@@ -113,10 +113,10 @@ class Assembly:
         traits: Mapping[str, Any],
         findings: Iterable[Finding] = (),
     ) -> Checkpoint:
-        """The checkpoint whose object is `root`.
+        """Return the checkpoint whose object is `root`.
 
         Raises:
-            BadPickle: it is no object that torch could have saved.
+            BadPickle: torch could not have saved such an object.
         """
         graph = Graph(b"\x80\x02", 0)
         graph.root = root
@@ -141,7 +141,7 @@ class Assembly:
 
 
 def part(checkpoint: Checkpoint, root: Node, findings: Iterable[Finding] = ()) -> Checkpoint:
-    """The checkpoint whose object is `root`, made of nodes of the object of `checkpoint`."""
+    """Return a checkpoint whose object is `root`, which consists of nodes of the object of `checkpoint`."""
     assembly = Assembly()
     adopted = assembly.adopt(root, common.parts_of(checkpoint).storages, "")
     return assembly.checkpoint(
@@ -155,14 +155,14 @@ def part(checkpoint: Checkpoint, root: Node, findings: Iterable[Finding] = ()) -
 
 
 def mapping(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Dict:
-    """A plain dict."""
+    """Build a plain dict of these rows."""
     made = Dict()
     made.items = list(rows.items() if isinstance(rows, Mapping) else rows)
     return made
 
 
 def ordered(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Call:
-    """An OrderedDict."""
+    """Build an OrderedDict of these rows."""
     made = Call(_ORDERED_DICT, (), "REDUCE", 0)
     items = list(rows.items() if isinstance(rows, Mapping) else rows)
     made.items = items or None
@@ -170,7 +170,7 @@ def ordered(rows: Mapping[str, Node] | Iterable[tuple[Node, Node]]) -> Call:
 
 
 MAX_TUPLES = 200
-"""How deep tuples may stand in each other: those of any program are a few deep."""
+"""The limit of the depth of nested tuples; real programs nest only a few."""
 
 
 def grafted(
@@ -178,11 +178,11 @@ def grafted(
     reference: Callable[[PersId], tuple[Node, ...] | None],
     replaced: Mapping[int, Node] | None = None,
 ) -> Node:
-    """A copy of `root` that stands by itself: its strings are no spans of another pickle.
+    """Return a copy of `root` whose strings no longer refer to the text of another pickle.
 
     Args:
-        reference: the fields of a reference to a storage, if they are to be others.
-        replaced: ``id`` of nodes -> what stands in their place.
+        reference: a reference to a storage -> its new fields, or None to keep its fields.
+        replaced: ``id`` of nodes -> the nodes that replace them.
     """
     made: dict[int, Node] = dict(replaced or {})
     kept: list[Node] = []
@@ -199,7 +199,7 @@ def grafted(
         new: Node
         if isinstance(node, tuple):
             if depth > MAX_TUPLES:
-                raise Unsupported("tuples nested too deeply")
+                raise Unsupported("the object has tuples nested too deeply")
             new = tuple(copy(part, depth + 1) for part in node)
         else:
             new = _empty(node)

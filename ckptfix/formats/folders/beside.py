@@ -1,4 +1,4 @@
-"""What else lies in the folder of a checkpoint: files that go along with an edited one, and what stays behind."""
+"""Companion files in the folder of a checkpoint: those copied with an edited checkpoint, and those left behind."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ckptfix.urls import as_path, scan_folder
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What is in the folder beside the files of the checkpoint itself.
+    """The files in the folder besides those of the checkpoint itself.
 
     Attributes:
         folder: the folder.
-        files: names of regular files, which go along: a configuration, a tokenizer, a licence.
-        left: (name, why) of what does not: folders, pipes, links that lead out of the folder.
+        files: names of regular files that are copied along: a configuration, a tokenizer, a license.
+        left: (name, reason) of entries left behind: folders, pipes, links that lead out of the folder.
     """
 
     folder: str
@@ -33,7 +33,7 @@ class Beside:
     left: tuple[tuple[str, str], ...] = ()
 
     def copied_to(self, dest: str) -> tuple[OutputFile, ...]:
-        """Each of the files, byte for byte, in the folder `dest`."""
+        """Return copies of these files, byte for byte, in the folder `dest`."""
         made = []
         for name in self.files:
             path = str(as_path(self.folder, name))
@@ -42,22 +42,22 @@ class Beside:
         return tuple(made)
 
     def findings(self) -> tuple[Finding, ...]:
-        """A note for each thing that stays behind."""
-        return tuple(found("left-behind", f"is not copied along: {why}", where=name) for name, why in self.left)
+        """Return a note for each entry that is left behind."""
+        return tuple(found("left-behind", f"it was not copied: {why}", where=name) for name, why in self.left)
 
 
 _OURS = (TEMP_SUFFIX, JOURNAL, UNDO)
-"""How names end of what this program keeps in a folder, for the files that are there."""
+"""Suffixes of the files that ckptfix itself keeps in a folder while it writes."""
 
 MOST = 2000
-"""Files and folders beside those of a checkpoint."""
+"""The limit of the number of files and folders besides those of a checkpoint."""
 
 
 def beside(folder: str, own: Collection[str]) -> Beside:
-    """What is in `folder` apart from `own`, the paths of the files of the checkpoint.
+    """Return the companion files in `folder`: all but `own`, the paths of the files of the checkpoint.
 
     Raises:
-        Refused: there is far more than lies beside any checkpoint, and all of it would be copied.
+        Refused: the folder holds far more files than a checkpoint has companions, and all would be copied.
         CkptfixError: the folder cannot be listed.
     """
     mine = {os.path.abspath(path) for path in own}  # noqa: PTH100 (a path is not resolved: a link has its own name)
@@ -67,8 +67,10 @@ def beside(folder: str, own: Collection[str]) -> Beside:
     try:
         rows = sorted(islice(scan_folder(folder), len(mine) + MOST + 1), key=lambda row: row.name)
         if len(rows) > len(mine) + MOST:
-            hint = "move the files of the checkpoint to a folder of their own"
-            raise Refused(f"more than {MOST:,} other files beside those of the checkpoint", path=folder, hint=hint)
+            hint = "move the files of the checkpoint to a separate folder"
+            raise Refused(
+                f"the folder has more than {MOST:,} files besides those of the checkpoint", path=folder, hint=hint
+            )
         for row in rows:
             path = os.path.abspath(row.path)  # noqa: PTH100
             if path in mine or path in around or row.name.endswith(_OURS):
@@ -89,5 +91,7 @@ def beside(folder: str, own: Collection[str]) -> Beside:
 
 def _why(row: os.DirEntry[str], error: CkptfixError) -> str:
     if not row.is_symlink():
-        return "it is no regular file"
-    return "a link to nothing" if isinstance(error, FileNotFoundError) else "a link that leads out of the folder"
+        return "it is not a regular file"
+    return (
+        "it is a broken link" if isinstance(error, FileNotFoundError) else "it is a link that leads out of the folder"
+    )

@@ -1,4 +1,4 @@
-"""What every rank holds whole: whether the copies are the same, as far as their checksums show it."""
+"""Comparison of the copies that each rank holds of the same tensors, as far as their checksums allow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckptfix.words import some
 
 
 def alike(own: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two ranks have the same tensor. Files without checksums, and views of other storages, say nothing."""
+    """Return whether two ranks have the same tensor; True where checksums are missing or cover other views."""
     if (other.dtype, other.shape, other.kind) != (own.dtype, own.shape, own.kind):
         return False
     one, two = own.storage, other.storage
@@ -20,9 +20,9 @@ def alike(own: TensorEntry, other: TensorEntry) -> bool:
     return one.nbytes != two.nbytes or one.crc32 == two.crc32 or own.offset != other.offset
 
 
-def differing(names: Sequence[str], first: str = "the first one") -> list[Finding]:
-    """The finding for what is not the same on all ranks, `names`, and taken from that one."""
+def differing(names: Sequence[str], first: str = "the first rank") -> list[Finding]:
+    """Return the finding for `names`, whose values differ between ranks; the output has the values of `first`."""
     if not names:
         return []
-    message = f"not the same on all ranks, and taken from {first}: {some(list(names))}"
+    message = f"differs between ranks, so the values of {first} were used: {some(list(names))}"
     return [found("ranks-differ", message, where=names[0])]

@@ -1,4 +1,4 @@
-"""The files of a folder by the names that its index or metadata gives them: never one outside of it."""
+"""Safe paths: files of a folder by the names in its index or metadata, never a file outside the folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ckptfix.urls import as_path, real_path
 
 
 def file_inside(folder: str, name: str, *, where: str) -> str:
-    """The file called `name` in `folder`, which `where` (the index, the metadata) names.
+    """Return the path of the file `name` in `folder`; `where` is the index or metadata that contains the name.
 
     Raises:
         DamagedFile: the name leads out of the folder: it is absolute, climbs with ``..``, or is a symbolic link that
-            points out of it, except into the blobs that a download cache keeps beside its snapshots. Nothing of it was
+            points out of it, except into the blobs that a download cache keeps beside its snapshots. The file was not
             opened.
-        NoSuchFile: it is not there.
+        NoSuchFile: the file is missing.
     """
     if (
         not name
@@ -26,7 +26,7 @@ def file_inside(folder: str, name: str, *, where: str) -> str:
         or ".." in PurePosixPath(name).parts
     ):
         raise DamagedFile(
-            f"it names {name!r}, which leads out of its folder", path=where, hint="nothing of it was opened"
+            f"it names {name!r}, which leads out of its folder", path=where, hint="that file was not opened"
         )
     path = as_path(folder, name)
     try:
@@ -37,7 +37,7 @@ def file_inside(folder: str, name: str, *, where: str) -> str:
         raise NoSuchFile(str(path)) from None
     if not _is_below(real, home) and not _is_blob(real, home):
         message = f"it names {name!r}, a symbolic link that leads out of its folder"
-        raise DamagedFile(message, path=where, hint="copy the file to where the link stands, if it is yours")
+        raise DamagedFile(message, path=where, hint="if the file is yours, replace the link by a copy of it")
     if not there:
         raise NoSuchFile(str(path))
     return str(path)
@@ -48,7 +48,7 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _is_blob(path: str, folder: str) -> bool:
-    """Whether `path` is a file of a hub's cache: ``REPO/snapshots/REVISION/NAME`` links to ``REPO/blobs/HASH``."""
+    """Return whether `path` is in a hub's cache: ``REPO/snapshots/REVISION/NAME`` links to ``REPO/blobs/HASH``."""
     home = as_path(folder)
     for above in home.parents:
         if above.name == "snapshots":

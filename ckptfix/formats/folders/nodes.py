@@ -1,4 +1,4 @@
-"""What the pickles of a folder's files say: fields of mappings and objects, counts, lists, shapes; and those files."""
+"""Readers of the pickles in a folder: the files, and fields, counts, lists and shapes of their objects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ WHOLE_ZIP = 90
 
 
 def read_torch(path: str) -> Checkpoint:
-    """The torch file at `path`, which a folder has among its files.
+    """Read the torch file at `path`, one of the files of a folder.
 
     Raises:
-        UnknownFormat: it is none; the message says what it is instead.
+        UnknownFormat: it is not a torch file; the message says what it is instead.
         Unsupported: its data is big-endian.
-        DamagedFile: it contradicts itself so far that nothing can be listed, or its pickle is not as it was written.
+        DamagedFile: it contradicts itself so badly that nothing can be listed, or its pickle was changed after it was
+            written.
     """
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
@@ -45,13 +46,13 @@ def read_torch(path: str) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A torch file whose object was parsed, and of which nothing else was made: no names, no state dicts, no findings.
+    """A torch file whose object was parsed and not interpreted: no names, state dicts or findings were derived.
 
     Attributes:
         root: the object.
-        storages: by their references.
-        saved_as: the name that torch.save gave the records: the file's own at that time, without what follows the
-            last dot. Empty where the file does not say it.
+        storages: the storages by their references.
+        saved_as: the name that torch.save gave the records: the file's own name at that time, without the part after
+            the last dot. Empty where the file does not record it.
     """
 
     path: str
@@ -61,7 +62,7 @@ class Opened:
 
 
 def open_torch(path: str) -> Opened:
-    """The object of the torch file at `path`. Raises as `read_torch`."""
+    """Return the object of the torch file at `path`. Raises the same errors as `read_torch`."""
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
         if zip.FORMAT.score(path, head, source.size) < WHOLE_ZIP:
@@ -79,14 +80,14 @@ def open_torch(path: str) -> Opened:
 
 def _big_endian(path: str) -> Unsupported:
     hint = "convert each file to a torch file of the other byte order on the machine that wrote it"
-    return Unsupported("a big-endian file among those of a folder", path=path, hint=hint)
+    return Unsupported("the folder has a big-endian file", path=path, hint=hint)
 
 
 def refuse_damaged(checkpoint: Checkpoint) -> None:
-    """Refuse a file whose pickle is not as it was written: nothing of the whole would show the damage.
+    """Refuse a file whose pickle was changed after it was written: the joined object would not show the damage.
 
     Raises:
-        DamagedFile: its checksum says so.
+        DamagedFile: the checksum of the pickle is wrong.
     """
     archive = zip.archive_of(checkpoint)
     if archive is not None:
@@ -94,7 +95,7 @@ def refuse_damaged(checkpoint: Checkpoint) -> None:
 
 
 def fields(node: Node) -> dict[str, Node]:
-    """Keys of a mapping that are text, or attributes of an object."""
+    """Return the string keys of a dict with their values, or the attributes of an object."""
     rows: Sequence[tuple[Node, Node]] | None = pairs(node)
     if rows is None:
         rows = state_rows(None, node.state) if type(node) is Call else ()
@@ -102,36 +103,36 @@ def fields(node: Node) -> dict[str, Node]:
 
 
 def numbered(node: Node) -> dict[int, Node]:
-    """The values of a mapping under numbers, or of a list by their places."""
+    """Return the values of a dict under integer keys, or the items of a list by their positions."""
     if isinstance(node, (list, tuple)):
         return dict(enumerate(node))
     return {key: value for key, value in pairs(node) or () if type(key) is int}
 
 
 def listed(node: Node) -> list[Node]:
-    """The parts of a list or tuple; none of anything else."""
+    """Return the items of a list or tuple; an empty list for anything else."""
     return list(node) if isinstance(node, (list, tuple)) else []
 
 
 def number(node: Node) -> int | None:
-    """A number; None for anything else."""
+    """Return an integer; None for anything else."""
     return node if type(node) is int else None
 
 
 def class_name(node: Node) -> str:
-    """The name of the class of an object; ``""`` for what is none."""
+    """Return the name of the class of an object; ``""`` if it is not an object."""
     found = class_of(node) if type(node) is Call else None
     return "" if found is None else found.name
 
 
 def text_of(found: Mapping[str, Node], name: str) -> str | None:
-    """The text under `name`; None for anything else."""
+    """Return the text under `name`; None for anything else."""
     value = found.get(name)
     return str(value) if isinstance(value, str) else None
 
 
 def storage_key(node: Node) -> str | None:
-    """The key of the storage of a dense tensor; None for all else."""
+    """Return the key of the storage of a dense tensor; None for anything else."""
     arguments = node.arguments if type(node) is Call else ()
     persid = arguments[0] if arguments else None
     if type(persid) is PersId and len(persid.fields) > 2 and isinstance(persid.fields[2], str):

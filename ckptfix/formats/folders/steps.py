@@ -1,4 +1,4 @@
-"""How many steps a training had taken when a file was saved, as numbers and tensors of one element tell it."""
+"""Step counts: how many training steps were taken before the save, stored as numbers or one-element tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FORMS = {"float32": "<f", "float64": "<d", "int64": "<q", "int32": "<i"}
 
 
 def counted(value: object) -> float | None:
-    """A number as it stands, or the only element of a tensor, which is read; None for anything else.
+    """Return a number, or the only element of a tensor, which is read; None for anything else.
 
     Raises:
         DamagedFile: the element cannot be read.
@@ -24,6 +24,6 @@ def counted(value: object) -> float | None:
 
 
 def element(dtype: str, data: Data) -> float | None:
-    """The number that `data` is, which is read; None of a dtype that nothing is counted in. Raises as `counted`."""
+    """Read one number of `dtype` from `data`; None for dtypes that hold no counts. Raises as `counted` does."""
     form = _FORMS.get(dtype)
     return None if form is None else float(unpack(form, b"".join(read_chunks(data)))[0])

@@ -1,4 +1,4 @@
-"""What a zip, a tar or a folder is that is not a checkpoint, by the names of its members."""
+"""Zips, tars and folders that are not checkpoints, identified by the names of their members."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
 
 _MAX_MEMBERS = 1000
-"""Members of a tar, and entries of a folder, that are looked at."""
+"""The number of members of a tar, or entries of a folder, that are looked at."""
 
-_REPACK = "zip it again so that data.pkl lies in one folder: zip -0 -r FIXED.pth FOLDER"
+_REPACK = "zip it again so that data.pkl is in one folder: zip -0 -r FIXED.pth FOLDER"
 
 
 def zip_archive(file: File) -> Answer | None:
-    """A zip, also with other bytes before it."""
+    """Identify a zip archive, also one with other bytes before it."""
     if not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         before = _bytes_before_zip(file)
         if not before:
             return None
         cut = f"tail -c +{before + 1} {quoted(file.path)} > FIXED.pth"
-        return Answer("junk-before", f"a zip archive with {before} other bytes before it", f"cut them off: {cut}")
+        return Answer("junk-before", f"a zip archive with {before} other bytes before it", f"remove them: {cut}")
     try:
         with open_source(file.path) as reader:
             names = [record.name for record in read_directory(reader).records]
@@ -43,7 +43,7 @@ def zip_archive(file: File) -> Answer | None:
 
 
 def _bytes_before_zip(file: File) -> int:
-    """How far a zip directory stands behind the place that its end record states; 0 where there is none."""
+    """Return how many bytes the zip directory is behind the offset in its end record; 0 if there is no directory."""
     start = max(0, file.size - END.size - MAX16)
     tail = file.read(start, file.size - start)
     at = tail.rfind(b"PK\x05\x06")
@@ -65,13 +65,15 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
     if not files:
         return Answer("other-archive", "a zip archive without files")
     if "constants.pkl" in lasts:
-        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.jit.load({file.name!r}) reads it"
+        hint = f"ckptfix extract {quoted(file.path)} OUT extracts its weights; torch.jit.load({file.name!r}) reads it"
         return Answer("torchscript", "a TorchScript program (torch.jit.save), not a state dict", hint)
     if "archive_format" in lasts:
-        hint = f"ckptfix extract {quoted(file.path)} OUT takes its weights; torch.export.load({file.name!r}) reads it"
+        hint = (
+            f"ckptfix extract {quoted(file.path)} OUT extracts its weights; torch.export.load({file.name!r}) reads it"
+        )
         return Answer("exported-program", "an exported program (.pt2), not a state dict", hint)
     if "data.pkl" in lasts:
-        mac = ", with the __MACOSX files of the Finder" if any(name.startswith("__MACOSX/") for name in names) else ""
+        mac = ", with the macOS Finder's __MACOSX files" if any(name.startswith("__MACOSX/") for name in names) else ""
         return Answer(
             "repacked-zip", f"a torch checkpoint that was unpacked and zipped again{mac}", f"unzip it, then {_REPACK}"
         )
@@ -94,20 +96,20 @@ def _zip_of(names: Sequence[str], file: File) -> Answer:
 
 
 def checkpoints_in(folder: str) -> tuple[str, ...]:
-    """The files of `folder` that are called like checkpoints, sorted by name."""
+    """Return the files of `folder` that have a checkpoint suffix, sorted by name."""
     files = sorted(entry.name for entry in as_path(folder).iterdir() if entry.is_file())
     return tuple(str(as_path(folder) / name) for name in files if name.endswith(CHECKPOINTS))
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first names, checkpoints before others, and how many more there are."""
+    """Return the first names, checkpoints before other files, and the number of the rest."""
     ordered = sorted(names, key=lambda name: not name.endswith(CHECKPOINTS))
     shown = ", ".join(printable(name) for name in ordered[:4])
     return f"{shown} and {len(ordered) - 4} more" if len(ordered) > 4 else shown
 
 
 def tar_archive(file: File) -> Answer | None:
-    """A tar; torch's own from before 0.1.10 is a format."""
+    """Identify a tar archive; the tar that torch wrote before 0.1.10 is a format of its own."""
     if len(file.head) < 512 or not is_tar_header(file.head[:512]):
         return None
     names: list[str] = []
@@ -115,12 +117,12 @@ def tar_archive(file: File) -> Answer | None:
         names += [name for name, _, _ in tar_members(reader, _MAX_MEMBERS)]
     if {"sys_info", "pickle", "storages"} <= {name.removeprefix("./") for name in names}:
         what = "a torch checkpoint from before torch 0.1.10 (a tar archive), without its file 'tensors'"
-        return Answer("tar-archive", what, "no torch loads it: look for another copy")
+        return Answer("tar-archive", what, "no version of torch loads it: look for a different copy")
     return Answer("tar-archive", f"a tar archive of {_listed(names)}", f"unpack it first: tar -xf {quoted(file.path)}")
 
 
 def _unfinished(folder: Path, names: Collection[str]) -> str:
-    """What the files of a distributed checkpoint say of its metadata."""
+    """Return what is wrong with the metadata of a distributed checkpoint, as a clause for the description."""
     if ".metadata" in names:
         place = folder / ".metadata"
         if place.is_dir():
@@ -130,14 +132,14 @@ def _unfinished(folder: Path, names: Collection[str]) -> str:
                 pass
         except CkptfixError as error:
             return f" whose .metadata cannot be read ({error.message.lower()})"
-        return " whose .metadata is no pickle"
+        return " whose .metadata is not a pickle"
     if any(re.fullmatch(r"__\d+\.metadata", name) for name in names):
-        return " whose ranks' metadata is no pickle"
-    return ": .metadata.tmp is there, so its save did not end" if ".metadata.tmp" in names else ""
+        return " whose ranks' metadata is not a pickle"
+    return ": it has .metadata.tmp, so the save did not finish" if ".metadata.tmp" in names else ""
 
 
 def is_tar_header(block: bytes) -> bool:
-    """Whether the checksum of a tar header is right: the sum of its bytes, its own field taken as spaces."""
+    """Return whether the checksum of a tar header is right: the sum of its bytes, its own field counted as spaces."""
     try:
         stated = int(block[148:156].strip(b" \0") or b"x", 8)
     except ValueError:
@@ -146,7 +148,7 @@ def is_tar_header(block: bytes) -> bool:
 
 
 def tar_members(reader: Source, most: int) -> Iterator[tuple[str, int, int]]:
-    """(name, offset, length) of the first members of a tar, until something is not a header; none for another file."""
+    """Yield (name, offset, length) of the first members of a tar, until a block is not a header."""
     at = 0
     for _ in range(most):
         if at + 512 > reader.size or not is_tar_header(block := reader.read(at, 512)):
@@ -159,7 +161,7 @@ def tar_members(reader: Source, most: int) -> Iterator[tuple[str, int, int]]:
 
 
 def _tar_size(field: bytes) -> int:
-    """A size in octal, or in base 256 when its first bit is set."""
+    """Return a size in octal, or in base 256 if its first bit is set."""
     if field[0] & 0x80:
         return int.from_bytes(field[1:], "big")
     try:
@@ -174,7 +176,7 @@ def _way(path: str) -> str:
 
 
 def folder(path: str) -> Answer:
-    """What a folder holds, and which of its files to name instead."""
+    """Identify a folder, and say which of its files to name instead."""
     try:
         entries = sorted(islice(as_path(path).iterdir(), _MAX_MEMBERS))
         inner = [entry for entry in entries if entry.is_dir()]
@@ -208,9 +210,9 @@ def folder(path: str) -> Answer:
 
 
 def _of_files(path: str, files: Sequence[str], folders: Sequence[str]) -> Answer:
-    """What to name of a folder of files that are checkpoints by name, none of which is the model alone.
+    """Suggest which file to name in a folder of checkpoint files without one clear model.
 
-    What trainers save beside a model is not proposed: it holds no weights.
+    Files that a trainer saves beside a model are not proposed, since they hold no weights.
     """
     names = (*files, *folders)
     named = [name for name in names if kind_of(name).role == "model"]
@@ -229,8 +231,8 @@ def _is_unknown(name: str) -> bool:
     return kind_of(name).role == "other"
 
 
-_ALL = "-r takes all of them, and --out-dir DIR what is written"
-"""What helps where a folder holds several checkpoints."""
+_ALL = "-r selects all of them, and --out-dir DIR is for the output"
+"""The hint for a folder that holds several checkpoints."""
 
 
 def _is_likely(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""A file that no format of ours claims, as the rows of `kinds` look at it."""
+"""A file in no known format, as the probes in `kinds` see it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckptfix.urls import as_path
 
 
 class Answer(NamedTuple):
-    """What a file is.
+    """The identification of a file.
 
     Attributes:
-        id: of the finding that doctor reports for it; a row of `ops.catalogue_containers`.
-        what: it in one sentence, which may quote the file.
-        hint: what to do about it; None where there is nothing.
+        id: the id of the finding that doctor reports for it; a row of `ops.catalogue_containers`.
+        what: a description in one sentence, which may quote the file.
+        hint: what to do about it; None where nothing helps.
     """
 
     id: str
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A path, its first bytes and its size."""
+    """A path, the first bytes of its file, and the size."""
 
     path: str
     head: bytes
@@ -37,7 +37,7 @@ class File:
         return as_path(self.path).name
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes at `offset`; none where they cannot be read."""
+        """Return up to `length` bytes at `offset`; no bytes if they cannot be read."""
         try:
             with open_source(self.path) as reader:
                 return reader.read(offset, min(length, max(reader.size - offset, 0)))

@@ -1,7 +1,7 @@
-"""What a file is, when it is not a checkpoint that we read: one sentence and, where there is one, the way on.
+"""Identification of files that are not checkpoints that ckptfix reads: one sentence and, if there is one, the way on.
 
-Instead of a model, the user got a pointer, a web page or an archive; torch then speaks of an unsupported operand
-and advises ``weights_only=False``, which never helps. Each kind is a row of a table here; the first that fits speaks.
+Instead of a model, the user got a pointer, a web page or an archive. torch then reports an unsupported operand and
+advises ``weights_only=False``, which never helps. Each kind is a row of a table here, and the first that fits answers.
 Nothing is unpickled, unpacked or read whole.
 """
 
@@ -25,9 +25,9 @@ from ckptfix.pickles import survey
 from ckptfix.urls import as_path
 
 _MANY_ZEROS = 16
-"""Places where a file that begins with zeros is looked at."""
+"""The number of places at which a file that begins with zeros is sampled."""
 
-# (offset, bytes there, id of its finding, what it is, what to do)
+# (offset, bytes there, id of the finding, what the file is, what to do)
 _MAGIC: tuple[tuple[int, bytes, str, str, str | None], ...] = (
     (0, b"7z\xbc\xaf\x27\x1c", "other-archive", "a 7z archive", "unpack it first: 7z x {file}"),
     (0, b"Rar!\x1a\x07", "other-archive", "a RAR archive", "unpack it first: unrar x {file}"),
@@ -56,7 +56,7 @@ _TENSORFLOW_INDEX = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 
 
 def describe(path: str, head: bytes, size: int) -> Answer:
-    """What the file or folder at `path` is, and what to do about it.
+    """Identify the file or folder at `path`, and say what to do about it.
 
     Args:
         head: its first bytes; 4 KiB are enough for every row.
@@ -73,14 +73,14 @@ def describe(path: str, head: bytes, size: int) -> Answer:
         if answer is not None:
             return answer
     begin = " ".join(f"{byte:02x}" for byte in head[:8])
-    return Answer("unknown-format", f"no format that ckptfix knows; it begins with the bytes {begin}")
+    return Answer("unknown-format", f"not a format that ckptfix knows; it begins with the bytes {begin}")
 
 
 def _empty(file: File) -> Answer | None:
     if file.size:
         return None
     return Answer(
-        "empty-file", "an empty file", "the save or the download did not get to write anything: make it again"
+        "empty-file", "an empty file", "the save or the download wrote nothing: repeat it"
     )
 
 
@@ -90,9 +90,11 @@ def _zeros(file: File) -> Answer | None:
     step = max(1, file.size // _MANY_ZEROS)
     if any(file.read(at, 4096).strip(b"\0") for at in range(0, file.size, step)):
         return Answer(
-            "zero-filled", "a file whose beginning is overwritten with zeros", "its first bytes are lost: copy it again"
+            "zero-filled",
+            "a file whose beginning was overwritten with zeros",
+            "its first bytes are lost: copy it again",
         )
-    hint = "the space was reserved and nothing arrived: copy or download it again"
+    hint = "the space was reserved, but no data arrived: copy or download it again"
     return Answer("zero-filled", f"{file.size} zero bytes", hint)
 
 
@@ -115,12 +117,12 @@ def _magic(file: File) -> Answer | None:
 
 
 def _compressed(file: File) -> Answer | None:
-    """gzip, zlib, bzip2 and xz, with what is inside if its first bytes are there."""
+    """Identify gzip, zlib, bzip2 and xz, and their content if its first bytes can be decompressed."""
     head = file.head
     if head.startswith(b"\x1f\x8b"):
         name, command, opened = "gzip-compressed data", "gunzip -c", _first_bytes(zlib.decompressobj(31), head)
     elif head.startswith(b"BZh") and head[4:10] == b"\x31\x41\x59\x26\x53\x59":
-        # A block is up to 900 kB, and nothing of it comes out before its end.
+        # A block is up to 900 kB, and the decompressor gives no output before the end of a block.
         name, command = "bzip2-compressed data", "bunzip2 -c"
         opened = _first_bytes(bz2.BZ2Decompressor(), file.read(0, min(file.size, 1 << 20)))
     elif head.startswith(b"\xfd7zXZ\0"):
@@ -148,7 +150,7 @@ def _first_bytes(decompressor: Any, packed: bytes) -> bytes:
 
 
 def _inside(head: bytes) -> str:
-    """What begins with `head`, in two words; without a file to look further."""
+    """Identify content that begins with `head`, in a few words, without a file for further checks."""
     if head.startswith(b"PK\x03\x04"):
         return "a torch checkpoint" if b"/data.pkl" in head[:300] else "a zip archive"
     if head[257:262] == b"ustar":
@@ -182,7 +184,7 @@ def _gguf(file: File) -> Answer | None:
 
 
 def _hdf5(file: File) -> Answer | None:
-    # The signature stands at 0, or behind a user block of 512 bytes, 1024, and so on.
+    # The signature is at 0, or behind a user block of 512, 1024, ... bytes.
     if not any(file.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048)):
         return None
     keras = any(word in file.head for word in (b"keras_version", b"model_weights", b"layer_names", b"_layer"))
@@ -228,10 +230,10 @@ def _pickle(file: File) -> Answer | None:
         protocol = "0"
     else:
         return None
-    hint = "a plain pickle can run code: load it only if you trust it, and write it again with torch.save"
+    hint = "a plain pickle can run code: load it only if you trust it, and save it again with torch.save"
     if b"torch.distributed.checkpoint.metadata" in head:
         way = command("convert", as_path(file.path).parent, "OUT")
-        hint = f"its folder is the checkpoint: {way} makes one file of it"
+        hint = f"its folder is the checkpoint: run {way} to get one file"
         return Answer("dcp-folder", "the .metadata of a distributed checkpoint (DCP)", hint)
     if re.search(rb"torch\._utils\n?.{0,4}_rebuild_", head, re.DOTALL):
         hint = "zip its folder again, from the folder above: zip -0 -r FIXED.pth FOLDER"
@@ -247,7 +249,7 @@ _OLD = re.compile(rb"\(*[SVILFNU\]})ctld0-9]")
 
 
 def _is_old_pickle(file: File) -> bool:
-    """Whether what may be text is a pickle of protocol 0 that begins with a plain value, and names something."""
+    """Return whether a text is a pickle of protocol 0 that begins with a plain value and names a global."""
     if not _OLD.match(file.head):
         return False
     seen = survey(file.read, 0, file.size, _MOST_OPCODES)
@@ -256,7 +258,7 @@ def _is_old_pickle(file: File) -> bool:
 
 
 _MOST_OPCODES = 100_000
-"""Opcodes of a text that are looked at: each line of a text that is none ends the look at once."""
+"""The limit of opcodes to scan: in ordinary text, the first line that is not an opcode ends the scan."""
 
 
 def _markup(file: File) -> Answer | None:
@@ -264,7 +266,7 @@ def _markup(file: File) -> Answer | None:
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body", b"<script")):
         title = re.search(rb"<title[^>]*>([^<]{1,200})", file.head, re.IGNORECASE)
         named = f' ("{_line(title[1])}")' if title else ""
-        hint = "the download gave a page about the file: use its direct (raw) link"
+        hint = "the download saved a web page about the file: use the direct (raw) link"
         return Answer("web-page", f"a web page (HTML){named}", hint)
     if start.startswith((b"<?xml", b"<error")):
         code = re.search(rb"<Code>([^<]{1,60})", file.head)
@@ -296,7 +298,7 @@ def _json(file: File) -> Answer | None:
 
 def _text(file: File) -> Answer | None:
     try:
-        # The last character of the head may be cut.
+        # The last character of the head may be incomplete.
         text = codecs.getincrementaldecoder("utf-8")().decode(file.head, final=file.size <= len(file.head))
     except UnicodeDecodeError:
         return None

@@ -1,1 +1,1 @@
-"""Programs with weights in them, of which the state dict alone is read."""
+"""Programs with weights in them; only their state dicts are read."""

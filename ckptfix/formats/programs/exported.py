@@ -7,11 +7,11 @@
     ROOT/data/weights/NAME_weights_config.json      {"config": {"fc.weight": {"path_name": "weight_0", "is_param": true,
                                                      "use_pickle": false, "tensor_meta": {...}}}}
     ROOT/data/weights/weight_0                      the bytes of a storage
-    ROOT/data/constants/NAME_constants_config.json  the same for what is in no state dict
+    ROOT/data/constants/NAME_constants_config.json  the same for tensors outside the state dict
 
-A tensor's meta has ``dtype`` (a number), ``sizes``, ``strides`` and ``storage_offset`` as ``{"as_int": n}``, and
-``device``. Source: torch/export/pt2_archive/constants.py and torch/_export/serde/schema.py (torch 2.13).
-An archive of torch before 2.8 holds checkpoints instead, and is read as one (`formats.torch.readonly.archive`).
+The ``tensor_meta`` has ``dtype`` (a number), ``sizes``, ``strides`` and ``storage_offset`` as ``{"as_int": n}``, and
+``device``. Source: torch/export/pt2_archive/constants.py and torch/_export/serde/schema.py (torch 2.13). An archive of
+torch before 2.8 holds checkpoints instead, and is read as one (`formats.torch.readonly.archive`).
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ DTYPES = {
 """``ScalarType`` of the schema -> dtype."""
 
 STRIDED = 7
-"""``Layout`` of the schema."""
+"""The strided ``Layout`` of the schema."""
 
 CONSTANTS = "constants"
 _CONFIG = re.compile(r"data/(weights|constants)/(.*)_\1_config\.json")
 
 
 def read(path: str, at: str | None = None) -> Weights | None:
-    """The state dict of the exported program at `path`, or its constants; None if it is not such an archive.
+    """Return the state dict of the exported program at `path`, or its constants; None for any other file.
 
     Args:
-        at: name of the model, where there are several, or ``"constants"``.
+        at: the name of the model, where there are several, or ``"constants"``.
 
     Raises:
         NoSuchTensor: no model has this name.
-        Refused: there are several.
-        BadIndex: a description that torch does not write.
+        Refused: there are several models.
+        BadIndex: the description is not one that torch writes.
     """
     program = open_program(path, "archive_format")
     if program is None:
@@ -85,12 +85,12 @@ def read(path: str, at: str | None = None) -> Weights | None:
             names.append(found[2])
     if at is not None and kind == "weights":
         if at not in names:
-            hint = f"there is {', '.join([*names, CONSTANTS])}"
+            hint = f"the archive has {', '.join([*names, CONSTANTS])}"
             raise NoSuchTensor(f"no model called {at!r}", near=tuple(names), path=path, hint=hint)
         names = [at]
     if len(names) != 1:
         hint = f"choose one with --at {names[0]}" if names else "it may be compiled code only (AOTInductor)"
-        message = f"{len(names)} models with {kind} in it" + (f": {', '.join(names)}" if names else "")
+        message = f"the archive has {len(names)} models with {kind}" + (f": {', '.join(names)}" if names else "")
         raise Refused(message, path=path, hint=hint)
     made = _weights(program, names[0], kind)
     check_whole(made, lambda _: program.size)
@@ -106,7 +106,7 @@ def _weights(program: Program, name: str, kind: str) -> Weights:
     for key, row in config.items():
         try:
             if row["use_pickle"] or row["tensor_meta"]["layout"] != STRIDED:
-                message = "it is stored as a separate pickle, or not as a dense tensor; it is not taken"
+                message = "left out: it is stored as a separate pickle, or is not a dense tensor"
                 findings.append(found("not-taken", message, where=key))
                 continue
             entries.append(_entry(program, key, row, kind, storages))
@@ -133,9 +133,11 @@ def _config(program: Program, name: str, where: str) -> Mapping[str, Any]:
     try:
         config = json.loads(program.text(name) or b"{}")["config"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadIndex(f"no description of tensors ({error!r})", path=program.path, where=where) from None
+        raise BadIndex(
+            f"the description of the tensors cannot be read ({error!r})", path=program.path, where=where
+        ) from None
     if not isinstance(config, dict):
-        raise BadIndex("a description of tensors that is not a mapping", path=program.path, where=where)
+        raise BadIndex("the description of the tensors is not a JSON object", path=program.path, where=where)
     return config
 
 
@@ -156,7 +158,7 @@ def _entry(
     if name not in storages:
         record = program.records.get(f"{program.root}/data/{kind}/{name}")
         if record is None:
-            raise BadIndex(f"no record {name} in the archive")
+            raise BadIndex(f"the archive has no record {name}")
         device, index = meta["device"]["type"], meta["device"]["index"]
         with open_source(program.path) as reader:
             data = record_data(reader, record)
@@ -164,15 +166,15 @@ def _entry(
         storages[name] = Storage(name, dtype.name, record.size, location, data, record.crc32 or None)
     storage = storages[name]
     if len(shape) != len(stride):
-        raise ValueError("as many strides as sizes")
+        raise ValueError("the numbers of strides and sizes differ")
     needed = dtype.nbytes(offset + reach(shape, stride))
     if 0 not in shape and needed > storage.nbytes:
-        raise BadIndex(f"{needed} bytes of {name} needed, which has {storage.nbytes}")
+        raise BadIndex(f"the tensor needs {needed} bytes of {name}, which has {storage.nbytes}")
     return TensorEntry(key, "", storage, dtype.name, shape, stride, offset)
 
 
 def _count(value: Any) -> int:
     number = value["as_int"]
     if type(number) is not int or not 0 <= number < 1 << 63:
-        raise ValueError("a size that is not a number")
+        raise ValueError("a size is not a valid number")
     return number

@@ -4,7 +4,7 @@
 
     ROOT/data.pkl           the module; objects of classes ``__torch__.PATH Name``, their attributes as a dict
     ROOT/data/KEY           storages of its tensors
-    ROOT/constants.pkl      a tuple of what the program calls CONSTANTS.c0, c1 ...; storages in ROOT/constants/KEY
+    ROOT/constants.pkl      a tuple that the program calls CONSTANTS.c0, c1 ...; its storages are in ROOT/constants/KEY
     ROOT/code/__torch__/PATH.py
         class Name(Module):
           __parameters__ = ["weight", "bias", ]
@@ -12,7 +12,7 @@
           weight : Tensor
           __annotations__["0"] = __torch__.torch.nn.modules.linear.Linear
 
-The attributes of an object stand in the order of its class, as in ``state_dict()``. Source:
+The attributes of an object are in the order of its class, as in ``state_dict()``. Source:
 torch/csrc/jit/serialization/export_module.cpp and python_print.cpp.
 """
 
@@ -42,10 +42,10 @@ from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, Record, read_directory
 
 CONSTANTS = "constants"
-"""The address under which the constants of a program are taken, c0 to cN: all that a frozen module has."""
+"""The address of the constants of a program, c0 to cN: a frozen module has nothing else."""
 
 MAX_TEXT = 256 << 20
-"""Bytes of one record that is read whole: a pickle, or the text of a program."""
+"""The limit in bytes of a record that is read whole: a pickle, or the text of a program."""
 
 _CLASS = re.compile(r"^class (\w+)\(Module\):$")
 _LIST = re.compile(r"^  __(parameters|buffers)__ = \[(.*)\]$")
@@ -56,7 +56,7 @@ _MANGLED = re.compile(r"\.___torch_mangle_\d+")
 
 @dataclass(slots=True)
 class _Class:
-    """What the text of a program says about a class; `buffers` is None where an old one does not say."""
+    """A class as the text of a program declares it; `buffers` is None where an old program does not list them."""
 
     parameters: frozenset[str] = frozenset()
     buffers: frozenset[str] | None = None
@@ -75,25 +75,27 @@ class Program:
     byteorder: Literal["little", "big"]
 
     def text(self, name: str) -> bytes | None:
-        """The bytes of a record below the root; None if there is none."""
+        """Return the bytes of a record below the root; None if it does not exist."""
         record = self.records.get(f"{self.root}/{name}")
         if record is None:
             return None
         if record.size > MAX_TEXT or record.size > max(100 * record.stored, 1 << 20):
-            raise Unsupported(f"a record of {record.size:,} bytes", path=self.path, where=record.name)
+            raise Unsupported(
+                f"a record of {record.size:,} bytes is too large to read", path=self.path, where=record.name
+            )
         with open_source(self.path) as reader:
             return b"".join(read_chunks(record_data(reader, record)))
 
     def pickle(self, name: str, folder: str) -> tuple[Graph, Storages]:
-        """A pickle, and the storages in `folder` that it refers to.
+        """Return the parsed pickle, and the storages in `folder` that it refers to.
 
         Raises:
-            BadDirectory: there is none, or several have its name.
+            BadDirectory: no record has this name, or several have.
         """
         data = self.text(name)
         where = f"{self.root}/{name}"
         if data is None:
-            raise BadDirectory(f"no {name} in the archive", path=self.path)
+            raise BadDirectory(f"the archive has no {name}", path=self.path)
         twice = ambiguous_names(self.directory)
         if where in twice:
             raise BadDirectory("several records have the name of the pickle", path=self.path, where=where)
@@ -103,7 +105,7 @@ class Program:
 
 
 def open_program(path: str, marker: str) -> Program | None:
-    """The archive at `path` if it is a zip with the record ROOT/`marker`; None for every other file."""
+    """Return the archive at `path` if it is a zip with the record ROOT/`marker`; None for every other file."""
     with open_source(path) as reader:
         if reader.size < 4 or reader.read(0, 4) != b"PK\x03\x04":
             return None
@@ -127,7 +129,7 @@ def open_program(path: str, marker: str) -> Program | None:
 
 
 def read(path: str, at: str | None = None) -> Weights | None:
-    """The state dict of the TorchScript module at `path`, or its constants; None if it is not a TorchScript archive.
+    """Return the state dict of the TorchScript module at `path`, or its constants; None for any other file.
 
     Args:
         at: ``"constants"`` for the constants, or the path of a submodule, such as ``"encoder"``.
@@ -135,7 +137,7 @@ def read(path: str, at: str | None = None) -> Weights | None:
     Raises:
         NoSuchTensor: no submodule has this name.
         DamagedFile: the archive, its pickle or its classes are not as torch writes them.
-        WouldLoseData: a tensor that cannot be read.
+        WouldLoseData: a tensor cannot be read.
     """
     program = open_program(path, "constants.pkl")
     if program is None:
@@ -151,7 +153,7 @@ def read(path: str, at: str | None = None) -> Weights | None:
             hint = "--at takes the path of a submodule, or constants"
             raise NoSuchTensor(f"no module at {at!r}", path=path, hint=hint)
     if classes.parts_of(node) is None:
-        raise BadPickle("a data.pkl that holds no module", path=path, where=f"{program.root}/data.pkl")
+        raise BadPickle("data.pkl holds no module", path=path, where=f"{program.root}/data.pkl")
     with about(path, always=True):
         module = torch_module.read_module(node, at or "", parts_of=classes.parts_of, class_of=class_of)
     left = () if program.text("constants.pkl") in (None, b"\x80\x02).") else (CONSTANTS,)
@@ -203,27 +205,27 @@ def _weights(
 
 
 def _unsaid(tensors: tuple[tuple[str, Call], ...]) -> Iterator[Finding]:
-    """TorchScript does not keep which buffers have ``persistent=False``: they are in its state dict."""
+    """Yield a note on buffers with ``persistent=False``: TorchScript keeps them in its state dict, unmarked."""
     if tensors:
-        message = "buffers with persistent=False are in it too: TorchScript does not keep which those were"
+        message = "buffers with persistent=False are included: TorchScript does not record which they are"
         yield found("all-buffers", message)
 
 
 def class_of(node: Node) -> str:
-    """The class of a TorchScript object as it was called in Python."""
+    """Return the Python name of the class of a TorchScript object."""
     name = torch_module.class_of(node)
     return _MANGLED.sub("", name).removeprefix("__torch__.")
 
 
 class _Classes:
-    """The classes of a program, each read when it is first met."""
+    """The classes of a program, each read at its first use."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
         self._files: dict[str, dict[str, _Class]] = {}
 
     def parts_of(self, node: Node) -> dict[str, Node] | None:
-        """The attributes of a scripted module, sorted as a pickled one's; None for anything else."""
+        """Return the attributes of a scripted module, grouped like those of a pickled one; None for anything else."""
         if type(node) is not Call or type(node.func) is not Global or not node.func.module.startswith("__torch__"):
             return None
         cls = self._find(node.func)
@@ -248,13 +250,13 @@ class _Classes:
 
 
 def _attributes(node: Node) -> list[tuple[str, Node]]:
-    """Names and values of an object, in the order of its class."""
+    """Return the names and values of an object's attributes, in the order of its class."""
     state = node.state if type(node) is Call else None
     return [(str(key), value) for key, value in attributes(state) if type(key) is Text]
 
 
 def _read_classes(text: str) -> dict[str, _Class]:
-    """The modules that a file of a program defines. Nothing of it is run, and no method is looked at."""
+    """Return the modules that a file of a program defines. Nothing of it is run, and methods are skipped."""
     found: dict[str, _Class] = {}
     current = _Class()
     for line in text.splitlines():

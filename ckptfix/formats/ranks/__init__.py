@@ -1,1 +1,1 @@
-"""What each rank of a job saved for itself, in files of its own."""
+"""Checkpoints that each rank of a job saved for itself, in separate files."""

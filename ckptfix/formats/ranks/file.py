@@ -1,4 +1,4 @@
-"""One rank's file, read: its tensors by their addresses, and the parts that it holds of them."""
+"""One rank's file as it was read: its tensors by address, and the parts of sharded tensors in it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ckptfix.pickles.graph import Node
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A rank's file, read.
+    """A rank's file as it was read.
 
     Attributes:
-        nodes: address of a tensor -> its mapping, its key, its node.
+        nodes: address of a tensor -> the address of its dict, its key, its node.
     """
 
     path: str
@@ -33,12 +33,15 @@ class File:
         return parts_of(self.checkpoint)
 
     def entry(self, address: str) -> TensorEntry:
-        """Raises BadTensor."""
+        """Return the tensor at an address. Raises BadTensor."""
         at, key, node = self.nodes[address]
         return tensor_entry(node, key, at, self.parts.storages)
 
     def held(self, address: str) -> Held | None:
-        """What the file says of the tensor at an address; None for one that is whole. Raises as `shards.held`."""
+        """Return the file's description of the sharded tensor at an address; None for a whole tensor.
+
+        Raises the same errors as `shards.held`.
+        """
         if address not in self._held:
             node = self.nodes[address][2]
             with about(self.path):

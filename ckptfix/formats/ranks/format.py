@@ -1,4 +1,4 @@
-"""The format of the files of all ranks: a folder of them, or a list; they are read, and what is written is one file."""
+"""The format of one file for each rank, in a folder or a list: read-only; outputs are one file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from ckptfix.urls import as_path
 MARKS = ("DTensor", "ShardedTensor")
 
 MOST_RANKS = 1 << 17
-"""More than any job has had: each missing one is a row, and the number is what a file says."""
+"""More ranks than any real job: each missing rank becomes a finding, and the file states the number."""
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """60 for a folder of files of several ranks, one of which says that it holds parts of tensors."""
+    """Return 60 for a folder of files of several ranks if one of them contains parts of tensors."""
     if head or size or not is_place(path) or not as_path(path).is_dir():
         return 0
     family = meant(path)
@@ -59,14 +59,14 @@ def _in_parts(checkpoint: Checkpoint) -> bool:
 
 
 def read(path: str) -> Checkpoint:
-    """The files of all ranks in the folder `path`; one that is missing or damaged is a finding.
+    """Read the files of all ranks in the folder `path`; a missing or damaged file is a finding.
 
     Raises:
-        DamagedFile: none can be read, or they do not go together.
+        DamagedFile: no file can be read, or the files do not belong together.
     """
     family = meant(path)
     if family is None:
-        raise DamagedFile("no files of several ranks are in it", path=path)
+        raise DamagedFile("the folder contains no files of several ranks", path=path)
     files: dict[int, File] = {}
     why: dict[int, str] = {}
     for rank, name in sorted(family.files.items()):
@@ -81,30 +81,36 @@ def read(path: str) -> Checkpoint:
 
 
 def read_files(paths: Sequence[StrPath]) -> Checkpoint:
-    """The files of all ranks, in any order, as one checkpoint.
+    """Read the files of all ranks, in any order, as one checkpoint.
 
     Raises:
-        Refused: they are not files of ranks, or two are of one rank.
-        CkptfixError: as `open_checkpoint`.
+        Refused: they are not files of ranks, or two belong to the same rank.
+        CkptfixError: an error of `open_checkpoint`.
     """
     files: dict[int, File] = {}
     for place, path in enumerate(paths):
         name = file_name(path)
         there = as_path(name)
         if not there.is_file():
-            raise NoSuchFile(name) if not there.exists() else NoFile("not a file, among those of ranks", path=name)
+            raise (
+                NoSuchFile(name)
+                if not there.exists()
+                else NoFile("one of the paths for the ranks is not a file", path=name)
+            )
         file = _open(name)
         rank = _rank(file)
         if rank is None:
             rank = place
         if rank in files:
-            message = f"it is of rank {rank}, and so is {files[rank].path}"
+            message = f"it belongs to rank {rank}, as does {files[rank].path}"
             raise Refused(message, path=file.path, hint="name the file of each rank once")
         files[rank] = file
     if not any(_in_parts(file.checkpoint) for file in files.values()):
         first = files[min(files)]
-        message = "it holds whole tensors, and no parts of those of a job of several ranks: there is nothing to join"
-        raise Refused(message, path=first.path, hint=f"`{command('convert', first.path, 'OUT.pth')}` converts one file")
+        message = "there is nothing to join: it holds whole tensors, not parts from a job of several ranks"
+        raise Refused(
+            message, path=first.path, hint=f"to convert one file, run `{command('convert', first.path, 'OUT.pth')}`"
+        )
     return _checkpoint(files[min(files)].path, files, None, {}, "")
 
 
@@ -114,7 +120,7 @@ def _open(path: str) -> File:
 
 
 def _rank(file: File) -> int | None:
-    """The rank of a file: as its tensors say, or its name."""
+    """Return the rank of a file, as its tensors state it or, without that, its name."""
     for address in file.nodes:
         try:
             own = file.held(address)
@@ -132,7 +138,7 @@ def _checkpoint(path: str, files: dict[int, File], world: int | None, why: dict[
             why[rank] = "is missing"
     beyond = [rank for rank in files if world is not None and rank >= world]
     if beyond:
-        message = f"it is of rank {beyond[0]}, and there were {world} ranks: it is of another save"
+        message = f"it belongs to rank {beyond[0]}, but there were {world} ranks: it is from a different save"
         raise DamagedFile(message, path=files[beyond[0]].path)
     lost = {rank: pattern.replace("*", str(rank)) for rank in why} if pattern else {}
     made = together(path, files, lost, why)
@@ -141,10 +147,10 @@ def _checkpoint(path: str, files: dict[int, File], world: int | None, why: dict[
 
 
 def _world(files: Mapping[int, File], named: int | None) -> int | None:
-    """How many ranks there were; the most that a tensor is on, where that is all that is said.
+    """Return the number of ranks: the number in the file names, or else the most that any tensor states.
 
     Raises:
-        DamagedFile: the name of the files says another number than they do, or it is more than any job has.
+        DamagedFile: the names and the contents of the files state different numbers, or more than any job has.
     """
     found = 0
     for file in files.values():
@@ -156,10 +162,10 @@ def _world(files: Mapping[int, File], named: int | None) -> int | None:
             if own is not None and own.world is not None:
                 found = max(found, own.world)
                 if named is not None and own.world > named:
-                    message = f"its tensors are on {own.world} ranks, and its name says {named}"
+                    message = f"its tensors are on {own.world} ranks, but its name says {named}"
                     raise DamagedFile(message, path=file.path, where=address)
                 if own.world > MOST_RANKS:
-                    message = f"its tensors are said to be on {own.world} ranks, more than any job has"
+                    message = f"it says that its tensors are on {own.world} ranks, more than any job has"
                     raise DamagedFile(message, path=file.path, where=address)
     if named is not None and named > MOST_RANKS:
         first = files[min(files)]
@@ -176,7 +182,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
 
 
 def _read_only(path: str, dest: str) -> CkptfixError:
-    hint = f"`{command('convert', path, 'OUT.pth')}` joins them into one file; work on that"
+    hint = f"`{command('convert', path, 'OUT.pth')}` joins them into one file; edit that file"
     return Unsupported("files of ranks are read, and not written", path=dest, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""The object that the ranks hold together: the object of the first one, with the whole in place of each part."""
+"""The joined object of all ranks: the object of the first rank, with each part replaced by the whole tensor."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NAME = "ranks"
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A tensor that the ranks hold together.
+    """A tensor whose parts are on several ranks.
 
     Attributes:
-        chunks: its parts, each once: where it is, and whose file has it.
+        chunks: its parts, each once: the position, and the file that has it.
         lost: rank -> the parts that only a missing file has.
-        entry: as the first file describes it.
+        entry: the tensor as the first file describes it.
     """
 
     entry: TensorEntry
@@ -57,14 +57,14 @@ class Together:
 
 
 def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why: Mapping[int, str]) -> Together:
-    """What the files hold together.
+    """Combine the files, and return the tensors and findings.
 
     Args:
-        lost: rank -> the path that its file would have, of those that are missing; `why` says what is the matter.
+        lost: rank -> the path that its missing file would have; `why` has the reason for each rank.
 
     Raises:
         Unsupported: a part is a term of a sum.
-        DamagedFile: the files do not go together.
+        DamagedFile: the files do not belong together.
     """
     made = Together(path, files)
     first = made.first
@@ -86,22 +86,22 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
     _refuse_others(made)
     made.findings += differing(unequal, as_path(first.path).name)
     if copies:
-        message = f"files that hold the same part of it differ, and the first of them is taken: {some(copies)}"
+        message = f"files with the same part differ, so the first of them was used: {some(copies)}"
         made.findings.append(found("ranks-differ", message, where=copies[0]))
     made.findings += other_saves(files)
     made.findings += _missing(made, lost, why)
     flat = [address for address, (_, key, _) in first.nodes.items() if is_flat(key)]
     if flat:
-        message = f"{some(flat)}: the parameters of an FSDP unit in one row, whose names and shapes are in no file"
+        message = f"{some(flat)}: the flattened parameters of an FSDP unit; no file has their names and shapes"
         made.findings.append(found("flat-parameters", message, where=flat[0]))
     return made
 
 
 MOST_PARTS = 1 << 23
-"""Parts of tensors on all ranks that are looked at: a mesh of any size is a few bytes of a file."""
+"""The limit of tensor parts on all ranks that are looked at: a file can state a mesh of any size in a few bytes."""
 
 _NAMED = 8
-"""What a part of a missing file counts, which is named."""
+"""The cost of a missing part against that limit; it is higher because each is reported by name."""
 
 
 @dataclass(slots=True)
@@ -109,18 +109,20 @@ class _Budget:
     left: int = MOST_PARTS
 
     def take(self, count: int, where: str, made: Together) -> None:
-        """Raises DamagedFile for more parts than are looked at."""
+        """Raise DamagedFile once the parts exceed the limit."""
         self.left -= count
         if self.left < 0:
-            message = f"its tensors have more parts than any job's, and there are files of {len(made.files)} ranks"
+            message = (
+                f"its tensors have more parts than in any real job, but there are files of only {len(made.files)} ranks"
+            )
             raise DamagedFile(message, path=made.path, where=where)
 
 
 def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Whole, bool]:
-    """The parts of one tensor in all files, and whether files that have the same part have it alike.
+    """Return the parts of one tensor in all files, and whether files with the same part agree.
 
     Raises:
-        DamagedFile: they are of different tensors, or have too many parts.
+        DamagedFile: the parts belong to different tensors, or there are too many.
     """
     first = made.first
     entry = first.entry(address)
@@ -129,15 +131,15 @@ def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Wh
     for file in made.files.values():
         other = own if file is first else file.held(address) if address in file.nodes else None
         if other is None:
-            message = "it does not have this tensor, of which other ranks have parts"
+            message = "it lacks this tensor, while other ranks have parts of it"
             raise DamagedFile(message, path=file.path, where=address)
         kind = (other.kind, other.shape, file.entry(address).dtype, other.cut)
         if kind != (own.kind, own.shape, entry.dtype, own.cut):
-            message = f"it is cut in another way, or of another size, than in {as_path(first.path).name}"
+            message = f"its partition or size differs from {as_path(first.path).name}"
             raise DamagedFile(message, path=file.path, where=address)
         for box, local in other.here:
             if local.dtype != entry.dtype:
-                message = f"a part of {local.dtype} of a tensor of {entry.dtype}"
+                message = f"a part is {local.dtype}, and the tensor is {entry.dtype}"
                 raise DamagedFile(message, path=file.path, where=address)
             same = alike(chunks.setdefault(box, (local, file))[0], local) and same
     lost: dict[int, list[Box]] = {}
@@ -152,7 +154,7 @@ def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Wh
 
 
 def _equal(made: Together, address: str) -> bool:
-    """Whether all ranks have the same under `address`, as far as checksums show it without reading the data."""
+    """Return whether all ranks have the same tensor at `address`, as far as checksums tell without reading data."""
     try:
         entries = [file.entry(address) for file in made.files.values() if address in file.nodes]
     except BadTensor:
@@ -163,7 +165,7 @@ def _equal(made: Together, address: str) -> bool:
 
 
 def _refuse_others(made: Together) -> None:
-    """Refuse files with parts of tensors that the first one does not know."""
+    """Refuse files with parts of tensors that the first file does not have; report other extra tensors as findings."""
     first = made.first
     known = set(first.nodes)
     for file in made.files.values():
@@ -175,12 +177,12 @@ def _refuse_others(made: Together) -> None:
                 message = f"it has a part of a tensor that {as_path(first.path).name} does not have"
                 raise DamagedFile(message, path=file.path, where=address)
         if more:
-            message = f"in {as_path(file.path).name} alone, and not taken: {some(more)}"
+            message = f"only {as_path(file.path).name} has them, so they were left out: {some(more)}"
             made.findings.append(found("ranks-differ", message, where=more[0]))
 
 
 def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) -> list[Finding]:
-    """A finding for each rank whose file is missing and has something that no other has."""
+    """Return a finding for each rank whose file is missing and holds parts that no other file has."""
     held: dict[int, list[str]] = {}
     for address, whole in made.wholes.items():
         for rank, boxes in whole.lost.items():
@@ -197,8 +199,8 @@ def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) ->
     rest = [rank for rank in why if rank not in held]
     if rest:
         name = as_path(lost[rest[0]]).name if rest[0] in lost else "its file"
-        more = f", and so for {len(rest) - 1:,} more" if len(rest) > 1 else ""
-        message = f"rank {rest[0]}: {name} {why[rest[0]]}; what it holds is in the other files too{more}"
+        more = f", and the same for {len(rest) - 1:,} more ranks" if len(rest) > 1 else ""
+        message = f"rank {rest[0]}: {name} {why[rest[0]]}; its content is in the other files too{more}"
         rows.append(found("ranks-differ", message, where=lost.get(rest[0], "")))
     return rows
 
@@ -208,12 +210,12 @@ def _rows(box: Box) -> str:
     if not extent:
         return "all"
     dim = next((dim for dim, first in enumerate(offsets) if first), 0)
-    what = "rows" if dim == 0 and len(extent) > 1 else "elements" if len(extent) == 1 else f"dimension {dim}, places"
+    what = "rows" if dim == 0 and len(extent) > 1 else "elements" if len(extent) == 1 else f"dimension {dim}, indices"
     return f"{what} {offsets[dim]} to {offsets[dim] + extent[dim] - 1}"
 
 
 def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
-    """The checkpoint of what the files hold together."""
+    """Return the joined checkpoint of all files."""
     first = made.first
     rows = list(made.wholes.items())
     claimed: set[tuple[str, str]] = set()
@@ -252,7 +254,7 @@ def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
 
 
 def _tie(whole: Whole) -> object:
-    """Equal for two names of one tensor: their parts are the same bytes on every rank."""
+    """Return a value that is equal for two names of one tensor: their parts have the same bytes on every rank."""
     own = [
         (file.path, place, box) for box, local, file in whole.chunks if (place := same_place(local)) is not None
     ]
@@ -270,7 +272,7 @@ def _tiled(address: str, whole: Whole) -> tuple[ByteRange, ...]:
 
 
 def _data(local: TensorEntry, file: File) -> ByteRange:
-    """The elements of a part in row-major order, also of one that is a view."""
+    """Return the elements of a part in row-major order, also of a strided view."""
     data = row_major(local, file.checkpoint.byteorder)
     if isinstance(data, ByteRange):
         return data

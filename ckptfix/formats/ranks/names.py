@@ -1,4 +1,4 @@
-"""Which files are those of the ranks of one job, by their names.
+"""Families of files that belong to the ranks of one job, recognized by their names.
 
 ::
 
@@ -28,12 +28,12 @@ MAX_FILES = 200_000
 
 @dataclass(slots=True)
 class Family:
-    """Files whose names differ in the rank alone.
+    """Files whose names differ only in the rank.
 
     Attributes:
         pattern: the name, with a ``*`` for the rank.
         files: rank -> file name.
-        world: how many ranks there were, where the names say it.
+        world: the number of ranks, if the names state it.
     """
 
     pattern: str
@@ -42,7 +42,7 @@ class Family:
 
     @property
     def is_model(self) -> bool:
-        """Whether it is the model's, among others that a trainer saves of each rank."""
+        """True if its files hold the model, not the other things that a trainer saves for each rank."""
         role = role_of(self.pattern.replace("*", "0"))
         if role != "other":
             return role == "model"
@@ -52,13 +52,13 @@ class Family:
 
 
 def rank_of(name: str) -> int | None:
-    """The rank that a file's name states."""
+    """Return the rank that a file's name states; None if it states none."""
     found = None if _OF_OTHERS.search(name) else _RANK.fullmatch(name)
     return None if found is None else int(found["rank"])
 
 
 def families(names: Iterable[str]) -> list[Family]:
-    """The families among these file names, each with a file of two ranks or more."""
+    """Return the families among these file names; each has files of at least two ranks."""
     found: dict[str, Family] = {}
     for name in names:
         match = _RANK.fullmatch(name)
@@ -68,7 +68,7 @@ def families(names: Iterable[str]) -> list[Family]:
         world = _WORLD.search(pattern)
         family = found.setdefault(pattern, Family(pattern, world=None if world is None else int(world[1])))
         if int(match["rank"]) in family.files:
-            # rank1 and rank01: nobody knows which one counts.
+            # rank1 and rank01: it is unclear which one counts.
             family.files.clear()
             family.world = 0
         elif family.world != 0:
@@ -77,7 +77,7 @@ def families(names: Iterable[str]) -> list[Family]:
 
 
 def in_folder(path: str) -> list[Family]:
-    """The families in the folder `path`."""
+    """Return the families in the folder `path`."""
     if not as_path(path).is_dir():
         return []
     try:
@@ -87,14 +87,14 @@ def in_folder(path: str) -> list[Family]:
 
 
 def meant(path: str) -> Family | None:
-    """The family that the folder `path` is about: its only one, or the model's; None where that is not clear."""
+    """Return the family that the folder `path` stands for: its only one, or the model's; None if that is ambiguous."""
     found = in_folder(path)
     own = found if len(found) == 1 else [family for family in found if family.is_model]
     return own[0] if len(own) == 1 else None
 
 
 def beside(path: str) -> list[str]:
-    """The files of all ranks that the file `path` belongs to, in order; itself alone where there are no others."""
+    """Return the files of all ranks that belong with the file `path`, in order; only `path` if there are no others."""
     place = as_path(path)
     for family in in_folder(str(place.parent)):
         if place.name in family.files.values():

@@ -1,9 +1,9 @@
-"""What one rank's file says of a tensor that all ranks hold together: which part it has, and which the others have.
+"""One rank's description of a sharded tensor: the part in its file, and the parts of the other ranks.
 
 ::
 
-    DTensor          FSDP2 and tensor parallelism: a mesh of ranks, this rank's place in it, how each dimension is cut
-    ShardedTensor    FSDP1: the offsets and sizes of all shards, and those that are here
+    DTensor          FSDP2 and tensor parallelism: a mesh of ranks, this rank's coordinates, the split of each dimension
+    ShardedTensor    FSDP1: the offsets and sizes of all shards, and the local shards
 
 Source: torch/distributed/tensor/_utils.py (``compute_local_shape_and_global_offset``), placement_types.py,
 torch/distributed/_shard/sharded_tensor/api.py.
@@ -31,7 +31,7 @@ MOST_RANKS = 1 << 16
 
 
 def wrapped(node: Node) -> tuple[str, list[tuple[str, Node]]]:
-    """(class, state) of a wrapper subclass, also of one in a parameter."""
+    """Return (class, state) of a wrapper subclass, also of one inside a parameter."""
     depth = 0
     while type(node) is Call and type(node.args) is tuple and node.args and type(node.args[0]) is Call and depth < 8:
         node, depth = node.args[0], depth + 1
@@ -47,7 +47,7 @@ def is_dtensor(name: str) -> bool:
 
 
 def is_flat(key: str) -> bool:
-    """Whether `key` is the name of an FSDP unit's parameters in one row."""
+    """Return whether `key` is the name of the flattened parameters of an FSDP unit."""
     return key.rpartition(".")[2].startswith("_flat_param")
 
 
@@ -56,11 +56,11 @@ class Held:
     """A tensor as one rank's file has it.
 
     Attributes:
-        shape: of the whole.
-        here: parts that are in the file.
-        world: how many ranks the tensor is on, or there were; `rank` of this file, where it says so.
-        cut: equal for two files that cut the tensor in one way.
-        parts: gives (rank, part) of all ranks. A part may be on several.
+        shape: the shape of the whole tensor.
+        here: the parts that are in the file.
+        world: the number of ranks of the tensor or the job; `rank` is the rank of this file, if it states one.
+        cut: a value that is equal for two files that partition the tensor in the same way.
+        parts: returns (rank, part) of all ranks. Several ranks may have the same part.
     """
 
     kind: str
@@ -73,11 +73,11 @@ class Held:
 
 
 def held(node: Node, entry: TensorEntry, storage_of: StorageOf) -> Held | None:
-    """What `node` says, if it is a part of a tensor; None for one that is whole.
+    """Return the description in `node` if it is a part of a tensor; None for a whole tensor.
 
     Raises:
-        Unsupported: a term of a sum over the ranks.
-        DamagedFile: it says what cannot be.
+        Unsupported: it is a term of a sum over the ranks.
+        DamagedFile: the description contradicts itself.
     """
     cls, state = wrapped(node)
     if cls == SHARDED:
@@ -98,10 +98,10 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
     _refuse_other_shape(about.get("size"), entry)
     parts = [_box(row, entry) for row in listed(about.get("shards_metadata"))]
     for rank, (offsets, extent) in set(stated).difference(parts):
-        message = f"a shard of {list(extent)} at {list(offsets)} of rank {rank}, which is not in its list of all shards"
+        message = f"its list of all shards lacks the shard of {list(extent)} at {list(offsets)} of rank {rank}"
         raise DamagedFile(message, where=entry.name)
     if len({box for _, box in parts}) != len(parts):
-        raise DamagedFile("two shards are at one place", where=entry.name)
+        raise DamagedFile("two shards have the same position", where=entry.name)
     return Held(
         "ShardedTensor",
         entry.shape,
@@ -114,23 +114,23 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
 
 
 def _refuse_other_shape(node: Node, entry: TensorEntry) -> None:
-    """Refuse a tensor of which its metadata gives another shape than it has itself."""
+    """Refuse a tensor whose metadata states a different shape."""
     try:
         stated = entry.shape if node is None else sizes(node)
     except BadTensor:
         stated = None
     if stated != entry.shape:
-        shown = "none" if stated is None else list(stated)
-        raise DamagedFile(f"its shape is {list(entry.shape)}, and {shown} in its metadata", where=entry.name)
+        shown = "no shape" if stated is None else list(stated)
+        raise DamagedFile(f"its shape is {list(entry.shape)}, but its metadata has {shown}", where=entry.name)
 
 
 def _box(node: Node, entry: TensorEntry) -> tuple[int, Box]:
-    """(rank, offsets and sizes) of a ShardMetadata."""
+    """Return (rank, offsets and sizes) of a ShardMetadata."""
     own = fields(node)
     try:
         box = sizes(own.get("shard_offsets")), sizes(own.get("shard_sizes"))
     except BadTensor:
-        raise DamagedFile("a shard without offsets and sizes", where=entry.name) from None
+        raise DamagedFile("a shard has no valid offsets and sizes", where=entry.name) from None
     _refuse_outside(box, entry)
     rank = number(fields(own.get("placement")).get("_rank"))
     return -1 if rank is None else rank, box
@@ -141,21 +141,23 @@ def _refuse_outside(box: Box, entry: TensorEntry) -> None:
     if not len(offsets) == len(extent) == len(entry.shape) or any(
         first + size > whole for first, size, whole in zip(offsets, extent, entry.shape, strict=True)
     ):
-        raise DamagedFile(f"a shard of {list(extent)} at {list(offsets)} of {list(entry.shape)}", where=entry.name)
+        raise DamagedFile(
+            f"a shard of {list(extent)} at {list(offsets)} does not fit in {list(entry.shape)}", where=entry.name
+        )
 
 
 def _local(node: Node, where: str, extent: Sequence[int], storage_of: StorageOf) -> TensorEntry:
     if not is_tensor(node):
-        raise DamagedFile("a shard without its tensor", where=where)
+        raise DamagedFile("a shard has no tensor", where=where)
     local = tensor_entry(node, where, "", storage_of)
     if local.kind != "dense" or local.shape != tuple(extent):
-        raise DamagedFile(f"its part is {list(local.shape)}, and should be {list(extent)}", where=where)
+        raise DamagedFile(f"its part has the shape {list(local.shape)}, and should have {list(extent)}", where=where)
     return local
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """One dimension of the mesh that cuts one of the tensor."""
+    """A split of one tensor dimension over one dimension of the mesh."""
 
     axis: int
     dim: int
@@ -176,7 +178,7 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
     if len(coordinate) != len(shape):
         coordinate = _coordinate(numbers.index(rank), shape) if rank in numbers else ()
     if not coordinate or any(not 0 <= place < size for place, size in zip(coordinate, shape, strict=True)):
-        raise DamagedFile("a DTensor that does not say which part of it is here", where=entry.name)
+        raise DamagedFile("the DTensor does not say which part is in this file", where=entry.name)
     box = _part(entry.shape, shape, cuts, coordinate)
     local = _local(state.get("_local_tensor"), f"{entry.name}._local_tensor", box[1], storage_of)
     if rank is None:
@@ -193,12 +195,12 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
 
 
 def _shape_of(meta: Node) -> Node:
-    """The first of the fields of a TensorMeta, a tuple of names."""
+    """Return the first field of a TensorMeta, a named tuple: the shape."""
     return meta.arguments[0] if type(meta) is Call and meta.arguments else None
 
 
 def _mesh_shape(mesh: Mapping[str, Node], entry: TensorEntry, storage_of: StorageOf) -> tuple[int, ...]:
-    """Sizes of the mesh: of its layout, or of the tensor of ranks that torch before 2.10 kept."""
+    """Return the sizes of the mesh: from its layout, or from the tensor of ranks that torch before 2.10 kept."""
     layout = fields(mesh.get("_layout"))
     axes = listed(layout.get("axes"))
     found: tuple[int, ...] = ()
@@ -210,7 +212,7 @@ def _mesh_shape(mesh: Mapping[str, Node], entry: TensorEntry, storage_of: Storag
     elif is_tensor(mesh.get("mesh")):
         found = tensor_entry(mesh["mesh"], "mesh", "", storage_of).shape
     if not found or not 0 < math.prod(found) <= MOST_RANKS:
-        raise DamagedFile("a DTensor on a mesh of unknown size", where=entry.name)
+        raise DamagedFile("the DTensor is on a mesh of unknown size", where=entry.name)
     return found
 
 
@@ -225,16 +227,16 @@ def _flat(node: Node, depth: int = 0) -> Iterator[int]:
 def _cuts(
     placements: Sequence[Node], spec: Mapping[str, Node], shape: tuple[int, ...], entry: TensorEntry
 ) -> list[_Cut]:
-    """How the dimensions of the mesh cut those of the tensor, in order.
+    """Return how the dimensions of the mesh split those of the tensor, in order.
 
-    Of several that cut one dimension the first cuts first, and a strided one last: FSDP over tensor parallelism.
+    If several split the same dimension, they apply in mesh order, with strided ones last: FSDP over tensor parallelism.
 
     Raises:
-        Unsupported: a strided one that is not over later dimensions of the mesh, a term of a sum.
-        DamagedFile: it is cut as no tensor is.
+        Unsupported: a strided split is not over later dimensions of the mesh, or a part is a term of a sum.
+        DamagedFile: no tensor can be split in this way.
     """
     if len(placements) != len(shape):
-        raise DamagedFile(f"{len(placements)} placements on a mesh of {list(shape)}", where=entry.name)
+        raise DamagedFile(f"it has {len(placements)} placements on a mesh of {list(shape)}", where=entry.name)
     first: list[_Cut] = []
     last: list[_Cut] = []
     factors: dict[int, Node] = {}
@@ -243,22 +245,25 @@ def _cuts(
         if name in ("Shard", "_StridedShard"):
             dim = fields(placement).get("dim")
             if type(dim) is not int or not -len(entry.shape) <= dim < len(entry.shape):
-                raise DamagedFile(f"cut along dimension {dim!r} of {list(entry.shape)}", where=entry.name)
+                raise DamagedFile(f"it is split along dimension {dim!r} of {list(entry.shape)}", where=entry.name)
             if name == "Shard":
                 first.append(_Cut(axis, dim % len(entry.shape)))
             else:
                 last.append(_Cut(axis, dim % len(entry.shape)))
                 factors[axis] = fields(placement).get("split_factor")
         elif name.endswith("Partial"):
-            message = f"a term of a sum over the ranks, of shape {list(entry.shape)}, which are not added up here"
+            message = (
+                f"it is a term of a sum over the ranks, of shape {list(entry.shape)}; ckptfix cannot add the terms"
+            )
             raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
         elif name != "Replicate":
-            raise Unsupported(f"a placement that torch does not have: {name or placement!r}", where=entry.name)
+            raise Unsupported(f"unknown placement: {name or placement!r}", where=entry.name)
     for cut in last:
-        # Cut in as many stripes first, of each of which this one has a part: those that the later dimensions make.
+        # A strided split first cuts into stripes, and each rank gets a part of every stripe. The later mesh dimensions
+        # determine the number of stripes.
         later = math.prod(shape[one.axis] for one in (*first, *last) if one.axis > cut.axis and one.dim == cut.dim)
         if factors[cut.axis] not in (None, later):
-            message = f"cut in {factors[cut.axis]!r} stripes, of which the mesh of {list(shape)} makes {later}"
+            message = f"it is split into {factors[cut.axis]!r} stripes, but the mesh of {list(shape)} makes {later}"
             raise Unsupported(message, where=entry.name, hint="call full_tensor() on all ranks before saving")
     order = [entry for entry in listed(spec.get("shard_order")) if type(entry) is Call]
     if order and not last:
@@ -276,7 +281,7 @@ def _cuts(
 def _part(
     shape: tuple[int, ...], mesh: tuple[int, ...], cuts: Sequence[_Cut], coordinate: Sequence[int]
 ) -> Box:
-    """The part at a place of the mesh: each cut is made as ``torch.chunk`` makes it."""
+    """Return the part at a coordinate of the mesh: each split is like that of ``torch.chunk``."""
     offsets, extent = [0] * len(shape), list(shape)
     for cut in cuts:
         whole = extent[cut.dim]

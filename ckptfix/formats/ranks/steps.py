@@ -1,4 +1,4 @@
-"""Files of another save among those of the ranks: what counts the steps of a training says other numbers in them."""
+"""Detection of files from another save: the step counters in them differ from those of the other ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ckptfix.urls import as_path
 COUNTERS = frozenset({"step", "steps", "global_step", "global_steps", "epoch", "iteration"})
 
 DEPTH = 4
-"""As in ``optimizer/state/NAME/step``."""
+"""The depth of ``optimizer/state/NAME/step``."""
 
 
 def other_saves(files: Mapping[int, File]) -> list[Finding]:
-    """A finding for each file that counts other steps than most; reads an element of each counter."""
+    """Return a finding for each file whose counters differ from most; reads one element of each counter."""
     counts = {rank: dict(_counts(file, file.parts.graph.root, "", DEPTH)) for rank, file in files.items()}
     there: dict[str, list[float]] = {}
     for own in counts.values():
@@ -33,14 +33,14 @@ def other_saves(files: Mapping[int, File]) -> list[Finding]:
     for rank, own in counts.items():
         odd = next((address for address, value in own.items() if value != usual[address]), None)
         if odd is not None:
-            others = f"in the other ranks' files {usual[odd]:g}"
+            others = f"but {usual[odd]:g} in the other ranks' files"
             message = f"rank {rank}: {as_path(files[rank].path).name}: {odd} is {own[odd]:g}, {others}"
-            rows.append(found("other-save", f"{message}: it is of another save", where=files[rank].path))
+            rows.append(found("other-save", f"{message}: it is from a different save", where=files[rank].path))
     return rows
 
 
 def _counts(file: File, node: Node, at: str, depth: int) -> Iterator[tuple[str, float]]:
-    """The address and the value of each counter in a mapping, and in those within it."""
+    """Yield the address and the value of each counter in a dict and its nested dicts."""
     for key, value in pairs(node) or ():
         address = join(at, str(key))
         if key in COUNTERS:
@@ -57,4 +57,4 @@ def _number(file: File, value: Node, address: str) -> float | None:
             return counted(file.entry(address)) if address in file.nodes else None
         return counted(value)
     except (CkptfixError, BadTensor):
-        return None  # what is damaged is named where it is read
+        return None  # damage is reported where the value is read

@@ -1,1 +1,1 @@
-"""safetensors: a header of JSON, and the bytes of the tensors behind it."""
+"""safetensors: a JSON header, followed by the bytes of the tensors."""

@@ -1,4 +1,4 @@
-"""What edits make of the tensors of a safetensors file, ties among them: new names, new shapes, other tensors."""
+"""The effect of edits on the tensors of a safetensors file and their ties: new names, new shapes, replaced tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ckptfix.formats.safetensors.ties import recorded_views, ties
 
 
 class Names:
-    """What the names of the file become; ties are names too.
+    """The names of the file, including tied names, and how edits change them.
 
     Attributes:
-        new: name in the file -> name afterwards, None for a dropped tensor; all at once.
-        tied: names that are only ties -> the tensor that they name.
-        shapes: name in the file -> the shape that its header is to state, and the tensor in this shape.
-        others: name in the file -> the tensor of other bytes that it gets.
+        new: name in the file -> new name, None for a dropped tensor; all applied at once.
+        tied: names that exist only as ties -> the tensor that they name.
+        shapes: name in the file -> the shape that its header will state, and the tensor in this shape.
+        others: name in the file -> the tensor with different bytes that replaces it.
     """
 
     def __init__(self, header: Header) -> None:
@@ -40,7 +40,7 @@ class Names:
 
     def rename(self, edit: Rename) -> None:
         if edit.kind != "state_dict":
-            raise NoSuchTensor(f"no {edit.kind} names in a safetensors file", path=self.path, where=edit.at)
+            raise NoSuchTensor(f"a safetensors file has no {edit.kind} names", path=self.path, where=edit.at)
         self._check(edit.at, edit.names)
         taken: dict[str, str] = {}
         clashes: dict[str, list[str]] = {}
@@ -69,7 +69,7 @@ class Names:
         for name, kept in self.tied.items():
             if self.new[kept] is None and self.new[name] is not None:
                 raise WouldLoseData(
-                    f"{name!r} is tied to it and has no other bytes",
+                    f"{name!r} is tied to it and has no bytes of its own",
                     path=self.path,
                     where=kept,
                     hint="drop both names, or neither",
@@ -89,7 +89,7 @@ class Names:
                 self.others[key] = entry
 
     def _is_of(self, row: Row, entry: TensorEntry) -> bool:
-        """Whether `entry` has the bytes of `row`, in whatever shape."""
+        """Return whether `entry` has the bytes of `row`, in any shape."""
         dtype = dtypes.by_safetensors(row.code)
         storage = entry.storage
         if entry.kind != "dense" or storage is None or not isinstance(storage.data, ByteRange):
@@ -101,15 +101,15 @@ class Names:
         stated = _stated_shape(row, entry.shape)
         if stated is None or (row.key in self.views and stated != row.shape):
             why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
-            raise Unsupported(f"it cannot become {list(entry.shape)}: {why}", path=self.path, where=name)
+            raise Unsupported(f"its shape cannot become {list(entry.shape)}: {why}", path=self.path, where=name)
         if self.shapes.setdefault(row.key, (stated, entry))[0] != stated:
-            raise Unsupported("names tied to it would have two shapes", path=self.path, where=row.key)
+            raise Unsupported("the names tied to it would have two shapes", path=self.path, where=row.key)
 
     def replaced(self) -> dict[str, TensorEntry]:
-        """Row -> the tensor of other bytes that it gets, by the name in the file that the row has.
+        """Return the tensors with different bytes, under the name in the file of the row that each replaces.
 
         Raises:
-            Unsupported: a name that is tied to it would change with it.
+            Unsupported: a name that is tied to it would change too.
         """
         named: dict[str, list[str]] = {}
         for name, new in self.new.items():
@@ -121,22 +121,22 @@ class Names:
             left = [name for name in named[key] if name not in self.others]
             if left or len(entries) > 1:
                 other = left[0] if left else named[key][-1]
-                message = f"it is tied to {other!r}, which would change with it"
+                message = f"it is tied to {other!r}, which would change too"
                 raise Unsupported(message, path=self.path, where=key, hint="put the same tensor under both names")
             found[key] = entries.pop()
         return found
 
     def _check(self, at: str, wanted: Iterable[str]) -> None:
-        """Refuse names that the file, after the edits so far, does not have."""
+        """Refuse names that the file does not have after the edits so far."""
         unknown = set(wanted).difference(name for name in self.new.values() if name is not None)
         if at and wanted:
-            raise NoSuchTensor("a safetensors file has no mappings inside", path=self.path, where=at)
+            raise NoSuchTensor("a safetensors file has no nested dicts", path=self.path, where=at)
         if unknown:
             raise NoSuchTensor("no such tensor", path=self.path, where=min(unknown))
 
 
 def _stated_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """What the header is to state for the torch shape `shape`; None if its elements are not as many as the row's."""
+    """Return the header's shape for the torch shape `shape`; None if its element count is not the row's."""
     dtype = dtypes.by_safetensors(row.code)
     if dtype is None:
         return None

@@ -1,9 +1,9 @@
-"""Edits of a safetensors file: new text over the spans of its header that they name, the rest as it was.
+"""Edits of a safetensors file: new text for the parts of the header that they name, the rest unchanged.
 
-Dropped tensors take their bytes with them, so the tensors behind them move up and get new offsets. A tensor that is put
-stands where the old one stood, if it has as many bytes; if not, the file is laid out anew.
-Holes, overlaps and trailing bytes are kept: an edit does not judge them. Only the padding of a changed header is
-new, so that the data is aligned.
+The bytes of dropped tensors are removed, so the tensors behind them move up and get new offsets. A replaced tensor
+keeps the place of the old one if it has as many bytes; otherwise, the file is laid out anew. Holes, overlaps and
+trailing bytes are kept: an edit does not judge them. Only the padding of a changed header is new, so that the data is
+aligned.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ckptfix.io.elements import row_major
 
 Span = tuple[int, int]
 Patch = tuple[int, int, str]
-"""Start and end in the header's text, and what stands there afterwards."""
+"""Start and end in the header's text, and the replacement text."""
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The file with `edits` carried out in their order; see the contract in `base`.
+    """Plan the file with `edits` applied in order; see the contract in `base`.
 
-    Names that the metadata records as tied or as views are renamed with the tensors. A device is nothing that the
-    format states, so `SetLocation` changes nothing. Edits that change nothing give an identical file.
+    Names that the metadata records as tied or as views are renamed with the tensors. The format does not record
+    devices, so `SetLocation` changes nothing. Edits without effect give an identical file.
 
     Raises:
-        NoSuchTensor: a name or an address that the file does not have.
+        NoSuchTensor: the file does not have a name or an address.
         KeyConflict: two names would become one.
         WouldLoseData: a tensor would be dropped whose bytes a tied name needs.
-        Unsupported: the header would be longer than readers take, or a new shape does not go with the bytes.
+        Unsupported: the header would be longer than readers accept, or a new shape does not fit the bytes.
     """
     header = header_of(checkpoint)
     names = Names(header)
@@ -85,7 +85,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def _fit(header: Header, puts: Mapping[str, TensorEntry]) -> bool:
-    """Whether each tensor in `puts` can stand where the old one stood: as many bytes, aligned, and used by no other."""
+    """Return whether each tensor in `puts` fits in the place of the old one: same size, aligned, not shared."""
     if not puts:
         return True
     shared: set[str] = set()
@@ -111,10 +111,10 @@ def _fresh(
     pairs: Mapping[str, str | None],
     dest: str,
 ) -> Plan:
-    """The same tensors and pairs with `puts`, laid out anew.
+    """Plan a new layout of the same tensors and pairs, with `puts` applied.
 
     Raises:
-        DamagedFile: a tensor of the file that is not stated as it is, which a new layout would hide.
+        DamagedFile: the file misdescribes a tensor, which a new layout would hide.
     """
     header = header_of(checkpoint)
     for finding in checkpoint.findings:
@@ -133,7 +133,7 @@ def _fresh(
 
 
 def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
-    """The ranges of the data that only dropped tensors use, in order."""
+    """Return the sorted ranges of the data that only dropped tensors use."""
     if not dropped:
         return []
     cuts: list[Span] = []
@@ -157,7 +157,7 @@ def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:
-    """Sorted spans with those joined that touch or overlap."""
+    """Join the sorted spans that touch or overlap."""
     runs: list[Span] = []
     for begin, stop in spans:
         if runs and begin <= runs[-1][1]:
@@ -170,7 +170,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
 def _row_patches(
     header: Header, names: Names, puts: Mapping[str, TensorEntry], cuts: Sequence[Span]
 ) -> list[Patch]:
-    """New names, new offsets, and nothing where a tensor is dropped."""
+    """Return patches for new names and offsets, and removals of dropped tensors."""
     patches: list[Patch] = []
     starts = [start for start, _ in cuts]
     sums = [0, *accumulate(end - start for start, end in cuts)]
@@ -214,14 +214,14 @@ def _stated(entry: TensorEntry, name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _field_patch(header: Header, row: Row, field: str, new: str | Sequence[int]) -> Patch:
-    """The patch that puts a text or numbers in a field of the description of a tensor."""
+    """Return the patch that writes a string or numbers into a field of a tensor's description."""
     value = header.text.index("{", row.key_end)
     place = next(member for member in members(header.text, value) if member.key == field)
     return (place.value_start, place.end, quoted(new) if isinstance(new, str) else f"[{','.join(map(str, new))}]")
 
 
 def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:
-    """Patches that take the members without the flag out of an object, each with one comma."""
+    """Return patches that remove the members without the flag from an object, each with one comma."""
     patches: list[Patch] = []
     last_kept = max((index for index, span in enumerate(spans) if span[2]), default=-1)
     for index, (start, _, kept) in enumerate(spans[: last_kept + 1]):
@@ -234,7 +234,7 @@ def _removals(spans: Sequence[tuple[int, int, bool]]) -> list[Patch]:
 
 
 def _metadata_patches(header: Header, names: Names, wanted: Mapping[str, str | None]) -> list[Patch]:
-    """What becomes of ``__metadata__``: pairs that name tensors follow them, then come the edits' pairs."""
+    """Return patches for ``__metadata__``: pairs that name tensors follow renames; then the edits' own pairs apply."""
     changes = {name: new for name, new in names.new.items() if new != name} if header.pairs else {}
     missing = {key: value for key, value in wanted.items() if value is not None}
     patches: list[Patch] = []
@@ -261,7 +261,7 @@ def _pair_after(
 
 
 def _insertion(header: Header, names: Names, pairs: Mapping[str, str], others: bool) -> Patch:
-    """The patch that adds `pairs`; `others` is whether ``__metadata__`` keeps pairs that it has."""
+    """Return the patch that adds `pairs`; `others` says whether ``__metadata__`` keeps existing pairs."""
     text = metadata_text(pairs.items())
     place: Member | None = header.metadata
     if place is None:

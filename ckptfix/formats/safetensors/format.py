@@ -1,8 +1,7 @@
-"""safetensors files: reading and judging; the byte layout is drawn in `header`.
+"""safetensors files: reading and judging; `header` documents the byte layout.
 
-The format states names, dtypes and shapes, but no devices, ties, strides or requires_grad; what it cannot
-state about ties and views stands in metadata pairs (`ties`). It has no checksums: a flipped data bit is
-not to be found.
+The format states names, dtypes and shapes, but no devices, ties, strides or requires_grad. Ties and views are recorded
+in metadata pairs instead (`ties`). It has no checksums: a flipped data bit cannot be detected.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ NAME = "safetensors"
 SUFFIXES = (".safetensors",)
 
 _MANY = 1 << 63
-"""More elements than torch can count."""
+"""An element count that torch cannot represent."""
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """100 for a plausible header length before an opening brace; 30 for an implausible one."""
+    """Return 100 for a plausible header length before an opening brace, and 30 for an implausible one."""
     opening = head[8:].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] if size > 8 else b""
     if opening != b"{":
         return 0
     length = int.from_bytes(head[:8], "little")
     if 2 <= length <= min(size - 8, MAX_HEADER):
         return 100
-    # A damaged length: text files that have a brace at their ninth byte are not meant.
+    # A damaged length. Text files that happen to have a brace as their ninth byte must not match.
     return 30 if path.lower().endswith(SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
 
 
 def read(path: str) -> Checkpoint:
-    """Read names, shapes and places; see the contract in `base`.
+    """Read names, shapes and offsets; see the contract in `base`.
 
-    Names that are only tied to a tensor are among the names of the site, though no tensor of the file has them.
+    Names that are only tied to a tensor are listed in the site's names, although the file has no tensor of that name.
     """
     header = read_header(path)
     rows = {row.key: row for row in header.rows}
@@ -74,7 +73,7 @@ def read(path: str) -> Checkpoint:
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Everything that is wrong with the file; see the contract in `base`."""
+    """Yield all faults of the file; see the contract in `base`."""
     header = header_of(checkpoint)
     yield from header.findings
     if header.data_start % ALIGNMENT:
@@ -85,7 +84,7 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _entry(header: Header, row: Row) -> TensorEntry:
-    """The tensor of a row; raw bytes where the format's code says nothing to torch."""
+    """Return the tensor of a row; as raw bytes if torch has no equivalent of the format's dtype."""
     length = max(row.stop - row.begin, 0)
     stated = _stated(row)
     name, shape, detail = stated if stated else ("uint8", (length,), f"{row.code} {list(row.shape)}")
@@ -95,7 +94,7 @@ def _entry(header: Header, row: Row) -> TensorEntry:
 
 
 def _stated(row: Row) -> tuple[str, tuple[int, ...], str] | None:
-    """(torch dtype, shape, "") of a row; None if torch has no such dtype, or could not count the elements."""
+    """Return (torch dtype, shape, "") of a row; None if torch has no such dtype, or could not count the elements."""
     dtype = dtypes.by_safetensors(row.code)
     if dtype is None:
         return None
@@ -112,37 +111,44 @@ def _stated(row: Row) -> tuple[str, tuple[int, ...], str] | None:
 
 
 def _unreadable(header: Header) -> Iterator[Finding]:
-    """What keeps single tensors from being read as they are stated."""
+    """Yield the faults that prevent single tensors from being read as described."""
     available = header.data_size
     for row in header.rows:
         offset = header.data_start + row.begin
         length = row.stop - row.begin
         if length < 0:
-            yield found("bad-tensor", f"its data ends {-length} bytes before it begins", where=row.key, offset=offset)
+            yield found(
+                "bad-tensor", f"its data ends {-length} bytes before its beginning", where=row.key, offset=offset
+            )
             continue
         if length and row.stop > available:
             left = max(available - row.begin, 0)
-            yield found("truncated", f"{length} bytes promised, {min(left, length)} left", where=row.key, offset=offset)
+            yield found(
+                "truncated",
+                f"the header promises {length} bytes, and the file has {min(left, length)}",
+                where=row.key,
+                offset=offset,
+            )
         dtype = dtypes.by_safetensors(row.code)
         if dtype is None:
-            message = f"unknown dtype {row.code!r}; taken as {length} raw bytes"
+            message = f"unknown dtype {row.code!r}; read as {length} raw bytes"
             yield found("unknown-dtype", message, where=row.key, offset=offset)
             continue
         stated = _stated(row)
         needed = math.prod(stated[1]) * dtype.itemsize if stated else None
         if needed != length:
-            message = f"{row.code} {_short(row.shape)} does not take the {length} bytes that it has"
+            message = f"{row.code} {_short(row.shape)} does not fit its {length} bytes"
             yield found("bad-tensor", message, where=row.key, offset=offset)
 
 
 def _short(shape: tuple[int, ...]) -> str:
-    """A shape as text, which a hostile file does not make pages long."""
+    """Return a shape as text; the length is limited because a hostile file may state thousands of sizes."""
     shown = ", ".join(map(str, shape[:8]))
     return f"[{shown}, ...]" if len(shape) > 8 else f"[{shown}]"
 
 
 def _layout(header: Header) -> Iterator[Finding]:
-    """Holes, overlaps and bytes behind the last tensor."""
+    """Yield holes, overlaps and bytes behind the last tensor."""
     end, owner = 0, ""
     for row in sorted(header.rows, key=lambda row: (row.begin, row.stop)):
         offset = header.data_start + row.begin
@@ -150,18 +156,18 @@ def _layout(header: Header) -> Iterator[Finding]:
             message = f"{row.begin - end} bytes before it belong to no tensor"
             yield found("hole", message, where=row.key, offset=header.data_start + end)
         elif row.begin < end:
-            message = f"begins {end - row.begin} bytes before {owner!r} ends"
+            message = f"it begins {end - row.begin} bytes before {owner!r} ends"
             yield found("overlap", message, where=row.key, offset=offset)
         if row.stop >= end:
             end, owner = row.stop, row.key
     if header.data_size > end:
         message = f"{header.data_size - end} bytes follow the last tensor"
-        # Every reader of safetensors refuses such a file; torch's readers pass over a few bytes.
+        # Every reader of safetensors refuses such a file, while torch's readers tolerate a few bytes.
         yield found("trailing-bytes", message, offset=header.data_start + end, severity="error")
 
 
 def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
-    """The tensors as they were before `share_plan`; see the contract in `base`."""
+    """Return the tensors as they were before `share_plan`; see the contract in `base`."""
     if at:
         return ()
     # Recorded views are compared with their bases byte by byte.
@@ -170,19 +176,19 @@ def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True
 
 
 def tied_names(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Names that the metadata ties to a tensor -> that tensor."""
+    """Return the names that the metadata ties to a tensor -> that tensor."""
     return ties(checkpoint.metadata, {entry.key for entry in checkpoint.entries}) if checkpoint.metadata else {}
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every safetensors file."""
+    """Yield findings that apply to every safetensors file."""
     if checkpoint.entries and checkpoint.metadata.get("format") is None:
         yield found("no-format-metadata")
-    yield found("no-checksums", "safetensors states no checksums: a flipped bit of the data could not be seen")
+    yield found("no-checksums", "safetensors has no checksums: a flipped bit in the data cannot be detected")
 
 
 def refuses(entry: TensorEntry) -> str | None:
-    """What about a tensor the format cannot hold; None if it can hold it as it is."""
+    """Return the reason why the format cannot hold a tensor; None if it can hold it unchanged."""
     if entry.kind != "dense":
         return f"{entry.kind} {entry.dtype}"
     if dtypes.by_name(entry.dtype).safetensors is None:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read with the span of every key.
+"""The header of a safetensors file, read with the position of every key.
 
 Layout (https://github.com/huggingface/safetensors, "Format")::
 
@@ -7,9 +7,9 @@ Layout (https://github.com/huggingface/safetensors, "Format")::
               "fc.weight": {"dtype": "F32", "shape": [3, 5], "data_offsets": [0, 60]}, ...}
     the rest  tensor data, row-major and little-endian; offsets count from its start
 
-``json.loads`` keeps the last of two equal keys and forgets where everything stood. Here the two levels that an edit
-touches are walked member by member, and only what lies below them is left to the json module. Positions in the text
-are counted in characters, since the text is spliced as text; a finding or error has the offset in the file instead.
+``json.loads`` keeps the last of two equal keys and discards all positions. This module walks the two levels that edits
+touch, member by member, and leaves only the values below them to the json module. Positions in the text are counted in
+characters, since the text is spliced as text; a finding or error has the offset in the file instead.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckptfix.findings.table import found
 from ckptfix.io.source import open_source
 
 MAX_HEADER = 100_000_000
-"""Bytes of the longest header that readers accept (safetensors/src/tensor.rs, ``MAX_HEADER_SIZE``)."""
+"""The longest header in bytes that readers accept (safetensors/src/tensor.rs, ``MAX_HEADER_SIZE``)."""
 
 METADATA = "__metadata__"
 ALIGNMENT = 8
@@ -42,7 +42,7 @@ _AFTER = re.compile(r"[ \t\n\r]*")
 
 
 class Member(NamedTuple):
-    """A member of a JSON object: its key, and where key and value stand."""
+    """A member of a JSON object: its key, and the positions of key and value."""
 
     key: str
     start: int
@@ -52,7 +52,10 @@ class Member(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A tensor as the header states it; `shape` counts elements of `code`, `begin` and `stop` bytes of data."""
+    """A tensor as the header describes it.
+
+    `shape` counts elements of `code`; `begin` and `stop` are byte offsets in the data.
+    """
 
     key: str
     start: int
@@ -65,7 +68,7 @@ class Row(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A pair of ``__metadata__`` and where it stands."""
+    """A pair of ``__metadata__`` and its position."""
 
     key: str
     value: str
@@ -75,17 +78,17 @@ class Pair(NamedTuple):
 
 @dataclass(slots=True)
 class Header(Inside):
-    """A header as read.
+    """A header as it was read.
 
     Attributes:
-        path, size: the file and its bytes.
-        length: bytes of the header, N.
-        text: the header, decoded, padding included.
+        path, size: the file and its size in bytes.
+        length: the size of the header in bytes, N.
+        text: the decoded header, including padding.
         start, end: the span of its JSON object in `text`.
-        rows: the tensors in the order of the header; of two equal names both.
-        metadata: where ``__metadata__`` stands, if it does.
-        pairs: what it holds.
-        findings: what is wrong with the text of the header.
+        rows: the tensors in the order of the header; both of two with the same name.
+        metadata: the position of ``__metadata__``; None without it.
+        pairs: the pairs in it.
+        findings: faults in the text of the header.
     """
 
     path: str
@@ -105,34 +108,34 @@ class Header(Inside):
 
     @property
     def data_size(self) -> int:
-        """Bytes that follow the header, however many were promised."""
+        """The number of bytes that follow the header, whatever it promises."""
         return self.size - self.data_start
 
 
 def header_of(checkpoint: Checkpoint) -> Header:
-    """The header that a safetensors checkpoint was read from."""
+    """Return the header that a safetensors checkpoint was read from."""
     header = checkpoint.inside
     assert isinstance(header, Header)
     return header
 
 
 def read_header(path: str) -> Header:
-    """Read the header of `path`; not one tensor byte is read.
+    """Read the header of `path`, without any tensor bytes.
 
     Raises:
         Truncated: the file ends before its header does.
-        BadDirectory: no header, or one that describes no tensors.
+        BadDirectory: there is no header, or it describes no tensors.
         WriteFailed: the file cannot be read.
     """
     with open_source(path) as reader:
         if reader.size < 8:
-            raise Truncated(f"a header length takes 8 bytes, the file has {reader.size}", path=path, offset=0)
+            raise Truncated(f"the header length takes 8 bytes, and the file has {reader.size}", path=path, offset=0)
         length = int.from_bytes(reader.read(0, 8), "little")
         if length > MAX_HEADER:
-            raise BadDirectory(f"a header of {length:,} bytes; at most {MAX_HEADER:,} are read", path=path, offset=0)
+            raise BadDirectory(f"the header has {length:,} bytes; the limit is {MAX_HEADER:,}", path=path, offset=0)
         if length > reader.size - 8:
             raise Truncated(
-                f"a header of {length} bytes promised, {reader.size - 8} left",
+                f"the header should have {length} bytes, and {reader.size - 8} are left",
                 path=path,
                 offset=8,
                 hint="the file was cut short: copy or download it again",
@@ -148,11 +151,11 @@ def read_header(path: str) -> Header:
     try:
         _Scan(header).run()
     except JSONDecodeError as error:
-        _refuse(header, f"not JSON that readers take: {error.msg}", error.pos)
+        _refuse(header, f"readers cannot parse its JSON: {error.msg}", error.pos)
     except RecursionError:
-        _refuse(header, "JSON nested too deeply", 0)
+        _refuse(header, "its JSON is nested too deeply", 0)
     except ValueError as error:
-        # Integers of more digits than Python converts, and what the hooks below refuse.
+        # Integers with more digits than Python converts, and values that the hooks below refuse.
         _refuse(header, str(error).partition(";")[0], 0)
     return header
 
@@ -163,7 +166,7 @@ def _refuse(header: Header, message: str, position: int, where: str = "header") 
 
 
 def byte_offsets(text: str, positions: Iterable[int]) -> dict[int, int]:
-    """Where the characters at `positions` of a header's `text` stand in the file, in one pass over the text."""
+    """Return the file offsets of the characters at `positions` of a header's `text`, in one pass over the text."""
     places: dict[int, int] = {}
     last, offset = 0, 8
     for position in sorted(set(positions)):
@@ -174,12 +177,12 @@ def byte_offsets(text: str, positions: Iterable[int]) -> dict[int, int]:
 
 
 def scan_object(text: str, at: int, member: Callable[[str, int, int, int], int]) -> int:
-    """Walk the JSON object at `at`; returns the position behind it.
+    """Walk the JSON object at `at`, and return the position behind it.
 
     Calls ``member(key, start, key_end, value_start)`` for each member, which returns the end of the value.
 
     Raises:
-        ValueError: not a JSON object.
+        ValueError: it is not a JSON object.
     """
     decode = DECODER.raw_decode
     opened = _OPEN.match(text, at)
@@ -205,7 +208,7 @@ def scan_object(text: str, at: int, member: Callable[[str, int, int, int], int])
 
 
 def members(text: str, at: int) -> list[Member]:
-    """The members of the JSON object at `at`. Raises ValueError if it is none."""
+    """Return the members of the JSON object at `at`. Raises ValueError if it is not an object."""
     found: list[Member] = []
 
     def note(key: str, start: int, key_end: int, value_start: int) -> int:
@@ -232,7 +235,7 @@ DECODER = JSONDecoder(object_pairs_hook=_fields, parse_constant=_no_constant)
 
 
 class _Note(NamedTuple):
-    """A finding to be, with positions in the text; ``{first}`` in its message becomes the offset of `first`."""
+    """A pending finding, with positions in the text; ``{first}`` in its message becomes the offset of `first`."""
 
     id: str
     where: str
@@ -242,7 +245,7 @@ class _Note(NamedTuple):
 
 
 class _Scan:
-    """One walk over the text of a header, filling it in."""
+    """One walk over the text of a header, which fills in a `Header`."""
 
     def __init__(self, header: Header) -> None:
         self.header = header
@@ -286,16 +289,16 @@ class _Scan:
             return self._metadata(start, key_end, value_start)
         value, end = DECODER.raw_decode(header.text, value_start)
         if type(value) is not dict:
-            _refuse(header, "a name without the description of a tensor", start, key)
+            _refuse(header, "the value is not the description of a tensor", start, key)
         code, shape, offsets = map(value.get, _FIELDS)
         if type(code) is not str:
-            _refuse(header, "a tensor without a dtype", start, key)
+            _refuse(header, "the tensor has no dtype", start, key)
         if not _is_sizes(shape):
-            _refuse(header, "a shape that is not a list of sizes", start, key)
+            _refuse(header, "the shape is not a list of sizes", start, key)
         if not _is_sizes(offsets) or len(offsets) != 2:
-            _refuse(header, "data_offsets that are not two positions", start, key)
+            _refuse(header, "data_offsets is not a pair of positions", start, key)
         if len(value) > len(_FIELDS):
-            self._note("unknown-field", key, "has a field that no reader knows", start)
+            self._note("unknown-field", key, "it has a field that no reader knows", start)
         sizes = tuple(shape)
         # Models repeat few dtypes and shapes; sharing them halves the memory of a long header.
         sizes = self.shapes.setdefault(sizes, sizes)
@@ -320,16 +323,16 @@ class _Scan:
             self._twice(first, start, where)
         value, end = DECODER.raw_decode(self.header.text, value_start)
         if type(value) is not str:
-            _refuse(self.header, "metadata that is not a string", start, where)
+            _refuse(self.header, "the metadata value is not a string", start, where)
         self.header.pairs.append(Pair(key, value, start, end))
         return end
 
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:
-    """Whether `value` is a list of integers that an unsigned 64-bit one holds."""
+    """Return whether `value` is a list of integers that fit in unsigned 64-bit numbers."""
     if type(value) is not list:
         return False
-    # No generator expression: this runs twice a tensor.
+    # A plain loop, not a generator expression: this runs twice for each tensor.
     for size in value:  # noqa: SIM110
         if type(size) is not int or not 0 <= size < 1 << 64:
             return False

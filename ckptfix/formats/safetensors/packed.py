@@ -1,4 +1,4 @@
-"""A safetensors file without bytes that no tensor claims: holes, and what follows the last tensor."""
+"""Packing of a safetensors file: removal of bytes that no tensor uses, in holes and after the last tensor."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ckptfix.io.source import truncated_hint
 
 
 def plan_packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
-    """The file with its tensors side by side in the order of their bytes, and how many bytes that saved.
+    """Plan the file with its tensors packed in the order of their bytes, and return it with the number of bytes saved.
 
-    Tensors that overlap still overlap in the same way. Names, order, metadata and values are the same.
+    Tensors that overlap still overlap in the same way. Names, order, metadata and values are unchanged.
 
     Raises:
-        Truncated: a tensor whose bytes are beyond the end.
+        Truncated: a tensor's bytes extend beyond the end of the file.
     """
     header = header_of(checkpoint)
     spans = sorted({(row.begin, row.stop) for row in header.rows if row.stop > row.begin})
     beyond = next((stop - header.data_size for _, stop in spans if stop > header.data_size), 0)
     if beyond:
-        message = f"a tensor ends {beyond} bytes beyond the end"
+        message = f"a tensor ends {beyond} bytes beyond the end of the file"
         raise Truncated(message, path=checkpoint.path, offset=header.size, hint=truncated_hint(checkpoint.path))
     runs = merged(spans)
     unused = header.data_size - sum(stop - begin for begin, stop in runs)

@@ -1,8 +1,8 @@
-"""Tied tensors and views in a format that knows neither: written as metadata pairs, and read back.
+"""Tied tensors and views in a format without either: written as metadata pairs, and read back.
 
 - ``"lm_head.weight": "embed.weight"`` says that the first name, which the file lacks, is the same tensor as the second.
-  ``safetensors.torch.save_model`` writes such pairs, and its ``load_model`` needs no more (safetensors/torch.py).
-- ``"ckptfix.order"`` is JSON, ``{"lm_head.weight": 17}``: the place of such a name among all tensors.
+  ``safetensors.torch.save_model`` writes such pairs, and its ``load_model`` needs nothing else (safetensors/torch.py).
+- ``"ckptfix.order"`` is JSON, ``{"lm_head.weight": 17}``: the position of such a name among all tensors.
 - ``"ckptfix.views"`` is JSON, ``{name: {"base": name, "offset": n, "shape": [...], "stride": [...]}}``: a tensor that
   has its own bytes in the file and was a view of a part of `base`; offset and stride count elements.
 """
@@ -47,10 +47,11 @@ class _Extent:
 def share_plan(
     entries: Sequence[TensorEntry],
 ) -> tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]:
-    """What of `entries` to write, and the metadata pairs from which `restore_ties` gets the rest.
+    """Return the tensors of `entries` to write, and the metadata pairs from which `restore_ties` recovers the others.
 
-    Of tensors that are the same view of one storage the first is kept. A view of a part of a contiguous tensor is
-    kept and recorded. Tensors that overlap in any other way are kept, with a finding: they come back apart.
+    If several tensors are the same view of one storage, only the first is kept. A view of a part of a contiguous tensor
+    is kept and recorded. Tensors that overlap in any other way are kept, with a finding: they are separate when read
+    back.
     """
     left_out: dict[str, str] = {}
     order: dict[str, int] = {}
@@ -83,9 +84,9 @@ def share_plan(
 
 
 def _find_views(extents: list[_Extent], views: dict[str, dict[str, object]], findings: list[Finding]) -> None:
-    """Sort the tensors of one storage into bases, views of them, and those that overlap without a base."""
-    # Where a tensor starts, every one that could cover it has been seen; of those that are contiguous, the one
-    # that ends last covers it if any does, and is itself no view.
+    """Sort the tensors of one storage into bases, views of them, and tensors that overlap without a base."""
+    # The order guarantees that all tensors that could cover this one come before it. Of the contiguous ones, the one
+    # that ends last covers it if any does, and is not a view itself.
     extents.sort(key=lambda extent: (extent.start, -extent.end, not extent.entry.is_contiguous, extent.index))
     bases: dict[object, _Extent] = {}
     last: _Extent | None = None
@@ -101,7 +102,9 @@ def _find_views(extents: list[_Extent], views: dict[str, dict[str, object]], fin
             }
             continue
         if last is not None and extent.start < last.end:
-            message = f"overlaps {last.entry.name!r} in memory, and no tensor holds both; they are written apart"
+            message = (
+                f"it overlaps {last.entry.name!r} in memory, and no tensor covers both; they are written separately"
+            )
             findings.append(found("shared-memory", message, where=entry.name))
         if entry.is_contiguous and (base is None or extent.end > base.end):
             bases[entry.dtype, entry.lazy] = extent
@@ -110,10 +113,10 @@ def _find_views(extents: list[_Extent], views: dict[str, dict[str, object]], fin
 
 
 def restore_ties(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) -> tuple[TensorEntry, ...]:
-    """The tensors as they were before `share_plan`: names tied again, views again views of their base.
+    """Return the tensors as they were before `share_plan`, with names tied again and views restored.
 
-    A recorded view becomes one only if its own bytes equal that part of its base: another program may have
-    changed either and kept the metadata. That is the only case in which tensor bytes are read.
+    A recorded view is restored only if its own bytes equal that part of its base: another program may have changed
+    either and kept the metadata. Tensor bytes are read only for this comparison.
     """
     found = {entry.key: entry for entry in entries}
     for name, record in _records(metadata.get(VIEWS_KEY)).items():
@@ -134,12 +137,12 @@ def restore_ties(entries: Sequence[TensorEntry], metadata: Mapping[str, str]) ->
 
 
 def _place(value: object) -> int:
-    """A recorded place; the end for none."""
+    """Return a recorded position; a position at the end if it is not valid."""
     return value if type(value) is int and 0 <= value < 1 << 62 else 1 << 62
 
 
 def _view(entry: TensorEntry | None, record: object, found: Mapping[str, TensorEntry]) -> TensorEntry | None:
-    """`entry` as the view that `record` describes; None if it does not describe one of the same values."""
+    """Return `entry` as the view that `record` describes; None if the record is invalid or the values differ."""
     if entry is None or type(record) is not dict:
         return None
     base = found.get(record["base"]) if type(record.get("base")) is str else None
@@ -171,7 +174,7 @@ def _digest(entry: TensorEntry) -> bytes:
 
 
 def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str]:
-    """The pairs of `metadata` that are ties: from a name that is not a tensor of the file to one that is."""
+    """Return the pairs of `metadata` that are ties: from a name that is not a tensor of the file to one that is."""
     return {
         name: kept
         for name, kept in metadata.items()
@@ -180,14 +183,14 @@ def ties(metadata: Mapping[str, str], tensors: Collection[str]) -> dict[str, str
 
 
 def recorded_views(metadata: Mapping[str, str]) -> frozenset[str]:
-    """Names that `metadata` records as views of a part of another tensor."""
+    """Return the names that `metadata` records as views of a part of another tensor."""
     return frozenset(_records(metadata.get(VIEWS_KEY)))
 
 
 def follow(key: str, value: str, tied: Collection[str], names: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """A metadata pair after tensors got new `names` (None: dropped); None if nothing is left of it.
+    """Return a metadata pair updated for new tensor `names` (None: dropped); None if nothing remains of it.
 
-    `tied` are the names that `ties` gives. Other pairs are returned as they are.
+    `tied` are the names that `ties` returns. Other pairs are returned unchanged.
     """
     if key in tied:
         new, kept = names.get(key, key), names.get(value, value)
@@ -211,12 +214,12 @@ def follow(key: str, value: str, tied: Collection[str], names: Mapping[str, str 
 
 
 def both(value: str, other: str) -> str:
-    """The records of two files as one pair of metadata."""
+    """Merge the records of two files into the value of one metadata pair."""
     return _compact({**_records(value), **_records(other)})
 
 
 def _records(value: str | None) -> dict[str, object]:
-    """The JSON object `value`; an empty one for anything else, since the text is not ours to trust."""
+    """Return the JSON object `value`; an empty dict for anything else, since the text is not trusted."""
     try:
         found = json.loads(value or "{}")
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""A fresh safetensors file from the tensors of a state dict.
+"""Writing of a new safetensors file from the tensors of a state dict.
 
-The data is laid out as the safetensors library does, which keeps every tensor aligned without gaps; the header lists
-the tensors in the order of the state dict, which the library does not keep and every reader accepts.
+The data is laid out as by the safetensors library, which keeps every tensor aligned without gaps. The header lists the
+tensors in the order of the state dict; the library does not keep that order, but every reader accepts it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAYOUT_ORDER = (
     *("F8_E5M2FNUZ", "F8_E4M3FNUZ", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8", "F4", "BOOL"),
 )
 TOO_MANY = 1 << 63
-"""Elements, or bytes, that no reader can count."""
+"""The number of elements, or bytes, that no reader can count."""
 
 _RANK = {code: rank for rank, code in enumerate(_LAYOUT_ORDER)}
 
@@ -47,26 +47,27 @@ def plan_write(
     with_format: bool = True,
     ordered: bool = False,
 ) -> Plan:
-    """A file at `dest` that holds `entries` under their keys; see the contract in `base`.
+    """Plan a file at `dest` that holds `entries` under their keys; see the contract in `base`.
 
-    `metadata` is written to ``__metadata__``, with ``format: pt`` unless it says otherwise. Views become contiguous.
+    `metadata` is written to ``__metadata__``, with ``format: pt`` unless it has another ``format``. Views become
+    contiguous.
 
     Args:
-        with_format: whether ``format: pt`` is added.
-        ordered: the header lists tensors as their data lie, as the safetensors library does.
+        with_format: add ``format: pt``.
+        ordered: list the tensors in the header in the order of their data, as the safetensors library does.
 
     Raises:
-        WouldLoseData: tensors that the format cannot hold; the message names all of them.
-        KeyConflict: two entries have one key, or one is called ``__metadata__``.
-        Unsupported: a strided view of a compressed record; a header longer than readers take.
-        DamagedFile: a tensor that reaches outside its storage.
+        WouldLoseData: the format cannot hold some tensors; the message names all of them.
+        KeyConflict: two entries have the same key, or one is called ``__metadata__``.
+        Unsupported: a tensor is a strided view of a compressed record, or the header is longer than readers accept.
+        DamagedFile: a tensor extends outside its storage.
     """
     described: dict[str, tuple[TensorEntry, str, tuple[int, ...]]] = {}
     odd: list[str] = []
     for entry in entries:
         if entry.key in described or entry.key == METADATA:
             raise KeyConflict(
-                f"{METADATA} is not a name for a tensor" if entry.key == METADATA else "two tensors have this name",
+                f"{METADATA} cannot be the name of a tensor" if entry.key == METADATA else "two tensors have this name",
                 where=entry.key,
                 pairs=((entry.key, (entry.name,)),),
             )
@@ -99,13 +100,13 @@ def plan_write(
 def plan_like(
     checkpoint: Checkpoint, entries: Sequence[TensorEntry], dest: str, metadata: Mapping[str, str]
 ) -> Plan:
-    """`plan_write` with the order of the header, and no pair more, as `checkpoint`, a safetensors file, has it."""
+    """Plan like `plan_write`, with the header order and the metadata of `checkpoint`, a safetensors file."""
     begins = [row.begin for row in header_of(checkpoint).rows]
     return plan_write(entries, dest, metadata=metadata, with_format=False, ordered=begins == sorted(begins))
 
 
 def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
-    """The code and the shape that a header states for `entry`; None if the format cannot hold it."""
+    """Return the code and the shape that a header states for `entry`; None if the format cannot hold it."""
     row = dtypes.find(entry.dtype)
     storage = entry.storage
     if row is None or row.safetensors is None or entry.kind != "dense" or storage is None or storage.data is None:
@@ -116,24 +117,25 @@ def stated_of(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
         return None
     if row.packed == 1:
         return row.safetensors, entry.shape
-    # A scalar that packs two elements has no shape in elements.
+    # A 0-d tensor of a packed dtype has no shape in elements.
     return (row.safetensors, (*entry.shape[:-1], entry.shape[-1] * row.packed)) if entry.shape else None
 
 
 def _unreadable(names: Iterable[str]) -> Iterator[Finding]:
     for name in names:
         if not _encodes(name):
-            message = "its name holds a lone surrogate; the safetensors library will not open the file"
+            message = "its name contains a lone surrogate; the safetensors library will not open the file"
             yield found("surrogate-name", message, where=name)
 
 
 def framed(text: str, data: Iterable[Segment] = (), dest: str = "") -> list[Segment]:
-    """A header of this JSON with its length before it and `data` behind it, aligned by padding.
+    """Return a header of this JSON, with its length before it and `data` behind it, aligned by padding.
 
-    Where much of the data can lie in the blocks of the new file `dest` as it does in its own files, it does.
+    The padding is chosen so that as much of the data as possible has the same alignment in the blocks of the new file
+    `dest` as in its source files.
 
     Raises:
-        Unsupported: readers would not take a header so long.
+        Unsupported: the header is longer than readers accept.
     """
     raw = text.encode()
     behind = tuple(joined(data))
@@ -143,12 +145,12 @@ def framed(text: str, data: Iterable[Segment] = (), dest: str = "") -> list[Segm
     if start is None or length > MAX_HEADER:
         length = len(raw) + -len(raw) % ALIGNMENT
     if length > MAX_HEADER:
-        raise Unsupported(f"a safetensors header of {length:,} bytes; readers take at most {MAX_HEADER:,}")
+        raise Unsupported(f"the safetensors header would have {length:,} bytes; readers accept at most {MAX_HEADER:,}")
     return [b"".join((length.to_bytes(8, "little"), raw, b" " * (length - len(raw)))), *behind]
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """`Format.in_place`: the header padded to where the data stands, or as little further as the blocks allow."""
+    """Pad the header up to the data's current offset, or as little further as blocks allow; see `Format.in_place`."""
     (file,) = plan.files
     if unchanged(file):
         return plan
@@ -156,17 +158,19 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     room = room_for(8 + len(head[8:].rstrip(b" ")), data.offset, block, file.path)
     text = head[8:].rstrip(b" ").ljust(room - 8)
     if len(text) > MAX_HEADER:
-        raise Unsupported(f"a safetensors header of {len(text):,} bytes; readers take at most {MAX_HEADER:,}")
+        raise Unsupported(
+            f"the safetensors header would have {len(text):,} bytes; readers accept at most {MAX_HEADER:,}"
+        )
     return replace(plan, files=(OutputFile.of(file.path, (len(text).to_bytes(8, "little") + text, data)),))
 
 
 def metadata_text(pairs: Iterable[tuple[str, str]]) -> str:
-    """``__metadata__`` as JSON."""
+    """Return ``__metadata__`` as JSON."""
     return "{" + ",".join(f"{quoted(key)}:{quoted(value)}" for key, value in pairs) + "}"
 
 
 def quoted(name: str) -> str:
-    """`name` as JSON: UTF-8 as it is, save for lone surrogates, which only an escape can hold."""
+    """Return `name` as JSON: plain UTF-8, except that lone surrogates are escaped."""
     return json.dumps(name, ensure_ascii=not _encodes(name))
 
 

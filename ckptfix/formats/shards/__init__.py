@@ -1,1 +1,1 @@
-"""A checkpoint of several files and an index that says which of them holds which tensor, as Hugging Face writes it."""
+"""Sharded checkpoints as Hugging Face writes them: several files, and an index of the tensors in each."""

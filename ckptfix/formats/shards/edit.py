@@ -1,6 +1,6 @@
-"""Edits of a sharded checkpoint: each shard edited by the format of its file, and the index after them.
+"""Edits of a sharded checkpoint: each shard is edited by the format of its file, then the index is updated.
 
-What else is in the folder goes along byte for byte; folders, and files of other checkpoints there, stay behind.
+Other files in the folder are copied byte for byte; folders, and files of other checkpoints there, are left behind.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from ckptfix.io.planned import PlannedFile
 from ckptfix.urls import as_path, real_path
 
 Site = tuple[str, str]
-"""Address and kind of a place that holds names."""
+"""Address and kind of a list of names."""
 
 
 def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], dest: str) -> Plan:
-    """The files of the checkpoint with `edits`, below `dest`; see the contract in `base`.
+    """Plan the files of the checkpoint with `edits`, below `dest`; see the contract in `base`.
 
     Raises:
         WouldLoseData: shards or tensors of it are missing.
-        NoSuchTensor: a name that no shard has.
+        NoSuchTensor: no shard has a name.
         KeyConflict: names of two shards would become one.
-        CkptfixError: as the format of the shards.
+        CkptfixError: an error of the format of the shards.
     """
     layout.refuse_incomplete()
     parts = [_Part(index, shard) for index, shard in enumerate(layout.shards)]
@@ -69,7 +69,7 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
 
 
 def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
-    """`Format.in_place` of a folder whose plan is `plan`."""
+    """Rewrite the folder `plan` as an in-place edit, shard by shard; see `Format.in_place`."""
     shards = {real_path(shard.path): shard.read for shard in layout.shards}
     planned: list[OutputFile] = []
     for file in plan.files:
@@ -80,7 +80,7 @@ def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
 
 
 def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
-    """The folder with each shard as `make` plans it; see `Format.by_file`."""
+    """Plan the folder with each shard as `make` plans it; see `Format.by_file`."""
     layout.refuse_incomplete()
     plans = [make(shard.read, str(as_path(dest, shard.name))) for shard in layout.shards]
     planned = [file for plan in plans for file in plan.files]
@@ -96,14 +96,14 @@ def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: st
 def plan_rows(
     layout: Layout, rows: Sequence[tuple[str, TensorEntry]], dest: str, metadata: Mapping[str, str]
 ) -> Plan:
-    """The folder with other tensors: each stands in the shard of the old key that it comes from.
+    """Plan the folder with new tensors: each is stored in the shard of the old key that it comes from.
 
     Args:
         rows: (old key, tensor under its new key) in order.
-        metadata: string pairs that each shard gets beside those of its ties.
+        metadata: string pairs that each shard gets in addition to those of its ties.
 
     Raises:
-        WouldLoseData: shards or tensors of the checkpoint are missing; or safetensors cannot hold a tensor.
+        WouldLoseData: shards or tensors of the checkpoint are missing, or safetensors cannot hold a tensor.
     """
     layout.refuse_incomplete()
     shard_of = {name: shard.name for shard in layout.shards for name in (*shard.ties, *shard.names)}
@@ -142,7 +142,7 @@ def _folder(
     *,
     resized: bool,
 ) -> Plan:
-    """The planned shards, what lies beside them, and the index last."""
+    """Return the plan of the planned shards, the companion files, and the index last."""
     around = around_of(layout)
     written = [*planned, *around.copied_to(dest)]
     if layout.index is not None:
@@ -152,19 +152,19 @@ def _folder(
 
 
 def around_of(layout: Layout) -> Beside:
-    """What lies in the folder beside the shards and their index; files of other checkpoints are left there."""
+    """Return the companion files of the shards and their index; files of other checkpoints are left behind."""
     own = [shard.name for shard in (*layout.shards, *layout.unread)]
     own += [] if layout.index is None else [files.relative(layout.index.path, layout.folder)]
     others = [name for name in files.find(layout.folder).names() if name not in own]
     around = beside(layout.folder, [str(as_path(layout.folder, name)) for name in (*own, *others) if "\0" not in name])
-    return replace(around, left=(*((name, "it is of another checkpoint") for name in others), *around.left))
+    return replace(around, left=(*((name, "it belongs to a different checkpoint") for name in others), *around.left))
 
 
 class _Part:
-    """A shard, and what the edits are for it.
+    """A shard, and the edits that apply to it.
 
     Attributes:
-        new: name at the top level of the shard -> name afterwards; None for a dropped one.
+        new: name at the top level of the shard -> new name; None for a dropped one.
     """
 
     def __init__(self, number: int, shard: Shard) -> None:
@@ -177,21 +177,21 @@ class _Part:
             self._sites.setdefault((site.at, site.kind), set()).update(site.names)
 
     def names(self, at: str, kind: str = "state_dict") -> set[str]:
-        """The names at a place, after the edits so far."""
+        """Return the names at an address, after the edits so far."""
         return self._sites.get((at, kind), set())
 
     @property
     def left(self) -> bool:
-        """Whether it has a name at its top level after the edits."""
+        """True if a name remains at its top level after the edits."""
         return any(new is not None for new in self.new.values())
 
     @property
     def emptied(self) -> bool:
-        """Whether the edits leave out all that it holds, so that an index has no name to list it for."""
+        """True if the edits remove everything in it, so that no name in an index refers to it."""
         return bool(self.new) and not self.left and not any(at for (at, _), names in self._sites.items() if names)
 
     def take(self, edit: Edit) -> None:
-        """Note what of `edit` concerns this shard."""
+        """Record the part of `edit` that concerns this shard."""
         if isinstance(edit, Rename):
             self._rename(edit)
         elif isinstance(edit, Drop):
@@ -210,7 +210,7 @@ class _Part:
                 self.edits.append(edit)
         elif isinstance(edit, SetMetadata):
             if pickled(self.shard.read) is not None:
-                raise Unsupported("a torch file has no metadata of strings", path=self.shard.path)
+                raise Unsupported("a torch file has no string metadata", path=self.shard.path)
             self.edits.append(edit)
 
     def _rename(self, edit: Rename) -> None:
@@ -232,7 +232,7 @@ class _Part:
                     self.new[old] = names[current]
 
     def _own(self, entry: TensorEntry) -> TensorEntry:
-        """An entry of the whole as this shard has it."""
+        """Return an entry of the joined checkpoint as this shard has it."""
         if entry.storage is None or pickled(self.shard.read) is None:
             return entry
         return replace(entry, storage=own_storage(entry.storage, self.number))
@@ -256,7 +256,7 @@ def _refuse_unknown(edit: Edit, parts: Sequence[_Part], path: str) -> None:
 
 
 def _refuse_conflicts(parts: Sequence[_Part], path: str) -> None:
-    """Refuse two names of different shards that become one; a file looks after its own."""
+    """Refuse names of different shards that become equal; each file's format checks its own names."""
     taken: dict[str, tuple[_Part, str]] = {}
     clashes: dict[str, tuple[str, str]] = {}
     for part in parts:
@@ -273,5 +273,5 @@ def _refuse_conflicts(parts: Sequence[_Part], path: str) -> None:
 
 
 def _size(planned: Sequence[OutputFile]) -> int:
-    """Bytes of the tensors of files that are planned."""
+    """Return the number of tensor bytes in planned files."""
     return sum(data_bytes(files.open_file(PlannedFile(file)).entries) for file in planned)

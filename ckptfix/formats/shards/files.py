@@ -1,4 +1,4 @@
-"""Which files of a folder are a sharded checkpoint, and one such file opened by its content."""
+"""The files of a folder that form a sharded checkpoint, and the reader of one shard."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ RANK = re.compile(r"shard-(\d{5})-.+-(\d{5})-of-(\d{5})\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The files of a folder that are a sharded checkpoint, by name.
+    """The files of a folder that form a sharded checkpoint, judged by their names.
 
     Attributes:
-        folder: where they are.
-        indexes: what is called like an index.
-        ranks: files of slices of tensors, a file or more for each rank.
-        groups: (name, suffix, how many there should be) -> number -> file.
-        doubles: files whose number another file has, written with other zeros.
-        wholes: files that hold all of a model that is here in shards too, by their names.
+        folder: their folder.
+        indexes: files with the name of an index.
+        ranks: files of tensor slices, one or more for each rank.
+        groups: (name, suffix, stated number of files) -> number -> file.
+        doubles: files with the number of another file, written with a different count of zeros.
+        wholes: files that, by their names, hold all of a model that is also here in shards.
     """
 
     folder: str
@@ -56,45 +56,49 @@ class Found:
         return bool(self.indexes or self.ranks or self.groups)
 
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return all of these files."""
         numbered = (name for group in self.groups.values() for name in group.values())
         return (*self.indexes, *self.ranks, *numbered, *self.doubles, *self.wholes)
 
     def left_out(self, listed: Container[str]) -> list[str]:
-        """The files of a numbered series of which only some are `listed`."""
+        """Return the files of a numbered series that are not `listed`, if other files of the series are."""
         series = (group.values() for group in self.groups.values() if any(name in listed for name in group.values()))
         return [name for names in series for name in names if name not in listed]
 
     def refuse_several(self) -> None:
-        """Refuse a folder of several checkpoints, of which none is named.
+        """Refuse a folder of several checkpoints if the path names none of them.
 
         Raises:
             Refused: the message names them.
         """
         if len(self.indexes) > 1:
             names: Sequence[str] = self.indexes
-            hint = "name the index of the one that is meant"
-            raise Refused(f"{len(names)} indexes of checkpoints: {some(names)}", path=self.folder, hint=hint)
+            hint = "name the index of one of them"
+            raise Refused(f"the folder has {len(names)} checkpoint indexes: {some(names)}", path=self.folder, hint=hint)
         if not self.indexes and not self.ranks and len(self.groups) > 1:
             names = [next(iter(files.values())) for files in self.groups.values()]
-            hint = "move the shards of each to a folder of their own"
-            raise Refused(f"shards of {len(names)} checkpoints: {some(names)}", path=self.folder, hint=hint)
+            hint = "move the shards of each checkpoint to a separate folder"
+            raise Refused(
+                f"the folder has shards of {len(names)} checkpoints: {some(names)}", path=self.folder, hint=hint
+            )
         if self.indexes or self.ranks:
             return
         if self.doubles:
             names = [*self.doubles, *(name for group in self.groups.values() for name in group.values())]
-            hint = "name the file that is meant, or move the shards of each checkpoint to a folder of their own"
-            raise Refused(f"shards of two checkpoints: {some(names)}", path=self.folder, hint=hint)
+            hint = "name one of the files, or move the shards of each checkpoint to a separate folder"
+            raise Refused(f"the folder has shards of two checkpoints: {some(names)}", path=self.folder, hint=hint)
         for name, suffix, _ in self.groups:
             whole = f"{name}{suffix}"
             if whole in self.wholes:
-                hint = f"name {as_path(self.folder, whole)}, or move it away to take the shards"
-                message = f"two checkpoints: {whole}, and shards that no index lists ({self.names()[0]} ...)"
+                hint = f"name {as_path(self.folder, whole)}, or move it away to use the shards"
+                message = (
+                    f"the folder has two checkpoints: {whole}, and shards that no index lists ({self.names()[0]} ...)"
+                )
                 raise Refused(message, path=self.folder, hint=hint)
 
 
 def find(folder: str) -> Found:
-    """What `folder` holds of a sharded checkpoint; its files are not opened.
+    """Find the files of a sharded checkpoint in `folder`, without opening them.
 
     Raises:
         CkptfixError: the folder cannot be listed.
@@ -125,7 +129,7 @@ def find(folder: str) -> Found:
 
 
 def _wholes(name: str, suffix: str) -> tuple[str, ...]:
-    """The files that hold what the series ``name-00001-of-00002`` + `suffix` does, in its container and in the other.
+    """Return the files that may hold the same model as the series ``name-00001-of-00002`` + `suffix`.
 
     They are ``model.safetensors`` and ``pytorch_model.bin`` for transformers.
     """
@@ -136,10 +140,10 @@ def _wholes(name: str, suffix: str) -> tuple[str, ...]:
 
 
 def open_file(path: str) -> Checkpoint:
-    """One shard: names, shapes and places.
+    """Read one shard: names, shapes and offsets.
 
     Raises:
-        CkptfixError: it is no checkpoint, or cannot be read.
+        CkptfixError: it is not a checkpoint, or cannot be read.
     """
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
@@ -151,12 +155,12 @@ def open_file(path: str) -> Checkpoint:
 
 
 def missing_numbers(count: int, have: dict[int, str], name: str, suffix: str) -> list[str]:
-    """The files that a numbered series lacks; of a series that lacks nearly all, the first ones."""
+    """Return the files that a numbered series lacks; only the first few if it lacks nearly all."""
     numbers = (number for number in range(1, count + 1) if number not in have)
     most = 3 if count > 10 * len(have) + 100 else count
     return [f"{name}-{number:05d}-of-{count:05d}{suffix}" for number in islice(numbers, most)]
 
 
 def relative(path: str, folder: str) -> str:
-    """How the files of `folder` call `path`."""
+    """Return `path` relative to `folder`."""
     return str(as_path(path).relative_to(folder))

@@ -1,15 +1,15 @@
-"""Hugging Face shards: several safetensors or torch files, and an index that says which holds which tensor.
+"""Hugging Face shards: several safetensors or torch files, and an index of the tensors in each.
 
 ::
 
     FOLDER/model.safetensors.index.json               see `index`
     FOLDER/model-00001-of-00003.safetensors ...       each a file by itself
-    FOLDER/config.json, tokenizer.json ...            beside them: these go along with an edited checkpoint
+    FOLDER/config.json, tokenizer.json ...            companion files, copied with an edited checkpoint
 
     FOLDER/shard-00001-model-00001-of-00001.safetensors ...    slices of the tensors, a file for each rank: see `slices`
 
-There are three kinds, which hold different things: of safetensors files, of torch files (``pytorch_model.bin``), and
-of slices. All are found by the first; which it is, is known when the shards are read.
+There are three kinds with different content: safetensors files, torch files (``pytorch_model.bin``), and slices. The
+first kind detects all of them; the actual kind is known after the shards are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NAME, TORCH, SLICES = "hf", "hf-bin", "hf-dcp"
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What is known of every folder of safetensors shards; what is missing from their metadata, new shards have."""
+    """Yield findings for folders of safetensors shards; newly written shards have the metadata that these lack."""
     for finding in safetensors.remarks(checkpoint):
         if finding.id == "no-format-metadata":
             finding = replace(finding, fix="ckptfix convert {source} {hf} --to hf --shard-size 5GB")
@@ -44,7 +44,7 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """90 for a folder with an index, and for an index; 80 for one with files that are numbered as shards are."""
+    """Return 90 for an index or a folder with one, and 80 for a folder of files that are numbered like shards."""
     if head:
         return 90 if looks_like_index(path, head) else 0
     try:
@@ -55,7 +55,7 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def never(path: str, head: bytes, size: int) -> int:
-    """The score of a kind that is told apart by its shards."""
+    """Return 0: this kind is recognized only after its shards are read."""
     return 0
 
 
@@ -67,14 +67,17 @@ class _Named(Inside):
 
 
 def layout_of(checkpoint: Checkpoint) -> Layout:
-    """The shards of a checkpoint."""
+    """Return the shards of a checkpoint."""
     if isinstance(checkpoint.inside, _Named):
         return checkpoint.inside.layout
     return objects.layout_of(checkpoint)
 
 
 def read(path: str) -> Checkpoint:
-    """Read names, shapes and places of all shards; see the contract in `base`. What is missing is a finding."""
+    """Read names, shapes and offsets of all shards; see the contract in `base`.
+
+    Missing shards and tensors are findings.
+    """
     layout = open_layout(path)
     traits: dict[str, object] = {"shards": len(layout.shards) + len(layout.unread)}
     if layout.index is not None:
@@ -94,7 +97,7 @@ def read(path: str) -> Checkpoint:
 
 
 def _without_doubled(findings: Sequence[Finding], more: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Several files hold slices of a tensor by design."""
+    """Remove findings about tensors in several shards: for slices, that is normal."""
     return (*(finding for finding in findings if finding.id != "doubled-tensors"), *more)
 
 
@@ -123,7 +126,7 @@ def _checkpoint(
 
 
 def _entries(layout: Layout) -> tuple[TensorEntry, ...]:
-    """Every tensor once; of those that stand in several shards, the one in the shard that the index names."""
+    """Return every tensor once; if several shards have it, the one in the shard that the index names."""
     made: dict[str, TensorEntry] = {}
     for shard in layout.shards:
         listed = set(shard.listed)
@@ -134,7 +137,7 @@ def _entries(layout: Layout) -> tuple[TensorEntry, ...]:
 
 
 def _metadata(layout: Layout) -> dict[str, str]:
-    """The string pairs of all shards, the first of each key; a shard's ties and views are of its own tensors."""
+    """Return the string pairs of all shards, the first of each key; ties and views are merged over the shards."""
     pairs: dict[str, str] = {}
     for shard in layout.shards:
         for key, value in slices.without_slices(shard.read.metadata).items():
@@ -146,7 +149,7 @@ def _metadata(layout: Layout) -> dict[str, str]:
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Everything that is wrong with index and shards; see the contract in `base`."""
+    """Yield all faults of the index and the shards; see the contract in `base`."""
     layout = layout_of(checkpoint)
     said = dict.fromkeys(checkpoint.findings)
     if checkpoint.format == TORCH:
@@ -160,12 +163,12 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
     stated = layout.index.total_size if layout.index is not None else None
     total = data_bytes([entry for shard in layout.shards for entry in shard.read.entries])
     if not layout.unread and type(stated) is int and stated != total:
-        message = f"total_size is {stated:,}, and the tensors take {total:,} bytes"
+        message = f"total_size is {stated:,}, but the tensors take {total:,} bytes"
         yield found("index-total", message, severity="warning" if abs(stated - total) * 100 > total else None)
 
 
 def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
-    """The tensors with ties and views; see the contract in `base`. Raises WouldLoseData for half a checkpoint."""
+    """Return the tensors with ties and views; see the contract in `base`. Raises WouldLoseData if parts are missing."""
     layout_of(checkpoint).refuse_incomplete()
     if checkpoint.format != NAME:
         return plain_weights(checkpoint, at, views=views)
@@ -176,44 +179,44 @@ def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True
 
 
 def tied_names(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Names that the metadata of a shard ties to a tensor of it -> that tensor."""
+    """Return the names that the metadata of a shard ties to one of its tensors -> that tensor."""
     return dict(chain.from_iterable(shard.ties.items() for shard in layout_of(checkpoint).shards))
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The folder with `edits`; see `edit`."""
+    """Plan the folder with `edits`; see `edit`."""
     return edit.plan_edit(checkpoint, layout_of(checkpoint), edits, dest)
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """`Format.in_place`: each shard by its own format; the index is written over."""
+    """Rewrite the plan as an in-place edit of each shard, and overwrite the index; see `Format.in_place`."""
     return edit.in_place(layout_of(checkpoint), plan, block)
 
 
 def by_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
-    """The folder with each shard as `make` plans it."""
+    """Plan the folder with each shard as `make` plans it."""
     return edit.plan_files(layout_of(checkpoint), make, dest)
 
 
 def around(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
-    """What else lies in the folder, copied to `dest`."""
+    """Return copies of the companion files, in `dest`."""
     return edit.around_of(layout_of(checkpoint)).copied_to(dest)
 
 
 def plan_edit_slices(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """Slices are joined before they are edited.
+    """Refuse the edit: slices must be joined first.
 
     Raises:
         Unsupported: always.
     """
     layout_of(checkpoint).refuse_incomplete()
     way = command("convert", checkpoint.path, "OUT")
-    hint = f"`{way} --to hf` joins them, or --to safetensors in one file; edit that"
-    raise Unsupported("its files hold slices of tensors, a file for each rank", path=checkpoint.path, hint=hint)
+    hint = f"join them first: `{way} --to hf`, or --to safetensors for one file; then edit the output"
+    raise Unsupported("its files hold slices of tensors, one file for each rank", path=checkpoint.path, hint=hint)
 
 
 def not_written(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    """Raises Unsupported: this kind is only read and edited."""
+    """Raise Unsupported: this kind cannot be written."""
     raise Unsupported("shards are written as safetensors files", path=dest, hint="--to hf")
 
 

@@ -1,6 +1,6 @@
-"""The shards of a checkpoint as they lie in their folder, and what index and shards say of each other.
+"""The shards of a checkpoint in their folder, and the comparison of the index with the shards.
 
-Reading is forgiving: a shard that is missing, damaged or outside of the folder is a finding, and the others are read.
+Reading is forgiving: a shard that is missing, damaged or outside the folder is a finding, and the others are read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Shard:
     """One file of the checkpoint.
 
     Attributes:
-        name: what the index, or the folder, calls it.
-        path: where it is.
-        listed: the tensors that the index says it holds.
-        checkpoint: what it holds; None where it cannot be read.
-        names: of its tensors and other values, at the top level; names that it only ties are in `ties`.
+        name: its name in the index or the folder.
+        path: its path.
+        listed: the tensors that the index lists for it.
+        checkpoint: its content; None if it cannot be read.
+        names: names of its tensors and other values at the top level; names that it only ties are in `ties`.
         ties: name that its metadata ties to a tensor -> that tensor.
-        values: the names among them that are of other values, not of tensors.
+        values: those of `names` that are not tensors.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Shard:
 
     @property
     def read(self) -> Checkpoint:
-        """What it holds, of a shard that could be read."""
+        """The content of a shard that could be read."""
         assert self.checkpoint is not None
         return self.checkpoint
 
@@ -58,13 +58,13 @@ class Layout:
     """A sharded checkpoint.
 
     Attributes:
-        path: what was named: the folder, or the index.
-        folder: where its files are.
-        index: what the index says; None without one.
-        shards: the files that could be read, in the order of their names.
-        unread: the others.
+        path: the path that was named: the folder, or the index.
+        folder: the folder of its files.
+        index: the index; None without one.
+        shards: the files that could be read, sorted by name.
+        unread: the files that could not be read.
         ranks: each file holds slices of tensors.
-        findings: what is wrong.
+        findings: faults of the checkpoint.
         marks: every file that was read.
     """
 
@@ -78,27 +78,27 @@ class Layout:
     marks: tuple[Mark, ...]
 
     def refuse_incomplete(self) -> None:
-        """Refuse to take half of a checkpoint for the whole.
+        """Refuse an incomplete checkpoint.
 
         Raises:
-            WouldLoseData: a shard or a tensor of it is missing, or stands in it twice.
+            WouldLoseData: a shard or a tensor of it is missing, or is in it twice.
         """
         lost = [finding for finding in self.findings if finding.id in LOST]
         if lost:
-            more = f" ({len(lost)} such)" if len(lost) > 1 else ""
-            first = "get the files that are missing"
+            more = f" ({len(lost)} such faults)" if len(lost) > 1 else ""
+            first = "get the missing files"
             if "a symbolic link" in lost[0].message:
-                first = "copy the file to where the link stands, if it is yours"
-            hint = f"{first}; `{command('repair', self.path, 'OUT')}` keeps what is there"
+                first = "if the file is yours, replace the link by a copy of it"
+            hint = f"{first}; or run `{command('repair', self.path, 'OUT')}` to keep the files that are there"
             raise WouldLoseData(lost[0].message + more, path=self.path, where=lost[0].where or None, hint=hint)
 
 
 def open_layout(path: str) -> Layout:
-    """The checkpoint that the folder or index `path` is; of its files, headers and pickles are read.
+    """Read the checkpoint at the folder or index `path`: only the headers and pickles of its files.
 
     Raises:
         BadIndex: the index cannot be read.
-        Refused: there are several checkpoints in the folder.
+        Refused: the folder has several checkpoints.
         CkptfixError: the folder cannot be listed.
     """
     folder, index_path = path, None
@@ -132,7 +132,7 @@ def _from_index(path: str, folder: str, index: Index, before: Mark, there: files
 def _from_names(path: str, folder: str, there: files.Found) -> Layout:
     most = max(len(there.ranks), *(len(group) for group in there.groups.values()), 0)
     if most > MAX_SHARDS:
-        raise BadIndex(f"{most:,} shards and no index; at most {MAX_SHARDS:,} are read", path=path)
+        raise BadIndex(f"the folder has {most:,} shards and no index; the limit is {MAX_SHARDS:,}", path=path)
     opened = _Opened(folder, folder)
     headers_of(folder, (*there.ranks, *(file for group in there.groups.values() for file in group.values())))
     if there.ranks:
@@ -143,13 +143,13 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
             tuple(opened.marks),
         )  # fmt: skip
     if not there.groups:
-        raise BadIndex("no index and no numbered shards", path=path)
+        raise BadIndex("the folder has no index and no numbered shards", path=path)
     (name, suffix, count), numbered = next(iter(there.groups.items()))
     for _, file in sorted(numbered.items()):
         opened.take(file, ())
-    findings = [found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, and no index")]
+    findings = [found("no-index", f"{len(numbered):,} shards, {name}-*-of-{count:05d}{suffix}, have no index")]
     for file in files.missing_numbers(count, numbered, name, suffix):
-        message = f"{file} is not there; without the index it is not known what it should hold"
+        message = f"{file} is missing; without the index, its content is unknown"
         findings.append(found("missing-shard", message, where=file))
     findings += [*opened.findings, *_doubled(opened.holders()), *_wholes(there, ())]
     return Layout(
@@ -158,7 +158,7 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
 
 
 class _Opened:
-    """Shards while they are opened."""
+    """Shards while they are being opened."""
 
     def __init__(self, folder: str, where: str) -> None:
         self.folder = folder
@@ -170,23 +170,23 @@ class _Opened:
         self._seen: dict[str, str] = {}
 
     def take(self, name: str, listed: tuple[str, ...]) -> None:
-        """Open the file that is called `name` in the folder, of which the index says that it holds `listed`."""
+        """Open the file `name` in the folder; `listed` are the tensors that the index lists for it."""
         shard = Shard(name, str(as_path(self.folder, name)) if "\0" not in name else self.folder, listed)
         holds = f"; it should hold {some(listed, 3)}" if listed else ""
         try:
             path = file_inside(self.folder, name, where=self.where)
         except NoSuchFile:
-            self._unread(shard, found("missing-shard", f"{name} is not there{holds}", where=name))
+            self._unread(shard, found("missing-shard", f"{name} is missing{holds}", where=name))
             return
         except CkptfixError as error:
             self._unread(shard, found("shard-path", f"{error.message}{holds}", where=name))
             return
         if INDEX.search(name) is not None:
-            self._unread(shard, found("shard-path", f"{name} is an index, which holds no tensors{holds}", where=name))
+            self._unread(shard, found("shard-path", f"{name} is an index and holds no tensors{holds}", where=name))
             return
         real = real_path(path)
         if real in self._seen:
-            message = f"{name} and {self._seen[real]} are one file{holds}"
+            message = f"{name} and {self._seen[real]} are the same file{holds}"
             self._unread(shard, found("shard-path", message, where=name))
             return
         self._seen[real] = name
@@ -208,7 +208,7 @@ class _Opened:
         self.findings += (prefixed(finding, name) for finding in checkpoint.findings)
 
     def holders(self) -> dict[str, list[str]]:
-        """name -> the shards that have it."""
+        """Return name -> the shards that have it."""
         held: dict[str, list[str]] = {}
         for shard in self.shards:
             for name in (*shard.names, *shard.ties):
@@ -221,12 +221,12 @@ class _Opened:
 
 
 def prefixed(finding: Finding, shard: str) -> Finding:
-    """A finding about a shard as one about the whole."""
+    """Return a finding about a shard as one about the whole checkpoint."""
     return replace(finding, where=f"{shard}: {finding.where}" if finding.where else shard, fix=None)
 
 
 def _compared(opened: _Opened, index: Index) -> Iterator[Finding]:
-    """What index and shards say of each other."""
+    """Yield contradictions between the index and the shards."""
     holders = opened.holders()
     for shard in opened.shards:
         elsewhere = [name for name in shard.listed if shard.name not in holders.get(name, (shard.name,))]
@@ -240,12 +240,12 @@ def _compared(opened: _Opened, index: Index) -> Iterator[Finding]:
     free = {name for shard in opened.shards for name in (*shard.ties, *shard.values)}
     unlisted = [name for name in holders if name not in index.weight_map and name not in free]
     if unlisted:
-        yield found("index-mismatch", f"the index does not name {some(unlisted, 3)}, which the shards hold")
+        yield found("index-mismatch", f"the shards hold {some(unlisted, 3)}, which the index does not list")
     yield from _doubled(holders)
 
 
 def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """Tensors that several shards hold."""
+    """Yield a finding for tensors that several shards hold."""
     twice = {name: shards for name, shards in holders.items() if len(shards) > 1}
     if twice:
         shards = sorted({shard for several in twice.values() for shard in several})
@@ -254,33 +254,33 @@ def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
 
 
 def others(there: files.Found, listed: Collection[str]) -> Iterator[Finding]:
-    """Shards in the folder that are not listed, and other models."""
+    """Yield findings for unlisted shards in the folder, and for other models there."""
     suffixes = {as_path(shard).suffix for shard in listed}
     same = there.left_out(listed)
     for name in same:
-        message = f"{name} is of the same series as the listed shards, and the index does not list it"
+        message = f"{name} is in the same series as the listed shards, but the index does not list it"
         yield found("missing-tensors", message, where=name)
     for group in there.groups.values():
         for name in group.values():
             if name not in listed and name not in same and as_path(name).suffix in suffixes:
-                yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
+                yield found("extra-shard", f"{name} is in the folder, but the index does not list it", where=name)
     for name in there.doubles:
         if name not in listed:
-            yield found("extra-shard", f"{name} is there, and the index does not list it", where=name)
+            yield found("extra-shard", f"{name} is in the folder, but the index does not list it", where=name)
     yield from _wholes(there, listed)
 
 
 def _wholes(there: files.Found, listed: Container[str]) -> Iterator[Finding]:
-    """Files beside the shards that may be the same model, or another one."""
+    """Yield a finding for each file beside the shards that may be the same model, or a different one."""
     for name in there.wholes:
         if name in listed:
             continue
-        message = f"{name} is there too, and is not taken; other programs may take it in place of the shards"
+        message = f"{name} is in the folder too, and was not used; other programs may use it instead of the shards"
         yield found("other-model", message, where=name)
 
 
 def data_bytes(entries: Sequence[TensorEntry]) -> int:
-    """What the tensors take, as ``total_size`` counts them: tied ones once."""
+    """Return the size of the tensors as ``total_size`` counts it: tied tensors once."""
     seen: dict[object, int] = {}
     for entry in entries:
         place = (entry.storage.identity if entry.storage else entry.name, entry.offset, entry.shape)

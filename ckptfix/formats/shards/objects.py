@@ -1,4 +1,4 @@
-"""Shards that are torch files: the one object of which each of them holds a part."""
+"""Shards that are torch files, joined into one object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptfix.pickles.reemit import every_node
 
 
 class ShardParts(Parts):
-    """The object, and the shards that it was made of."""
+    """The joined object, and the shards that it was made from."""
 
     __slots__ = ("layout",)
 
@@ -25,16 +25,16 @@ class ShardParts(Parts):
 
 
 def prefix(index: int) -> str:
-    """What distinguishes the storages of the shard number `index`."""
+    """Return the prefix of the storage keys of shard number `index`."""
     return f"{index}."
 
 
 def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
-    """The checkpoint whose object has the keys of all shards.
+    """Return the checkpoint whose object has the keys of all shards.
 
     Raises:
-        DamagedFile: a shard holds no mapping, or its pickle is not as it was written.
-        Unsupported: a shard is of another kind or byte order than the others, or has a key of another, with tensors.
+        DamagedFile: a shard does not hold a dict, or its pickle was changed after it was written.
+        Unsupported: a shard is of a different kind or byte order than the others, or shares a key that holds tensors.
     """
     assembly = Assembly()
     rows: dict[object, tuple[Node, Node]] = {}
@@ -44,14 +44,16 @@ def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
         root = _adopted(assembly, shard, prefix(index))
         found = pairs(root)
         if found is None:
-            raise DamagedFile("it holds no mapping of tensors", path=shard.path)
+            raise DamagedFile("it does not hold a dict of tensors", path=shard.path)
         kinds.add(type(root))
         for key, value in found:
             plain: object = str(key) if isinstance(key, str) else (type(key).__name__, label(key))
-            by_name = isinstance(key, str) and is_tensor(value)  # these are told apart by the index
+            by_name = isinstance(key, str) and is_tensor(value)  # the index decides which of these to use
             if plain in rows and not by_name and _holds_tensors(value):
-                hint = "they are no shards of one state dict; convert each by its name"
-                raise Unsupported(f"several shards hold {label(key)}, with tensors in it", path=shard.path, hint=hint)
+                hint = "they are not shards of one state dict; convert each file separately"
+                raise Unsupported(
+                    f"several shards hold {label(key)}, which contains tensors", path=shard.path, hint=hint
+                )
             if plain not in rows or plain in shard.listed:
                 rows[plain] = (key, value)
         for key, value in pairs(_metadata(root)) or ():
@@ -68,9 +70,11 @@ def _adopted(assembly: Assembly, shard: Shard, name: str) -> Node:
     checkpoint = shard.read
     parts = pickled(checkpoint)
     if parts is None:
-        raise Unsupported("a safetensors file among torch files", path=shard.path, hint="convert the shards by name")
+        raise Unsupported(
+            "it is a safetensors file among torch files", path=shard.path, hint="convert each shard separately"
+        )
     if checkpoint.byteorder != "little":
-        raise Unsupported("a shard of big-endian data", path=shard.path, hint="convert it by its name first")
+        raise Unsupported("the shard has big-endian data", path=shard.path, hint="convert it separately first")
     refuse_damaged(checkpoint)
     with about(shard.path):
         return assembly.adopt(parts.graph.root, parts.storages, name)
@@ -81,13 +85,13 @@ def _holds_tensors(value: Node) -> bool:
 
 
 def _metadata(root: Node) -> Node:
-    """The ``_metadata`` of an OrderedDict."""
+    """Return the ``_metadata`` of an OrderedDict."""
     state = root.state if isinstance(root, Call) else None
     return next((value for key, value in pairs(state) or () if key == "_metadata"), None)
 
 
 def own_storage(storage: Storage, index: int) -> Storage:
-    """A storage of the object as the shard number `index` calls it; another as it is."""
+    """Return a storage of the joined object with the key that shard number `index` uses; other storages unchanged."""
     name = prefix(index)
     if not storage.key.startswith(name):
         return storage
@@ -97,7 +101,7 @@ def own_storage(storage: Storage, index: int) -> Storage:
 
 
 def layout_of(checkpoint: Checkpoint) -> Layout:
-    """The shards that such a checkpoint was made of."""
+    """Return the shards that a joined checkpoint was made from."""
     parts = parts_of(checkpoint)
     assert isinstance(parts, ShardParts)
     return parts.layout

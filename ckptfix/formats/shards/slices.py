@@ -1,4 +1,4 @@
-"""Tensors that lie in slices in the files of several ranks, as HuggingFaceStorageWriter writes them.
+"""Tensors whose slices are in the files of several ranks, as HuggingFaceStorageWriter writes them.
 
 ::
 
@@ -6,7 +6,7 @@
         "DCP_SHARDING_INFO": {"emb.weight": {"saved_offsets": [6, 0]}, ...}   as JSON: where its slice begins
         "DCP_VERSION": "1.0"
 
-The shape of the whole tensor is stated nowhere: it is what the slices reach to. Source:
+The shape of the whole tensor is not stated: it is the extent that the slices cover. Source:
 torch/distributed/checkpoint/hf_storage.py and _hf_utils.py.
 """
 
@@ -31,20 +31,20 @@ VERSION = "DCP_VERSION"
 
 
 def is_sliced(layout: Layout) -> bool:
-    """Whether files of the checkpoint state that they hold slices."""
+    """Return whether files of the checkpoint state that they hold slices."""
     return layout.ranks or any(SHARDING_INFO in shard.read.metadata for shard in layout.shards)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A tensor of slices: the first of them, with the whole shape, and where all of them are."""
+    """A tensor in slices: the first slice with the shape of the whole tensor, and the positions of all slices."""
 
     entry: TensorEntry
     chunks: tuple[Chunk, ...]
 
     @property
     def segments(self) -> Piece:
-        """The whole tensor. Raises DamagedFile where the slices are not all of it."""
+        """The bytes of the whole tensor. Raises DamagedFile if the slices do not cover it."""
         try:
             return Piece(tiled(self.entry.shape, self.entry.itemsize, self.chunks))
         except DamagedFile as error:
@@ -53,7 +53,7 @@ class Joined:
 
 
 def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
-    """Every tensor, joined from its slices; and what is missing of those whose slices cannot be all."""
+    """Return every tensor joined from its slices, and findings for tensors whose slices are incomplete."""
     slices: dict[str, list[tuple[TensorEntry, tuple[int, ...]]]] = {}
     findings: list[Finding] = []
     for shard in layout.shards:
@@ -84,7 +84,7 @@ def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
 
 
 def judged(layout: Layout) -> Iterator[Finding]:
-    """The same findings, after a look at where each slice lies, not only at their sizes."""
+    """Yield the same findings after a check of the position of each slice, not only of its size."""
     entries, findings = joined(layout)
     yield from findings
     known = {finding.where for finding in findings}
@@ -98,30 +98,30 @@ def judged(layout: Layout) -> Iterator[Finding]:
 
 
 def _offsets(shard: Shard) -> dict[str, tuple[int, ...]]:
-    """name -> where its slice begins. Raises ValueError for what is no such table."""
+    """Return name -> the start of its slice. Raises ValueError if the table is invalid."""
     try:
         said = json.loads(shard.read.metadata.get(SHARDING_INFO, "{}"))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(said, dict):
-        raise ValueError("not an object")
+        raise ValueError("it is not a JSON object")
     made: dict[str, tuple[int, ...]] = {}
     for name, row in said.items():
         offsets = row.get("saved_offsets") if isinstance(row, dict) else None
         if type(offsets) is not list or not all(type(one) is int and 0 <= one < 1 << 62 for one in offsets):
-            raise ValueError(f"no saved_offsets of {name[:80]!r}")
+            raise ValueError(f"it has no saved_offsets of {name[:80]!r}")
         made[name] = tuple(offsets)
     return made
 
 
 def _contradiction(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> str | None:
-    """What keeps the slices from being those of one tensor."""
+    """Return the reason why the slices cannot belong to one tensor; None if they can."""
     first = parts[0][0]
     for entry, begin in parts:
         if entry.detail or entry.dtype != first.dtype:
-            return f"its slices are of {first.detail or first.dtype} and {entry.detail or entry.dtype}"
+            return f"its slices have different dtypes: {first.detail or first.dtype} and {entry.detail or entry.dtype}"
         if len(begin) != len(entry.shape) or len(entry.shape) != len(first.shape):
-            return f"a slice of {list(entry.shape)} at {list(begin)}, and one of {list(first.shape)}"
+            return f"its slices contradict each other: {list(entry.shape)} at {list(begin)}, and {list(first.shape)}"
     return None
 
 
@@ -135,21 +135,21 @@ def _joined(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> Joined:
 
 
 def _is_full(row: Joined) -> bool:
-    """Whether the slices have as many elements as the tensor."""
+    """Return whether the slices have as many elements as the tensor."""
     return sum(math.prod(chunk.sizes) for chunk in row.chunks) == row.entry.numel
 
 
 def holes(row: Joined) -> Iterator[Finding]:
-    """What a tensor lacks."""
+    """Yield a finding if the slices do not cover the tensor."""
     try:
         _ = row.segments
     except DamagedFile as error:
-        yield found("missing-slices", f"its slices are not all of {list(row.entry.shape)}: {error.message}",
+        yield found("missing-slices", f"its slices do not cover {list(row.entry.shape)}: {error.message}",
                     where=row.entry.key)  # fmt: skip
 
 
 def _placed(row: Joined, made: SplicedFile, index: int) -> TensorEntry:
-    """The tensor where it is: in one file as it stands, or in the file of all pieces."""
+    """Return the tensor with its bytes: those of its only slice, or those of the joined file."""
     entry = row.entry
     alone = len(row.chunks) == 1 and row.chunks[0].sizes == entry.shape
     data = row.chunks[0].data if alone else made.place(index)
@@ -157,10 +157,10 @@ def _placed(row: Joined, made: SplicedFile, index: int) -> TensorEntry:
 
 
 def _nowhere(entry: TensorEntry) -> TensorEntry:
-    """A tensor that is not there as a whole."""
+    """Return a tensor without data, since it is incomplete."""
     return replace(entry, storage=Storage(entry.key, entry.dtype, entry.nbytes, "cpu", None))
 
 
 def without_slices(metadata: Mapping[str, str]) -> dict[str, str]:
-    """The metadata of a file of slices that is also true of the whole."""
+    """Return the metadata of a file of slices without the pairs that describe the slices."""
     return {key: value for key, value in metadata.items() if key not in (SHARDING_INFO, VERSION)}

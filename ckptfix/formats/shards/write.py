@@ -1,7 +1,7 @@
-"""A state dict in shards of limited size, and their index.
+"""Writing of a state dict as shards of limited size, and their index.
 
-The tensors go into shards in their order, each into the current one until that is full; one that is larger than a
-shard has a file of its own. Tensors of one storage, tied to each other or views of each other, are never parted.
+The tensors go into shards in order: each is added to the current shard until that is full. A tensor larger than a shard
+gets a file of its own. Tensors that share a storage, because they are tied or views of each other, are kept together.
 Source: ``split_state_dict_into_shards_factory`` of huggingface_hub (serialization/_base.py), which transformers calls.
 """
 
@@ -37,21 +37,22 @@ def plan_write(
     metadata: Mapping[str, str] | None = None,
     shard_size: int = SHARD_SIZE,
 ) -> Plan:
-    """A folder `dest` of shards and their index that hold `entries`; see the contract in `base`.
+    """Plan a folder `dest` of shards and their index that hold `entries`; see the contract in `base`.
 
-    What fits in one shard is ``model.safetensors`` alone, without an index, as transformers writes it.
+    A state dict that fits in one shard becomes ``model.safetensors`` alone, without an index, as transformers writes
+    it.
 
     Args:
         shard_size: bytes of tensors in one file.
 
     Raises:
-        KeyConflict: two entries have one key.
-        CkptfixError: as `formats.safetensors.write.plan_write`.
+        KeyConflict: two entries have the same key.
+        CkptfixError: an error of `formats.safetensors.write.plan_write`.
     """
     pairs = dict(metadata or {})
     shards = split(entries, _bases(pairs), shard_size)
     if len(shards) > MAX_SHARDS:
-        message = f"{len(shards):,} shards of {shard_size:,} bytes; at most {MAX_SHARDS:,} are written"
+        message = f"{len(shards):,} shards of {shard_size:,} bytes are too many; the limit is {MAX_SHARDS:,}"
         raise Refused(message, path=dest, hint="give a larger shard size")
     files: list[OutputFile] = []
     findings: list[Finding] = []
@@ -81,30 +82,30 @@ _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_size(size: int | str) -> int:
-    """``5GB``, ``500M``, ``2GiB`` or a number of bytes, as bytes: a GB or G is 10**9, as the hub counts, a GiB 2**30.
+    """Return a size such as ``5GB``, ``500M``, ``2GiB`` in bytes: GB or G is 10**9, as on the hub; GiB is 2**30.
 
     Raises:
-        Refused: it is no size.
+        Refused: it is not a size.
     """
     found = None if isinstance(size, int) else _SIZE.fullmatch(size)
     unit = _UNITS.get(found[2].upper()) if found is not None else None
     count = size if isinstance(size, int) else int(float(found[1]) * unit) if found is not None and unit else 0
     if count < 1:
-        raise Refused(f"{size!r} is no size of a shard", hint="such as 5GB, 500MB or 2GiB")
+        raise Refused(f"{size!r} is not a shard size", hint="give a size such as 5GB, 500MB or 2GiB")
     return count
 
 
 def sized(shard_size: int) -> PlanWrite:
-    """`plan_write` with shards of at most so many bytes."""
+    """Return `plan_write` with shards of at most this many bytes."""
     return partial(plan_write, shard_size=shard_size)
 
 
 def split(entries: Sequence[TensorEntry], bases: Mapping[str, str], most: int) -> list[list[TensorEntry]]:
-    """The entries of each shard.
+    """Return the entries of each shard.
 
     Args:
         bases: name of a tensor that is recorded as a view -> the tensor that it is a view of.
-        most: bytes of a shard.
+        most: the largest number of bytes in a shard.
     """
     shards: list[list[TensorEntry]] = []
     current: list[TensorEntry] = []
@@ -131,7 +132,7 @@ def split(entries: Sequence[TensorEntry], bases: Mapping[str, str], most: int) -
 
 
 def _groups(entries: Sequence[TensorEntry], bases: Mapping[str, str]) -> dict[str, object]:
-    """name -> what is equal for tensors that stay in one shard."""
+    """Return name -> a group id; tensors of the same group stay in one shard."""
     groups: dict[str, object] = {}
     for entry in entries:
         alone = entry.storage is None or not entry.nbytes
@@ -148,7 +149,7 @@ def _bases(pairs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _own(pairs: Mapping[str, str], names: set[str]) -> dict[str, str]:
-    """The metadata of the shard that holds `names`: ties and views of these, and all else."""
+    """Return the metadata of the shard that holds `names`: its own ties and views, and all other pairs."""
     own: dict[str, str] = {}
     tied = ties(pairs, names)
     for key, value in pairs.items():

@@ -1,1 +1,1 @@
-"""Folders of DeepSpeed, with ZeRO and without."""
+"""DeepSpeed folders, with ZeRO and without."""

@@ -1,9 +1,9 @@
-"""Where the elements of each parameter lie among the ranks: arithmetic alone.
+"""The distribution of the elements of each parameter over the ranks: arithmetic alone.
 
-A rank has a flat tensor for each group of parameters. Stages 1 and 2 put the parameters of a group one behind the other
-and cut the row into as many equal parts as there are ranks, whatever that cuts in two: a parameter is one range of all
-parts in a row. Stage 3 cuts each parameter into equal parts, the last one padded: a parameter is a range of each rank.
-Source: deepspeed/utils/zero_to_fp32.py.
+A rank has a flat tensor for each group of parameters. Stages 1 and 2 concatenate the parameters of a group and split
+the result into as many equal parts as there are ranks, even in the middle of a parameter: a parameter is one range of
+the concatenated parts. Stage 3 splits each parameter into equal parts, the last one padded: a parameter is a range of
+each rank. Source: deepspeed/utils/zero_to_fp32.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Groups = Sequence[Mapping[str, Shape]]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Elements of a parameter that one rank has: `count` of them, from `first` on in its flat tensor of `group`."""
+    """Elements of a parameter on one rank: `count` elements from `first` on, in its flat tensor of `group`."""
 
     rank: int
     group: int
@@ -31,20 +31,20 @@ class Run:
 
 
 class Cut(ABC):
-    """Where the elements of one parameter are."""
+    """The location of the elements of one parameter."""
 
     @abstractmethod
     def runs(self) -> Sequence[Run]:
-        """All of them, in order."""
+        """Return all runs, in order."""
 
     @abstractmethod
     def touched(self) -> Iterator[tuple[int, int]]:
-        """(rank, group) of the flat tensors that it is cut out of, its padding too."""
+        """Yield (rank, group) of the flat tensors that contain it, including its padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Cut):
-    """Of stages 1 and 2."""
+    """The location of a parameter in stages 1 and 2."""
 
     own: tuple[Run, ...]
 
@@ -57,7 +57,10 @@ class Row(Cut):
 
 @dataclass(frozen=True, slots=True)
 class Each(Cut):
-    """Of stage 3: `spans` are (group, first element, elements) of each rank's share; `whole` counts all elements."""
+    """The location of a parameter in stage 3.
+
+    `spans` are (group, first element, elements) of each rank's share; `whole` is the number of all elements.
+    """
 
     spans: tuple[tuple[int, int, int], ...]
     whole: int
@@ -82,26 +85,26 @@ class Each(Cut):
 
 
 Cuts = list[dict[str, Cut]]
-"""For each group, name -> where its elements are."""
+"""For each group, name -> the location of its elements."""
 
 
 def row_cuts(groups: Groups, sizes: Sequence[Sequence[int]]) -> Cuts:
-    """The cuts of stages 1 and 2.
+    """Return the locations for stages 1 and 2.
 
     Args:
-        sizes: for each group, elements of each rank's part, its padding aside.
+        sizes: for each group, the number of elements of each rank's part, without padding.
 
     Raises:
-        DamagedFile: the parts do not hold what the parameters need, as far as can be said.
+        DamagedFile: the parts do not have the size that the parameters need, as far as it can be checked.
     """
     out: Cuts = []
     for group, (shapes, parts) in enumerate(zip(groups, sizes, strict=True)):
         needed, held = sum(map(math.prod, shapes.values())), sum(parts)
         align = 2 * len(parts)
-        # Both may be padded to a multiple of twice the ranks, at the end of the row.
+        # Both may be padded at the end to a multiple of twice the number of ranks.
         if held < needed or -(-held // align) != -(-needed // align):
-            message = f"the parameters of group {group} have {needed:,} elements, and the ranks hold {held:,}"
-            raise DamagedFile(f"{message}: its files are not of one save, or one of them is damaged")
+            message = f"the parameters of group {group} have {needed:,} elements, but the ranks hold {held:,}"
+            raise DamagedFile(f"{message}: its files are from different saves, or one of them is damaged")
         rank = first = 0
         cuts: dict[str, Cut] = {}
         for name, shape in shapes.items():
@@ -120,18 +123,18 @@ def row_cuts(groups: Groups, sizes: Sequence[Sequence[int]]) -> Cuts:
 
 
 def each_cuts(groups: Groups, sizes: Sequence[int], ranks: int) -> Cuts:
-    """The cuts of stage 3.
+    """Return the locations for stage 3.
 
     Args:
-        sizes: elements of each of a rank's flat tensors, in order; one parameter may lie in two of them.
+        sizes: the number of elements of each of a rank's flat tensors, in order; a parameter may span two of them.
 
     Raises:
-        DamagedFile: as `row_cuts`.
+        DamagedFile: as in `row_cuts`.
     """
     needed = sum(share_of(math.prod(shape), ranks) for shapes in groups for shape in shapes.values())
     if needed != sum(sizes):
-        message = f"a rank's share of the parameters is {needed:,} elements, and the ranks hold {sum(sizes):,} each"
-        raise DamagedFile(f"{message}: its files are not of one save, or one of them is damaged")
+        message = f"a rank's share of the parameters is {needed:,} elements, but the ranks hold {sum(sizes):,} each"
+        raise DamagedFile(f"{message}: its files are from different saves, or one of them is damaged")
     group = first = 0
     out: Cuts = []
     for shapes in groups:
@@ -153,12 +156,12 @@ def each_cuts(groups: Groups, sizes: Sequence[int], ranks: int) -> Cuts:
 
 
 def share_of(elements: int, ranks: int) -> int:
-    """Elements of one rank's share of a parameter in stage 3, its padding too."""
+    """Return the number of elements in one rank's share of a parameter in stage 3, including padding."""
     return -(-elements // ranks)
 
 
 def rows_of(shape: Shape, runs: Sequence[Run], rank: int) -> str | None:
-    """What of a tensor is on `rank`, such as ``rows 3 to 7``; None for nothing."""
+    """Return a description of the part of a tensor on `rank`, such as ``rows 3 to 7``; None if there is no part."""
     at, found = 0, []
     for run in runs:
         if run.rank == rank:

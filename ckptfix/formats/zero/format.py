@@ -1,4 +1,4 @@
-"""The format of DeepSpeed's folders: they are read, and what is written is one file."""
+"""The format of DeepSpeed folders: read-only; outputs are one file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ckptfix.io.planned import is_spliced
 
 
 def score(path: str, head: bytes, size: int) -> int:
-    """90 for the folder of a save, or one whose ``latest`` names it."""
+    """Return 90 for the folder of a save, or for a folder whose ``latest`` names one."""
     return 0 if head or size or find(path) is None else 90
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What reading noticed, ranks whose optimizer is at another step, and moments whose own files are not sound."""
+    """Yield findings of the reader, ranks with an optimizer at another step, and moments with damaged files."""
     yield from all_findings(checkpoint)
     for entry in checkpoint.entries if read_save(checkpoint.path).universal else ():
         data = entry.storage.data if entry.storage is not None and is_inside(entry.at, OPTIMIZER) else None
@@ -40,7 +40,7 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
-    """The fp32 weights or those of the model; with the optimizer, all but the ones that were not chosen.
+    """Return the fp32 weights or the model's weights; with the optimizer, everything except the other weights.
 
     Raises:
         Refused: the folder does not have them.
@@ -51,7 +51,7 @@ def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
         left = tuple(name for name in rows if name != at)
         return Taken(part(checkpoint, rows[at], _of(checkpoint, at)), at, left)
     if OPTIMIZER not in rows:
-        raise Refused("no optimizer's state is in it", path=checkpoint.path, hint="leave out --optimizer")
+        raise Refused("the folder has no optimizer state", path=checkpoint.path, hint="leave out --optimizer")
     kept = {MODULE: rows[at]} | {name: node for name, node in rows.items() if name not in (MODULE, COPY)}
     left = tuple(name for name in (MODULE, COPY) if name in rows and name != at)
     return Taken(part(checkpoint, mapping(kept), checkpoint.findings), None, left)
@@ -60,17 +60,17 @@ def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
 def _chosen(checkpoint: Checkpoint, names: Collection[str], weights: str | None) -> str:
     dtype = checkpoint.traits.get("model dtype")
     if weights == "model" and dtype is not None and COPY not in names:
-        message = f"the model's weights in {dtype} are in no file of it: with stage 3 each rank has a part in memory"
-        hint = "leave out --weights model for the fp32 weights; save_16bit_model of DeepSpeed saves the others"
+        message = f"no file has the model's weights in {dtype}: in stage 3, each rank has a part in memory"
+        hint = "leave out --weights model for the fp32 weights, or save these with DeepSpeed's save_16bit_model"
         raise Refused(message, path=checkpoint.path, hint=hint)
     if weights == "fp32" and any(finding.id == "no-masters" for finding in checkpoint.findings):
-        message = "the fp32 weights were in the optimizer's states, whose files are not there"
-        raise Refused(message, path=checkpoint.path, hint="--weights model takes the weights that are")
+        message = "the fp32 weights were in the optimizer states, and those files are missing"
+        raise Refused(message, path=checkpoint.path, hint="use --weights model for the weights that are there")
     return COPY if weights == "model" and COPY in names else MODULE
 
 
 def _of(checkpoint: Checkpoint, at: str) -> Sequence[Finding]:
-    """The findings that concern the weights at `at`: none of the ranks' files has to do with the model's copy."""
+    """Return the findings about the weights at `at`: faults of the ranks' files do not affect the model's copy."""
     return () if at == COPY else checkpoint.findings
 
 
@@ -83,7 +83,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
 
 
 def _read_only(path: str, dest: str) -> CkptfixError:
-    hint = f"`{command('convert', path, 'OUT.pth')}` writes its weights as one file; work on that"
+    hint = f"`{command('convert', path, 'OUT.pth')}` writes its weights as one file; edit that file"
     return Unsupported("a DeepSpeed folder is read, and not written", path=dest, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""The parameters that are not trained, of which stage 3 leaves a part in each rank's model states."""
+"""Frozen parameters: in stage 3, each rank's model states hold a part of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ckptfix.urls import as_path
 
 
 def join_frozen(whole: Whole, save: Save, models: Mapping[int, Model | Lost], ranks: int) -> None:
-    """Put them among the parameters of `whole`; a rank whose file is lost among its findings.
+    """Add the frozen parameters to those of `whole`, and a finding for each rank whose file is lost.
 
     Raises:
-        DamagedFile: a rank's part is not there, or has another size.
+        DamagedFile: a rank's part is missing, or has the wrong size.
     """
     frozen = whole.model.frozen
     if not frozen:
@@ -35,7 +35,7 @@ def join_frozen(whole: Whole, save: Save, models: Mapping[int, Model | Lost], ra
         for entry, dtype, shape in zip(() if isinstance(row, Lost) else row, dtypes, frozen.values(), strict=False):
             needed = share_of(math.prod(shape), ranks)
             if (entry.numel, entry.dtype) != (needed, dtype):
-                message = f"{entry.numel:,} elements of {entry.dtype}, and {needed:,} of {dtype} are needed"
+                message = f"it has {entry.numel:,} elements of {entry.dtype}, and {needed:,} of {dtype} are needed"
                 own = models[rank]
                 path = own.file.path if isinstance(own, Model) else save.folder
                 raise DamagedFile(message, path=path, where=entry.key)
@@ -64,5 +64,5 @@ def _row(model: Model | Lost | None, rank: int, save: Save, names: Sequence[str]
         return Lost(model.file.path, f"was saved as the file of rank {other}")
     lacking = next((name for name in names if name not in model.fragments), None)
     if lacking is not None:
-        raise DamagedFile(f"no part of {lacking} is in it", path=model.file.path, where="frozen_param_fragments")
+        raise DamagedFile(f"it has no part of {lacking}", path=model.file.path, where="frozen_param_fragments")
     return [model.file.tensor(model.fragments[name], f"frozen_param_fragments/{name}") for name in names]

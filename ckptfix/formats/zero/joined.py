@@ -1,4 +1,4 @@
-"""Tensors that lie in pieces in the files of the ranks: which bytes they are is looked up when they are needed."""
+"""Tensors in pieces in the files of the ranks; their bytes are located only when they are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptfix.formats.zero.cuts import Cut, Shape, rows_of
 from ckptfix.formats.zero.states import Lost
 from ckptfix.io.planned import Piece, SplicedFile
 
-LOST = "copy it from where it was saved, or take an older step; `ckptfix repair FOLDER OUT` keeps the rest"
+LOST = "copy it from where it was saved, or use an older step; or run `ckptfix repair FOLDER OUT` to keep the rest"
 
 Table = Sequence[Sequence[TensorEntry] | Lost]
 """For each rank, its flat tensors, one for each group."""
@@ -20,11 +20,11 @@ Table = Sequence[Sequence[TensorEntry] | Lost]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A tensor to be joined.
+    """A tensor to join.
 
     Attributes:
-        claims: the flat tensors whose checksums are compared when this one is read: each is, with the first that it
-            holds something of.
+        claims: the flat tensors whose checksums are verified when this tensor is read. Each flat tensor is verified
+            once, together with the first tensor in it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Joiner:
     """The tensors of one folder, in the order in which they are added."""
 
     def __init__(self, path: str, verify: Callable[[], None]) -> None:
-        """`verify` is called before the first byte is looked up, and raises where the files do not go together."""
+        """Create a joiner that calls `verify` before the first read; `verify` raises if files do not fit together."""
         self._path = path
         self._verify = verify
         self._verified = False
@@ -49,7 +49,7 @@ class Joiner:
         self._file: SplicedFile | None = None
 
     def add(self, name: str, dtype: str, shape: Shape, cut: Cut, table: Table) -> int:
-        """The number of a tensor whose elements are at `cut` in the flat tensors of `table`."""
+        """Add a tensor whose elements are at `cut` in the flat tensors of `table`, and return its number."""
         claimed = self._claimed.setdefault(id(table), set())
         claims = tuple(place for place in cut.touched() if place not in claimed)
         claimed.update(claims)
@@ -59,13 +59,13 @@ class Joiner:
         return len(self._rows) - 1
 
     def add_later(self, nbytes: int, make: Callable[[], Piece]) -> int:
-        """The number of a tensor of so many bytes that `make` looks up."""
+        """Add a tensor of `nbytes` bytes that `make` locates, and return its number."""
         self._rows.append(make)
         self._lengths.append(nbytes)
         return len(self._rows) - 1
 
     def place(self, number: int) -> ByteRange:
-        """Where the bytes of a tensor are; none is added any more."""
+        """Return the position of a tensor's bytes; no tensor can be added after the first call."""
         if self._file is None:
             self._file = SplicedFile(self._path, self._lengths, self._make)
         return self._file.place(number)
@@ -85,7 +85,7 @@ def _segments(row: _Row) -> Iterator[Segment]:
         own = row.table[run.rank]
         if isinstance(own, Lost):
             rows = rows_of(row.shape, row.cut.runs(), run.rank)
-            message = f"it {own.why}, and holds {rows} of {row.name}"
+            message = f"it {own.why}; it holds {rows} of {row.name}"
             raise DamagedFile(message, path=own.path, hint=LOST)
         yield own[run.group].data.sub(run.first * row.itemsize, run.count * row.itemsize)
 

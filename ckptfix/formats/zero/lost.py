@@ -1,4 +1,4 @@
-"""What is not there, and what does not belong: ranks whose files are missing, files of another save."""
+"""Missing and foreign files: ranks whose files are missing, and files of another save."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from ckptfix.words import some
 
 
 def lost_rank(rank: int, ranks: int, lost: Lost, groups: Sequence[Mapping[str, Shape]], cuts: Cuts) -> Finding:
-    """The finding for a rank whose file is missing, with the tensors and the rows that it holds."""
+    """Return the finding for a rank whose file is missing, with the tensors and rows that it holds."""
     held = [
         f"{name} ({rows})"
         for shapes, own in zip(groups, cuts, strict=True)
         for name, shape in shapes.items()
         if (rows := rows_of(shape, own[name].runs(), rank)) is not None
     ]
-    what = f"it holds {some(held)}" if held else "it holds nothing but padding"
+    what = f"it holds {some(held)}" if held else "it holds only padding"
     message = f"rank {rank} of {ranks}: {as_path(lost.path).name} {lost.why}; {what}"
     return found("missing-rank", message, where=lost.path)
 
 
 def other_steps(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
-    """The ranks whose optimizer counted other steps than most, or whose file is another rank's, and what to say."""
+    """Return ranks with a different step count or another rank's file, each with a message."""
     counts = {rank: _steps(own) for rank, own in there.items()}
     known = [count for count in counts.values() if count is not None]
     if len(set(known)) < 2:
         return _doubled(there) or _exchanged(there)
     usual = max(sorted(set(known)), key=known.count)
     return [
-        (there[rank], f"its optimizer is at step {count:g}, the other ranks' at {usual:g}: it is of another save")
+        (there[rank], f"its optimizer is at step {count:g}, the other ranks' at {usual:g}: it is from a different save")
         for rank, count in counts.items()
         if count is not None and count != usual
     ]
 
 
 def other_model(model: Model, there: Mapping[int, Optim]) -> Iterator[Finding]:
-    """A warning where the optimizer counted other steps than the model states; reads one element.
+    """Yield a warning if the optimizer's step count differs from the model's; reads one element.
 
-    A step that overflowed counts for the model alone. A training that went on without its optimizer's states has a
-    difference too, so that it is no error.
+    A step that overflowed is counted by the model alone. A training that was resumed without its optimizer states has a
+    difference too, so this is not an error.
     """
     counts = map(_steps, there.values())
     own, skipped = model.step, number(model.file.top.get("skipped_steps")) or 0
     count = next((count for count in counts if count is not None), None)
     if own is not None and count is not None and count != own - skipped:
         left_out = f" and skipped {skipped} of them" if skipped else ""
-        message = f"the model states count {own:,} steps{left_out}, the optimizer's {count:,g}"
+        message = f"the model states count {own:,} steps{left_out}, and the optimizer counts {count:,g}"
         yield found("model-steps", message, where=model.file.path)
 
 
 def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
-    """The ranks that hold the very weights of another: copies of its file under another name."""
+    """Return ranks with the same weights as an earlier rank: copies of that rank's file under another name."""
     first: dict[object, Optim] = {}
     made = []
     for own in there.values():
@@ -70,19 +70,19 @@ def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
             continue
         other = first.setdefault(sums, own)
         if other is not own:
-            made.append((own, f"it holds the very weights of {as_path(other.file.path).name}: it is a copy of that"))
+            made.append((own, f"it has the same weights as {as_path(other.file.path).name}: it is a copy of that file"))
     return made
 
 
 def _exchanged(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
-    """The ranks whose file was saved under the name of another rank: nothing else in it says which part it holds."""
+    """Return ranks whose file was saved under another rank's name: no other field says which part a file holds."""
     said = ((own, rank, rank_of(own.file.saved_as)) for rank, own in there.items())
     wrong = ((own, other) for own, rank, other in said if other not in (None, rank))
     return [(own, f"it was saved as the file of rank {other}") for own, other in wrong]
 
 
 def _varies(entry: TensorEntry) -> bool:
-    """Whether the first elements of a tensor are not all the same, as of padding alone."""
+    """Return whether the first elements of a tensor differ, unlike those of padding."""
     data = None if entry.storage is None else entry.storage.data
     if not isinstance(data, ByteRange) or not entry.itemsize:
         return False
@@ -91,7 +91,7 @@ def _varies(entry: TensorEntry) -> bool:
 
 
 def refuse_other_steps(there: Mapping[int, Optim]) -> None:
-    """Refuse ranks of another save.
+    """Refuse ranks from another save.
 
     Raises:
         DamagedFile: there is one.
@@ -101,6 +101,6 @@ def refuse_other_steps(there: Mapping[int, Optim]) -> None:
 
 
 def _steps(own: Optim) -> float | None:
-    """The steps that the optimizer of a rank counted; None where it does not say, or says several."""
+    """Return the number of steps that the optimizer of a rank counted; None unless it states exactly one."""
     values = {value for value in step_values(own) if value is not None}
     return values.pop() if len(values) == 1 else None

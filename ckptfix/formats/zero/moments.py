@@ -1,4 +1,4 @@
-"""What the optimizers of all ranks keep of each parameter, by its name, as torch.distributed.checkpoint has it.
+"""The optimizer state of all ranks for each parameter, by key, in the layout of torch.distributed.checkpoint.
 
 ::
 
@@ -25,7 +25,7 @@ from ckptfix.pickles.graph import Node, pairs
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A tensor of the optimizer that is joined from the ranks' files: `number` is the joiner's."""
+    """An optimizer tensor that is joined from the ranks' files: `number` is its number in the joiner."""
 
     dtype: str
     shape: Shape
@@ -34,12 +34,12 @@ class Joined:
 
 @dataclass(slots=True)
 class Moments:
-    """What the optimizer keeps.
+    """The state of the optimizer.
 
     Attributes:
-        states: parameter -> name -> a tensor that is joined, a small one that every rank has, or a plain node.
+        states: parameter -> key -> a joined tensor, a small tensor that every rank has, or a plain node.
         groups: the options of each group, and the names of its parameters.
-        file: whose nodes the options and plain values are.
+        file: the file of the nodes of options and plain values.
     """
 
     file: File
@@ -48,7 +48,7 @@ class Moments:
     findings: list[Finding] = field(default_factory=list)
 
     def node(self, assembly: Assembly, joiner: Joiner) -> Node:
-        """The node of the whole."""
+        """Return the node of the whole optimizer state."""
         storages = self.file.storages
         state: dict[str, Node] = {}
         for name, rows in self.states.items():
@@ -58,7 +58,8 @@ class Moments:
                     place = assembly.storage(joiner.place(value.number))
                     made[key] = assembly.tensor(place, value.dtype, value.shape)
                 elif isinstance(value, TensorEntry):
-                    # Each parameter counts its own steps: a storage that all of them share would count them together.
+                    # Each parameter counts its own steps: in-place increments of one shared storage would count for all
+                    # of them.
                     place = assembly.storage(value.data)
                     made[key] = assembly.tensor(place, value.dtype, value.shape)
                 else:
@@ -73,7 +74,7 @@ class Moments:
 
 
 def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Joiner) -> Moments | None:
-    """The moments of all ranks; None where no rank's file is there."""
+    """Return the moments of all ranks; None if no rank's file is there."""
     there = [own for own in optims if isinstance(own, Optim)]
     if not there:
         return None
@@ -82,7 +83,9 @@ def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Jo
     tables = {key: _table(key, optims) for key in _keys(there)}
     for key, table in tables.items():
         if isinstance(table, str):
-            made.findings.append(found("not-taken", f"what the optimizer keeps as {key} {table}", where="optimizer"))
+            made.findings.append(
+                found("not-taken", f"the optimizer state {key} was left out: it {table}", where="optimizer")
+            )
     for group, shapes in enumerate(model.groups):
         for name, shape in shapes.items():
             cut = cuts[group][name]
@@ -112,7 +115,7 @@ def _keys(there: Sequence[Optim]) -> list[str]:
 
 
 def _table(key: str, optims: Sequence[Optim | Lost]) -> Table | str | None:
-    """The flat tensors of `key`; None for a value that a group has once; a message for what is neither."""
+    """Return the flat tensors of `key`; None for a value that a group has once; otherwise, a message."""
     rows: list[Sequence[TensorEntry] | Lost] = []
     once = 0
     for own in optims:
@@ -136,16 +139,16 @@ def _table(key: str, optims: Sequence[Optim | Lost]) -> Table | str | None:
             elif len(entry.shape) == 1 and entry.numel >= own.flat[group].numel:
                 row.append(entry)
             else:
-                return f"has another shape than the weights: {list(entry.shape)} in {own.file.path}"
+                return f"has a different shape than the weights: {list(entry.shape)} in {own.file.path}"
         rows.append(row)
     flat = sum(len(row) for row in rows if not isinstance(row, Lost))
     if once and flat:
-        return "is a number in one group, and a row in another"
+        return "is a number in one group, and a flat tensor in another"
     return None if once else rows
 
 
 def groups_of(options: Sequence[Node], groups: Sequence[Mapping[str, Shape]]) -> list[tuple[Node, list[str]]]:
-    """The options of each group of the optimizer, and the names of its parameters."""
+    """Return the options of each group of the optimizer, and the names of its parameters."""
     numbers = [
         [number for number in listed(fields(own).get("params")) if type(number) is int] for own in options
     ]

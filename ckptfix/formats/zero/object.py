@@ -1,4 +1,4 @@
-"""The object of a save, put together: what its parts are, and the nodes that stand for them."""
+"""The assembly of the object of a save from its parts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ckptfix.pickles.graph import Node, pairs
 NAME = "zero"
 
 MODULE, COPY, OPTIMIZER = "module", "module_16bit", "optimizer"
-"""Addresses of the weights, of the weights as the model computed with them, of the moments."""
+"""Addresses of the weights, of the weights in the dtype that the model computed with, and of the optimizer state."""
 
 OWN = frozenset({
     *("buffer_names", "param_shapes", "frozen_param_shapes", "shared_params", "frozen_param_fragments"),
     *(MODULE, OPTIMIZER),
 })  # fmt: skip
-"""Fields of the model states that say how it was cut."""
+"""Fields of the model states that describe the partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of the whole: `number` is the joiner's."""
+    """A parameter of the whole model: `number` is its number in the joiner."""
 
     dtype: str
     shape: Shape
@@ -42,13 +42,13 @@ class Parameter:
 
 @dataclass(slots=True)
 class Whole:
-    """A save that was read, before its object is put together.
+    """A save that was read, before its object is assembled.
 
     Attributes:
-        model: the model states that names, buffers and settings are taken from.
-        parameters: name -> the joined tensor, for those that are not whole in `model`.
+        model: the model states that supply names, buffers and settings.
+        parameters: name -> the joined tensor, for the parameters that `model` does not hold whole.
         masters: the fp32 weights are among `parameters`.
-        moments: what the optimizer keeps; None where that is not known, or stands in `model` as torch.optim has it.
+        moments: the optimizer state; None if it is unknown, or is in `model` in the layout of torch.optim.
     """
 
     model: Model
@@ -63,7 +63,7 @@ class Whole:
 
 
 def assembled(path: str, whole: Whole, files: tuple[Mark, ...], traits: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint of a save."""
+    """Return the checkpoint of a save."""
     model = whole.model
     assembly = Assembly()
     findings = list(whole.findings)
@@ -118,14 +118,14 @@ def assembled(path: str, whole: Whole, files: tuple[Mark, ...], traits: Mapping[
 
 
 def _adopted(assembly: Assembly, model: Model, parts: list[Node]) -> list[Node]:
-    """Nodes of the model states, what they share still shared; their tensors are on the CPU, as the joined ones are."""
+    """Return copies of nodes of the model states that keep their sharing; their tensors are on the CPU."""
     found = assembly.adopt(parts, model.file.storages, "model.", location="cpu")
     assert isinstance(found, list)
     return found
 
 
 def model_dtype(whole: Whole) -> str | None:
-    """The dtype that the model computed with, where it is another than the one of the weights that were joined."""
+    """Return the dtype that the model computed with, if it differs from that of the joined weights."""
     for name, node in whole.model.module:
         parameter = whole.parameters.get(name)
         if parameter is not None and name not in whole.model.frozen and is_tensor(node):
@@ -136,7 +136,7 @@ def model_dtype(whole: Whole) -> str | None:
 
 
 def _has_copy(whole: Whole) -> bool:
-    """Whether the model states hold the parameters once more, in another dtype."""
+    """Return whether the model states hold the parameters a second time, in a different dtype."""
     if not whole.masters or model_dtype(whole) is None:
         return False
     rows = dict(whole.model.module)
@@ -149,7 +149,7 @@ def _has_copy(whole: Whole) -> bool:
 
 
 def _ties(whole: Whole) -> dict[str, str]:
-    """Name -> the parameter that it is another name of: as the model states say, or as they share a storage."""
+    """Return name -> the parameter that it duplicates, as the model states list it or a shared storage shows."""
     ties = {name: base for name, base in whole.model.shared.items() if name not in whole.parameters}
     by_storage = {
         storage_key(node): name for name, node in reversed(whole.model.module) if name in whole.parameters
@@ -164,13 +164,13 @@ def _ties(whole: Whole) -> dict[str, str]:
 
 
 def _is_emptied(whole: Whole, name: str, node: Node) -> bool:
-    """Whether stage 3 left nothing of a parameter in the module."""
+    """Return whether stage 3 left nothing of a parameter in the module."""
     if name in whole.model.buffers or not whole.masters or not is_tensor(node):
         return False
     return whole.stage == 3 and whole.model.file.tensor(node, f"{MODULE}/{name}").shape == (0,)
 
 
 def root_rows(root: Node) -> dict[str, Node]:
-    """The rows of the object that `assembled` made."""
+    """Return the rows of the object that `assembled` built."""
     assert isinstance(root, Dict)
     return {str(name): value for name, value in root.items}

@@ -1,11 +1,11 @@
-"""A save of DeepSpeed as the object that one torch.save of the whole would have pickled.
+"""The reader of a DeepSpeed save, as the object that one torch.save of the whole would have pickled.
 
 ::
 
-    module          the model's state dict: fp32 master weights where there are some, buffers as they were
-    module_16bit    the same parameters as the model computed with them, where these are others (stages 1 and 2)
+    module          the model's state dict: fp32 master weights if there are any, buffers unchanged
+    module_16bit    the same parameters in the dtype that the model computed with, if it differs (stages 1 and 2)
     optimizer       {"state": {NAME: {"exp_avg", "exp_avg_sq", "step"}}, "param_groups": [{..., "params": [NAME ...]}]}
-    global_steps, lr_scheduler, ds_config ...      as the model states have them
+    global_steps, lr_scheduler, ds_config ...      as in the model states
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ Optims = Sequence[Optim | Lost]
 
 
 def read(path: str) -> Checkpoint:
-    """The save in the folder `path`: names, shapes and places. A rank whose file is missing is a finding.
+    """Read the save in the folder `path`: names, shapes and offsets. A rank whose file is missing is a finding.
 
     Raises:
-        Unsupported: model-parallel ranks, pipeline stages, experts.
-        DamagedFile: no model states; or files that do not go together.
+        Unsupported: the save has model-parallel ranks, pipeline stages or experts.
+        DamagedFile: it has no model states, or files that do not belong together.
     """
     save = read_save(path)
     models = {rank: attempt(save, name, read_model, "") for rank, name in sorted(save.models.items())}
     first = next((model for model in models.values() if isinstance(model, Model)), None)
     if first is None:
         lost = next((model for model in models.values() if isinstance(model, Lost)), None)
-        what = "no model states are in it" if lost is None else f"{as_path(lost.path).name} {lost.why}"
-        raise DamagedFile(f"{what}: without them no name and no shape is known", path=save.folder)
+        what = "the folder has no model states" if lost is None else f"{as_path(lost.path).name} {lost.why}"
+        raise DamagedFile(f"{what}: without model states, the names and shapes are unknown", path=save.folder)
     _refuse_other_models(models)
     _refuse_slice(save, first)
     if save.universal:
@@ -61,7 +61,7 @@ def read(path: str) -> Checkpoint:
     else:
         whole = Whole(first, Joiner(path, lambda: None), stage=0 if not any(first.groups) else None)
         if any(first.groups):
-            message = "no optimizer states are there: the weights are as the model computed with them"
+            message = "there are no optimizer states: the weights are in the dtype that the model computed with"
             whole.findings.append(found("no-masters", message, where="module"))
     slices = [attempt(save, name, read_model, "") for name in save.slices]
     there = [model for model in (*models.values(), *slices) if isinstance(model, Model)]
@@ -72,14 +72,14 @@ def read(path: str) -> Checkpoint:
 
 
 def _refuse_slice(save: Save, first: Model) -> None:
-    """Refuse the files of one model-parallel rank alone, if their own number says that there were several.
+    """Refuse the files of a single model-parallel rank if their own number says that there were several.
 
     Raises:
-        Unsupported: it does.
+        Unsupported: there were several.
     """
     size = number(first.file.top.get("mp_world_size"))
     if size is not None and size > 1 and not save.universal:
-        message = f"the files of one of {size} model-parallel ranks, each of which has slices of the parameters"
+        message = f"these are the files of one of {size} model-parallel ranks; each rank has slices of the parameters"
         raise Unsupported(message, path=save.folder, hint=to_universal(save.folder))
 
 
@@ -95,7 +95,7 @@ def _traits(whole: Whole) -> dict[str, object]:
 
 
 def judge_steps(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    """(file, what is wrong) of the ranks whose optimizer is at another step; reads a few bytes of each."""
+    """Return (file, message) of the ranks whose optimizer is at a different step; reads a few bytes of each file."""
     save = read_save(checkpoint.path)
     read = {rank: attempt(save, name, read_optim, "") for rank, name in sorted(save.optims.items())}
     there = {rank: own for rank, own in read.items() if isinstance(own, Optim)}
@@ -103,7 +103,7 @@ def judge_steps(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 
 
 def _partitioned(save: Save, first: Model, models: Models) -> Whole:
-    """The whole of what ZeRO left on the ranks."""
+    """Join the parameters that ZeRO partitioned over the ranks."""
     read = {rank: attempt(save, name, read_optim, "") for rank, name in sorted(save.optims.items())}
     there = {rank: own for rank, own in read.items() if isinstance(own, Optim)}
     ranks = _ranks(save, first, read, models)
@@ -134,10 +134,10 @@ def _partitioned(save: Save, first: Model, models: Models) -> Whole:
 
 
 def _ranks(save: Save, first: Model, read: Mapping[int, Optim | Lost], models: Models) -> int:
-    """How many ranks there were.
+    """Return the number of ranks.
 
     Raises:
-        DamagedFile: the files say different numbers, or there are more of them.
+        DamagedFile: the files state different numbers, or there are more files than ranks.
     """
     there = [own for own in read.values() if isinstance(own, Optim)]
     said = Counter(own.ranks for own in there)
@@ -149,36 +149,38 @@ def _ranks(save: Save, first: Model, read: Mapping[int, Optim | Lost], models: M
     odd = next((own for own in there if own.ranks != ranks), None)
     hint = "move the files of the other save away"
     if odd is not None:
-        message = f"it is of {odd.ranks} ranks, and others beside it of {ranks}: two saves went into one folder"
+        message = (
+            f"it is from a save of {odd.ranks} ranks, and other files from one of {ranks}: two saves are in one folder"
+        )
         raise DamagedFile(message, path=odd.file.path, hint=hint)
     beyond = next((rank for rank in read if rank >= ranks), None)
     if beyond is not None:
-        message = f"it is of rank {beyond}, and the save has {ranks} ranks: it is of another save"
+        message = f"it belongs to rank {beyond}, but the save has {ranks} ranks: it is from a different save"
         raise DamagedFile(message, path=file_of(save, save.optims[beyond]), hint=hint)
     return ranks
 
 
 def _refuse_other_models(models: Models) -> None:
-    """Refuse model states of another step."""
+    """Refuse model states of a different step."""
     there = [model for model in models.values() if isinstance(model, Model)]
     usual = Counter(model.step for model in there).most_common(1)[0][0]
     for model in there:
         if model.step != usual:
-            message = f"it is of step {model.step}, the other ranks' of {usual}: it is of another save"
+            message = f"it is at step {model.step}, the other ranks' at {usual}: it is from a different save"
             raise DamagedFile(message, path=model.file.path, hint="copy the files of all ranks from one save")
         if model.groups != there[0].groups or model.frozen != there[0].frozen:
-            raise DamagedFile("its parameters have other names or shapes than rank 0's", path=model.file.path)
+            raise DamagedFile("the names or shapes of its parameters differ from rank 0's", path=model.file.path)
 
 
 def _unequal(models: Sequence[Model]) -> list[str]:
-    """Where the buffers are that not all ranks have alike: nothing but the training keeps them equal."""
+    """Find buffers that differ between ranks; DeepSpeed does not synchronize them."""
     first, *others = map(_buffers, models)
     unequal = [name for name, own in first.items() if not all(alike(own, rank.get(name, own)) for rank in others)]
     return [f"module/{name}" for name in unequal]
 
 
 def _buffers(model: Model) -> dict[str, TensorEntry]:
-    """Those whose elements lie in a row."""
+    """Return the buffers whose tensors are contiguous."""
     made = {}
     for name, node in model.module:
         if name in model.buffers and is_tensor(node):
@@ -188,12 +190,12 @@ def _buffers(model: Model) -> dict[str, TensorEntry]:
 
 
 def _refuse_others(there: Mapping[int, Optim], partitioned: bool) -> None:
-    """Refuse optimizer's states with other groups than most ranks' have."""
+    """Refuse optimizer states whose groups differ from those of most ranks."""
     kinds = Counter(tuple(entry.dtype for entry in own.flat) for own in there.values())
     for own in there.values():
         usual = kinds.most_common(1)[0][0]
         if own.partitioned is not partitioned or tuple(entry.dtype for entry in own.flat) != usual:
-            message = "it has other groups of parameters than the other ranks' files: it is of another save"
+            message = "its parameter groups differ from the other ranks' files: it is from a different save"
             raise DamagedFile(message, path=own.file.path)
 
 
@@ -204,14 +206,14 @@ def _cuts(first: Model, optims: Optims, partitioned: bool) -> Cuts:
         if not partitioned:
             if there and len(first.groups) != len(there[0].flat):
                 held = len(there[0].flat)
-                raise DamagedFile(f"{held} groups of parameters are in it, and {len(first.groups)} in the model states")
+                raise DamagedFile(f"it has {held} parameter groups, and the model states {len(first.groups)}")
             return row_cuts(first.groups, [_parts(first, optims, group) for group in range(len(first.groups))])
         sizes = Counter(tuple(entry.numel for entry in own.flat) for own in there)
         usual = sizes.most_common(1)[0][0] if sizes else _shares(first, len(optims))
         for own in there:
             if tuple(entry.numel for entry in own.flat) != usual:
                 path = own.file.path
-                raise DamagedFile("its share of the parameters has another size than the other ranks' shares")
+                raise DamagedFile("its share of the parameters differs in size from the other ranks' shares")
         return each_cuts(first.groups, usual, len(optims))
     except DamagedFile as error:
         error.path = error.path or path
@@ -219,12 +221,12 @@ def _cuts(first: Model, optims: Optims, partitioned: bool) -> Cuts:
 
 
 def _shares(first: Model, ranks: int) -> tuple[int, ...]:
-    """What a rank's shares must be, where no file says it."""
+    """Return the sizes that a rank's shares must have, if no file states them."""
     return tuple(sum(share_of(math.prod(shape), ranks) for shape in shapes.values()) for shapes in first.groups)
 
 
 def _parts(first: Model, optims: Optims, group: int) -> list[int]:
-    """Elements of each rank's part of a row; of ranks whose files are lost, as the others have it."""
+    """Return the number of elements in each rank's part of a group; for lost files, derived from the others."""
     needed = sum(map(math.prod, first.groups[group].values()))
     known = [own.flat[group].numel if isinstance(own, Optim) else None for own in optims]
     last = optims[-1]

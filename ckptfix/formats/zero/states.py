@@ -1,4 +1,4 @@
-"""What the files of one save say: parameters and their shapes, the flat tensors of each rank, the rest as it stands."""
+"""The files of one save as they were read: parameters, shapes, flat tensors of each rank, and other fields."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ckptfix.urls import as_path
 Made = TypeVar("Made")
 
 FLAT = {"single_partition_of_fp32_groups": False, "fp32_flat_groups": True}
-"""Key of a rank's fp32 weights -> whether each parameter is cut into equal parts (stage 3), or the row of them all."""
+"""Key of a rank's fp32 weights -> whether it splits each parameter (stage 3), or the concatenation of all of them."""
 
 MOST_RANKS = 1 << 16
 
 MOST_GROUPS = 1 << 12
-"""Groups of options without a flat tensor: groups whose parameters are all frozen may have none."""
+"""The limit of groups of options without a flat tensor: a group of frozen parameters may have no flat tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of one rank, read.
+    """A file of one rank as it was read.
 
     Attributes:
-        root: its object; `top`: the fields of that.
-        saved_as: as `Opened` has it.
+        root: its object; `top`: the fields of `root`.
+        saved_as: as in `Opened`.
     """
 
     path: str
@@ -48,23 +48,23 @@ class File:
     saved_as: str = ""
 
     def tensor(self, node: Node, where: str) -> TensorEntry:
-        """The tensor that `node` of this file stands for.
+        """Return the tensor that `node` of this file describes.
 
         Raises:
-            DamagedFile: it stands for none.
+            DamagedFile: it does not describe a contiguous dense tensor.
         """
         with about(self.path):
             if not is_tensor(node):
-                raise DamagedFile("no tensor, where one should be", where=where)
+                raise DamagedFile("a tensor is expected here", where=where)
             entry = tensor_entry(node, where, "", self.storages)
             if entry.kind != "dense" or not entry.is_contiguous or entry.lazy:
-                raise DamagedFile("a tensor whose elements do not lie in a row", where=where)
+                raise DamagedFile("the tensor is not contiguous", where=where)
             return entry
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A rank whose file is missing, or cannot be read, and why."""
+    """A rank whose file is missing or cannot be read, and the reason."""
 
     path: str
     why: str
@@ -72,11 +72,11 @@ class Lost:
 
 @dataclass(slots=True)
 class Optim:
-    """The optimizer's states of one rank.
+    """The optimizer states of one rank.
 
     Attributes:
         flat: its fp32 weights, a tensor for each group.
-        states: for each group, what the optimizer keeps of it, by name: tensors of as many elements, and others.
+        states: for each group, the optimizer state by key: tensors with as many elements, and other values.
         options: for each group of the optimizer, its options (the learning rate ...), and numbers of the groups above.
     """
 
@@ -91,12 +91,12 @@ class Optim:
 
 
 def file_of(save: Save, name: str) -> str:
-    """The path of one of the files of a save. Raises as `file_inside`."""
+    """Return the path of one of the files of a save. Raises as `file_inside`."""
     return file_inside(save.folder, name, where=save.folder)
 
 
 def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise: str) -> Made | Lost:
-    """What `read` makes of the file `name`; why it can make nothing, where the file is missing or damaged."""
+    """Return the result of `read` for the file `name`, or the reason if the file is missing or damaged."""
     if name is None:
         return Lost(otherwise, "is missing")
     try:
@@ -110,7 +110,7 @@ def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise
 
 
 def read_file(path: str) -> File:
-    """The torch file at `path`. Raises as `open_torch`."""
+    """Read the torch file at `path`. Raises as `open_torch`."""
     before = mark(path)
     with about(path):
         opened = open_torch(path)
@@ -118,27 +118,27 @@ def read_file(path: str) -> File:
 
 
 def read_optim(path: str) -> Optim:
-    """The optimizer's states at `path`.
+    """Read the optimizer states at `path`.
 
     Raises:
-        DamagedFile: they are none, as ZeRO writes them.
+        DamagedFile: ZeRO does not write such a file.
     """
     file = read_file(path)
     own = fields(file.top.get("optimizer_state_dict"))
     key = next((key for key in FLAT if key in own), None)
     if key is None:
-        raise DamagedFile("no flat groups of fp32 weights are in it", path=path, where="optimizer_state_dict")
+        raise DamagedFile("it has no flat groups of fp32 weights", path=path, where="optimizer_state_dict")
     counts = own.get("partition_count")
     ranks = {number for number in (counts if isinstance(counts, list) else [counts]) if type(number) is int}
     if len(ranks) > 1:
-        message = "groups that are cut among other numbers of ranks (experts)"
+        message = "its groups are partitioned over different numbers of ranks (expert parallelism)"
         raise Unsupported(message, path=path, hint=to_universal(str(as_path(path).parent)))
     if not ranks or not 0 < next(iter(ranks)) <= MOST_RANKS:
-        raise DamagedFile("it does not say how many ranks there are", path=path, where="partition_count")
+        raise DamagedFile("it does not state the number of ranks", path=path, where="partition_count")
     made = Optim(file, FLAT[key], ranks.pop(), stage_of(own.get("zero_stage")))
     for place, own_group in numbered(own.get("ds_zero_partition_groups")).items():
         if fields(own_group).get("partition_count", made.ranks) != made.ranks:
-            message = f"group {place} is cut among another number of ranks than the others (experts)"
+            message = f"group {place} is partitioned over a different number of ranks (expert parallelism)"
             raise Unsupported(message, path=path, hint=to_universal(str(as_path(path).parent)))
     groups = own[key]
     flat = listed(groups) if isinstance(groups, (list, tuple)) else [groups]
@@ -148,14 +148,14 @@ def read_optim(path: str) -> Optim:
     made.states = [fields(states.get(place)) for place in range(len(made.flat))]
     made.options = listed(fields(base).get("param_groups"))
     if len(made.options) > len(made.flat) + MOST_GROUPS:
-        message = f"{len(made.options):,} groups of options, and {len(made.flat):,} flat groups of weights"
+        message = f"it has {len(made.options):,} groups of options, but {len(made.flat):,} flat groups of weights"
         raise DamagedFile(message, path=path, where="param_groups")
     made.paddings = [number for number in listed(own.get("group_paddings")) if type(number) is int]
     return made
 
 
 def stage_of(node: Node) -> int | None:
-    """The number of a ZeroStageEnum."""
+    """Return the number of a ZeroStageEnum."""
     if type(node) is Call and node.arguments:
         node = node.arguments[0]
     return number(node)
@@ -163,13 +163,13 @@ def stage_of(node: Node) -> int | None:
 
 @dataclass(slots=True)
 class Model:
-    """The model states of a rank, or of all.
+    """The model states of one rank, or of all ranks.
 
     Attributes:
         module: the rows of its state dict.
         groups: the parameters of each group of the optimizer, and their shapes.
-        frozen: the parameters that are not trained, and their shapes; `fragments`: their values here.
-        shared: name -> the parameter that it is another name of.
+        frozen: the parameters that are not trained, and their shapes; `fragments`: the values of them in this file.
+        shared: name -> the parameter that it duplicates.
     """
 
     file: File
@@ -190,15 +190,15 @@ class Model:
 
 
 def read_model(path: str) -> Model:
-    """The model states at `path`.
+    """Read the model states at `path`.
 
     Raises:
-        DamagedFile: they are none.
+        DamagedFile: the file has no model states.
     """
     file = read_file(path)
     rows = pairs(file.top.get("module"))
     if rows is None:
-        raise DamagedFile("no state dict of a module is in it", path=path, where="module")
+        raise DamagedFile("it has no state dict of a module", path=path, where="module")
     made = Model(file, [(str(key), value) for key, value in rows if isinstance(key, str)])
     shapes = file.top.get("param_shapes")
     with about(path):
@@ -226,7 +226,7 @@ def _shapes(node: Node) -> dict[str, Shape]:
 
 
 def step_values(optim: Optim) -> list[float | None]:
-    """The optimizer's count of steps in each group; reads an element of each tensor."""
+    """Return the optimizer's step count of each group; reads an element of each tensor."""
     found: list[float | None] = []
     for place, state in enumerate(optim.states):
         node = state.get("step")

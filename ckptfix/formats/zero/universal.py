@@ -1,12 +1,12 @@
-"""A universal checkpoint: ds_to_universal.py has joined each parameter already, in a folder of its own.
+"""Universal checkpoints: ds_to_universal.py has already joined each parameter, in a separate folder.
 
 ::
 
-    FOLDER/zero/NAME/fp32.pt           {"param": tensor, "cat_dim": ...}; or, from stage 3, the tensor in one row
-    FOLDER/zero/NAME/exp_avg.pt ...    the same of each tensor that the optimizer keeps
-    FOLDER/zero/NAME/step.pt           a number or a tensor of one
+    FOLDER/zero/NAME/fp32.pt           {"param": tensor, "cat_dim": ...}; or, from stage 3, the flattened tensor
+    FOLDER/zero/NAME/exp_avg.pt ...    the same for each optimizer tensor
+    FOLDER/zero/NAME/step.pt           a number or a one-element tensor
     FOLDER/zero/optimizer_state.pt     options of the groups
-    FOLDER/*_model_states.pt           as they were: buffers, shapes, names of tied parameters
+    FOLDER/*_model_states.pt           unchanged: buffers, shapes, names of tied parameters
 
 Source: deepspeed/checkpoint/ds_to_universal.py.
 """
@@ -38,15 +38,15 @@ INFO, VERSION = "universal_checkpoint_info", "universal_checkpoint_version"
 
 
 def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
-    """The whole of the files of `save`.
+    """Read the files of `save` as a whole.
 
     Raises:
-        DamagedFile: a file holds no tensor, or has another size than the model states say.
-        Unsupported: it was joined of model-parallel ranks that do not say how they are cut.
+        DamagedFile: a file holds no tensor, or a tensor whose size differs from the model states.
+        Unsupported: it was joined from model-parallel ranks that do not describe their partition.
     """
     if save.sliced and not fields(model.file.top.get(INFO)).keys() - {VERSION}:
-        message = "the ranks of a parallel model say nothing of how its parameters are cut (universal_checkpoint_info)"
-        hint = "--inject_missing_state has joined them all along dimension 0; join them in the program that saved it"
+        message = "the model-parallel ranks do not say how its parameters are cut (universal_checkpoint_info)"
+        hint = "--inject_missing_state joined them all along dimension 0; join them in the program that saved them"
         raise Unsupported(message, path=save.folder, hint=hint)
     whole = Whole(model, Joiner(save.path, lambda: None), masters=True)
     settings = attempt(save, f"{PARAMETERS}/optimizer_state.pt", read_file, "")
@@ -59,7 +59,7 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
     own = list(parameters(save.folder))
     for name in own:
         if name not in shapes and any(name == key for key, _ in model.module):
-            # A buffer, cast to fp32, or another name of a parameter: the model states have it as it was.
+            # A buffer cast to fp32, or another name of a parameter: the model states have the original.
             continue
         try:
             whole.parameters[name] = _parameter(whole, save, name, shapes.get(name))
@@ -73,11 +73,11 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
     if whole.stage == 3 and model.frozen and not all(name in whole.parameters for name in model.frozen):
         join_frozen(whole, save, models, max([*models, (whole.ranks or 1) - 1]) + 1)
     for name in trained - whole.parameters.keys():
-        message = f"no folder {PARAMETERS}/{name} is there, which holds all of {name}"
+        message = f"the folder {PARAMETERS}/{name}, which holds all of {name}, is missing"
         whole.findings.append(found("missing-rank", message, where=str(as_path(save.folder, PARAMETERS, name))))
         copy = next((node for key, node in model.module if key == name), None)
         if not is_tensor(copy) or model.file.tensor(copy, name).dtype != "float32":
-            # The model's copy in 16 bits is not that weight.
+            # The model's 16-bit copy is not that weight.
             whole.parameters[name] = _damaged(whole, save, name, shapes[name])
     if not isinstance(settings, Lost):
         whole.files.append(settings.mark)
@@ -100,7 +100,7 @@ def _moments(settings: File, model: Model, states: dict[str, dict[str, Joined | 
 
 
 def _tensor(file: File) -> TensorEntry:
-    """The tensor that a file of a universal checkpoint is about."""
+    """Return the tensor of a universal checkpoint's file."""
     root = file.root
     return file.tensor(root if is_tensor(root) else file.top.get("param"), "param")
 
@@ -112,18 +112,18 @@ def _parameter(whole: Whole, save: Save, name: str, shape: Shape | None) -> Para
     own = entry.shape
     if shape is not None and own != shape and not (save.sliced and _is_slice(shape, own)):
         if entry.numel != math.prod(shape) or len(own) != 1:
-            raise DamagedFile(f"it holds {list(own)}, and the model states say {list(shape)}", path=file.path)
+            raise DamagedFile(f"it holds {list(own)}, but the model states say {list(shape)}", path=file.path)
         own = shape
     return Parameter(entry.dtype, own, whole.joiner.add_later(entry.nbytes, partial(_piece, entry)))
 
 
 def _is_slice(shape: Shape, whole: Shape) -> bool:
-    """Whether a rank's part of a tensor may have this shape: it is cut along one dimension."""
+    """Return whether a rank's part of a tensor may have this shape, that is, it is split along one dimension."""
     return len(shape) == len(whole) and sum(one != all_of_it for one, all_of_it in zip(shape, whole, strict=True)) == 1
 
 
 def _damaged(whole: Whole, save: Save, name: str, shape: Shape) -> Parameter:
-    """A parameter whose weights cannot be read, which the model states know: an error for whoever needs them."""
+    """Return a parameter that the model states list but whose weights cannot be read; reading it is an error."""
 
     def again() -> Piece:
         return _piece(_tensor(read_file(file_of(save, f"{PARAMETERS}/{name}/{FP32}"))))
@@ -141,7 +141,7 @@ def _piece(entry: TensorEntry) -> Piece:
 
 
 def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEntry | Node]:
-    """What the optimizer keeps of a parameter. Its tensors have the size of the weights, and are not opened."""
+    """Return the optimizer state of a parameter. Its tensors have the size of the weights, and are not opened."""
     found: dict[str, Joined | TensorEntry | Node] = {}
     parameter = whole.parameters[name]
     nbytes = dtypes.by_name(parameter.dtype).nbytes(math.prod(parameter.shape))
@@ -163,6 +163,6 @@ def _moment(save: Save, place: str, parameter: Parameter) -> Piece:
     entry = _tensor(read_file(file_of(save, place)))
     if entry.dtype != parameter.dtype or entry.numel != math.prod(parameter.shape):
         weights = f"{list(parameter.shape)} of {parameter.dtype}"
-        message = f"it holds {list(entry.shape)} of {entry.dtype}, and the weights are {weights}"
+        message = f"it holds {list(entry.shape)} of {entry.dtype}, but the weights are {weights}"
         raise DamagedFile(message, path=file_of(save, place))
     return _piece(entry)

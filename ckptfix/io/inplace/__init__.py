@@ -1,1 +1,1 @@
-"""Files that are changed where they are: a journal first, then the few bytes that differ, and a way back."""
+"""In-place edits of files: a journal first, then the few bytes that differ, and a way to undo them."""

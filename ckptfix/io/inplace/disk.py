@@ -1,4 +1,4 @@
-"""What an edit in place asks of the system: whatever changes a disk is a method, so that a test can stand for it."""
+"""The system operations of an in-place edit: each change of a disk is a method that a test can replace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckptfix.io.system import kind_of, named, open_regular
 from ckptfix.io.unfinished import busy
 
 COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
-"""Modes of fallocate(2) on Linux, which take blocks out of a file and put them in."""
+"""Modes of fallocate(2) on Linux, which remove blocks from a file and insert them."""
 
 _NO_LOCKS = frozenset((errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP))
 
@@ -28,63 +28,63 @@ CHUNK = 1 << 20
 
 
 class File(Protocol):
-    """A file that is open to be changed. Nothing is on the disk before `sync`."""
+    """A file that is open for changes, which reach the disk with `sync`."""
 
     @property
     def name(self) -> str: ...
     @property
     def size(self) -> int: ...
     def read(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes: fewer where the file ends before."""
+        """Read at most `length` bytes: fewer if the file ends before."""
 
     def write(self, offset: int, data: bytes) -> None: ...
     def resize(self, size: int) -> None: ...
     def insert(self, length: int) -> None:
-        """Move the content by `length` bytes, a multiple of the block, and put a hole in front of it."""
+        """Move the content by `length` bytes, a multiple of the block size, and leave a hole before it."""
 
     def remove(self, offset: int, length: int) -> None:
-        """Take `length` bytes out at `offset`, both multiples of the block."""
+        """Remove `length` bytes at `offset`; both are multiples of the block size."""
 
     def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(start, end) of what has no blocks between the two."""
+        """Yield (start, end) of the ranges without blocks between the two offsets."""
 
     def alone(self) -> None:
-        """Refuse unless no other program has the file open or mapped, and keep others waiting until it is closed."""
+        """Refuse if a different program has the file open or mapped; otherwise, make others wait until it is closed."""
 
     def sync(self) -> None: ...
     def close(self) -> None: ...
 
 
 class Held(Protocol):
-    """What is closed in the end."""
+    """An object that is closed in the end."""
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """Opens files, and keeps small ones. What `create`, `replace` and `delete` do is on the disk when they return."""
+    """Access to files. The effects of `create`, `replace` and `delete` are on the disk when they return."""
 
     def open(self, path: str) -> File: ...
     def lock(self, folder: str) -> Held:
-        """Keep others from editing the folder until it is closed. Raises Refused where another does."""
+        """Keep others from editing the folder until it is closed. Raises Refused if another program does."""
 
     def load(self, path: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """Return the content of a small file; None if it does not exist."""
 
     def create(self, path: str, data: bytes, like: str) -> None:
-        """A file for whom `like` is for. Raises FileExistsError where it is there already."""
+        """Create a file with the owner and mode of `like`. Raises FileExistsError if it already exists."""
 
     def replace(self, path: str, data: bytes, like: str) -> None: ...
     def delete(self, path: str) -> None: ...
 
 
 class RealFile:
-    """A regular file, locked against a second writer; or only to be looked at, which no other program notices.
+    """A regular file, locked against a second writer; or open only for reading, which no other program notices.
 
     Raises:
         WriteFailed: it cannot be opened.
-        Refused: another edit in place is at it.
-        Unsupported: it is no regular file.
+        Refused: a different in-place edit of it is running.
+        Unsupported: it is not a regular file.
     """
 
     def __init__(self, path: str, *, change: bool = True) -> None:
@@ -148,7 +148,8 @@ class RealFile:
 
     def alone(self) -> None:
         try:
-            # Whoever opens it meanwhile waits; the signal that says so would end the process, were it SIGIO.
+            # A program that opens it meanwhile waits. The signal that reports it must not be SIGIO, which would end
+            # the process.
             fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
@@ -158,9 +159,9 @@ class RealFile:
         if number == errno.EAGAIN:
             message = "another program has it open or mapped, and would read shifted weights"
             return Refused(message, path=self.name, hint="end that program, or write a copy")
-        why = "only its owner may ask" if number == errno.EACCES else os.strerror(number)
-        message = f"its data has to move, and whether another program has it open cannot be known: {why}"
-        return Refused(message, path=self.name, hint="write a copy: give OUT")
+        why = "only its owner can check" if number == errno.EACCES else os.strerror(number)
+        message = f"its data must move, but ckptfix cannot find out whether another program has it open: {why}"
+        return Refused(message, path=self.name, hint="write a copy to OUT")
 
     def sync(self) -> None:
         os.fsync(self.fd)
@@ -188,7 +189,7 @@ class _RealFolder:
         with named(path):
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _lock(self._fd, path, _NO_LOCKS | {errno.EBADF})  # NFS locks what is open for writing
+            _lock(self._fd, path, _NO_LOCKS | {errno.EBADF})  # NFS locks only files that are open for writing
         except BaseException:
             self.close()
             raise
@@ -212,12 +213,12 @@ class RealDisk:
                 mode = os.lstat(path).st_mode
                 if not stat.S_ISREG(mode):
                     what = "a link" if stat.S_ISLNK(mode) else kind_of(mode)
-                    raise Unsupported(f"is {what}, and no edit in place left it", path=path, hint="remove it")
+                    raise Unsupported(f"is {what}, which no in-place edit creates", path=path, hint="remove it")
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if error.errno == errno.ENAMETOOLONG:  # and then there is none
+                if error.errno == errno.ENAMETOOLONG:  # no file can have this name
                     return None
                 raise
             with open(fd, "rb") as file:
@@ -231,7 +232,7 @@ class RealDisk:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
-                with suppress(OSError):  # others than root cannot
+                with suppress(OSError):  # only root can
                     os.fchown(fd, status.st_uid, status.st_gid)
                 with suppress(OSError):
                     os.fchmod(fd, status.st_mode & 0o666)
@@ -246,7 +247,7 @@ class RealDisk:
         aside = f"{path}.new"
         with named(aside):
             with suppress(FileNotFoundError):
-                os.unlink(aside)  # an edit that was cut off left it
+                os.unlink(aside)  # an interrupted edit left it
             self.create(aside, data, like)
         try:
             os.replace(aside, path)
@@ -265,18 +266,18 @@ DISK: Disk = RealDisk()
 
 
 FEW = 200
-"""Files that a process may have open in any case."""
+"""Files that a process can have open on any system."""
 
 
 def _allow_more() -> None:
-    """Let this process have as many files open as the system allows it."""
+    """Raise the limit of this process's open files as far as the system permits."""
     with suppress(OSError, ValueError):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Opened:
-    """Files opened to be changed, closed together."""
+    """Files that are opened for changes, and closed together."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -284,14 +285,14 @@ class Opened:
         self.files: list[File] = []
 
     def hold(self, target: str) -> None:
-        """Keep others from editing a file, which is the first of `files` then, or a folder."""
+        """Keep others from editing a file, which becomes the first of `files`, or a folder."""
         if os.path.isdir(target):
             self._held.append(self._disk.lock(target))
         else:
             self.add(target)
 
     def add(self, path: str) -> File:
-        """A file, of a folder perhaps one of thousands."""
+        """Open a file, possibly one of thousands in a folder."""
         if len(self.files) == FEW:
             _allow_more()
         self.files.append(self._disk.open(path))
@@ -332,9 +333,9 @@ def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
 
 
 def insertable(folder: str) -> int:
-    """The bytes of a block of the file system of `folder`, where it can put blocks in front of a file; 0 elsewhere.
+    """Return the block size of the file system of `folder`, in bytes, if it can insert blocks; otherwise 0.
 
-    It is tried on a file without a name.
+    This is tried on a file without a name.
     """
     try:
         block = os.statvfs(folder).f_bsize

@@ -1,10 +1,10 @@
-"""Edits in place: all or nothing, and taken back later.
+"""In-place edits: all or nothing, and undone later on request.
 
-The order of things, each on the disk before the next begins: a journal that holds what was there and what comes; the
-blocks that are put in front of the data; the bytes; the record of the edit among those that `undo` takes back; the
-journal gone, which is what makes the edit count. A file whose journal is there is in between, and no command reads it.
-`take_back` brings it to what it was before the edit, from any state: an edit that did not finish is taken back, an undo
-that did not finish is completed.
+An edit has these steps, and each is on the disk before the next begins: a journal with the old and the new bytes;
+blocks inserted before the data; the new bytes; the record of the edit for `undo`; the removal of the journal, which
+makes the edit count. While the journal exists, the file is in an intermediate state, and no command reads it.
+`take_back` restores the state before the edit from any state: it reverts an unfinished edit, and completes an
+unfinished undo.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckptfix.io.system import named
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside, refuse_long_name, unfinished
 
 SECTOR = 512
-"""Bytes that a disk writes whole or not at all."""
+"""Bytes that a disk writes completely or not at all."""
 
 
 def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DISK) -> None:
@@ -31,12 +31,12 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
 
     Args:
         target: its real path.
-        keep: remember the edit, beside the file; not needed where the file itself shows what it was.
+        keep: remember the edit, beside the file; unnecessary if the file itself shows its earlier state.
 
     Raises:
-        Refused: an edit of it has not finished, or another program has it open or edits it.
-        DamagedFile: it is not what the record was made of.
-        WriteFailed: the system could not; it is as it was, unless the error says that `undo` is needed.
+        Refused: an edit of it has not finished, or a different program has it open or edits it.
+        DamagedFile: it does not match the record's old state.
+        WriteFailed: the system failed; the file is unchanged, unless the error says that `undo` is needed.
     """
     refuse_long_name(target)
     journal = beside(target, JOURNAL)
@@ -44,7 +44,8 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
         for file, change in pairs:
             _expect(file, change.before, change.old)
         _alone(pairs)
-        # Now, while nothing is done: it may be unreadable. What led to another file is of no use any more.
+        # Read the records before anything is changed, because they may be unreadable. Only those that led to the
+        # present file are kept.
         records = _leading(past(target, disk), {change.name: file for file, change in pairs})
         with Undisturbed():
             _begin(disk, journal, record, target)
@@ -61,11 +62,11 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
 
 
 def take_back(target: str, record: Record, *, disk: Disk = DISK) -> None:
-    """Bring the file or folder `target` to what it was before the edit `record`, which is done. All or nothing.
+    """Restore the file or folder `target` to its state before the completed edit `record`. All or nothing.
 
     Raises:
-        DamagedFile: it is not what the edit made.
-        CkptfixError: as `carry_out`.
+        DamagedFile: it does not match the result of the edit.
+        CkptfixError: as in `carry_out`.
     """
     journal = beside(target, JOURNAL)
     with _opened(target, record, disk) as pairs:
@@ -79,27 +80,27 @@ def take_back(target: str, record: Record, *, disk: Disk = DISK) -> None:
 
 
 def finish(target: str, *, disk: Disk = DISK) -> Record | None:
-    """Bring `target`, whose journal is there, to what it was before the edit that did not finish.
+    """Restore `target`, whose journal exists, to its state before the unfinished edit.
 
     Returns:
-        The record of the edit; None where it had not begun.
+        The record of the edit; None if it had not begun.
 
     Raises:
-        DamagedFile: another program wrote to it since.
-        WriteFailed: the system could not; it can be tried again.
+        DamagedFile: a different program has written to it since.
+        WriteFailed: the system failed; a second attempt is possible.
     """
     journal = beside(target, JOURNAL)
     with _way_out(journal), Opened(disk) as opened:
         opened.hold(target)
-        # Only now: until it is held, an edit that goes on may be writing its journal, or be done with it.
+        # Load the journal only now: before the target is held, a running edit may still write its journal, or finish.
         data = disk.load(journal)
         if data is None:
-            hint = "see what it is now, with --list"
+            hint = "look at its present state with --list"
             raise Refused("the edit of another program has just ended", path=target, hint=hint)
         record = next(decoded(data), None)
         if record is None or data != record.encoded():
             with named(target):
-                disk.delete(journal)  # it was not whole when the edit was cut off, so nothing was done
+                disk.delete(journal)  # it was incomplete when the edit was interrupted, so nothing was changed
             return None
         pairs = _files(opened, target, record)
         _alone(pairs)
@@ -112,23 +113,23 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
 
 @contextmanager
 def _way_out(journal: str) -> Iterator[None]:
-    """A file that a journal does not fit is not lost: the error says how it is used as it is."""
+    """Extend the error about a journal that does not fit its file: the hint tells how to use the file unchanged."""
     try:
         yield
     except DamagedFile as error:
-        keep = f"to keep it as it is, remove the journal: `rm {quoted(journal)}`"
+        keep = f"to keep it unchanged, remove the journal: `rm {quoted(journal)}`"
         error.hint = f"{error.hint}; {keep}" if error.hint else keep
         raise
 
 
 def discard_foreign(target: str, *, disk: Disk = DISK) -> bool:
-    """Remove the journal of `target` where that is about another file: nothing of the edit is in this one.
+    """Remove the journal of `target` if it belongs to a different file: nothing of its edit is in this one.
 
-    A file that was written anew since has neither the bytes that the edit replaced nor those that it wrote. Where any
-    of them is there, or the journal is not whole, it is left to `finish`.
+    A file that was written anew since has neither the bytes that the edit replaced nor those that it wrote. If it has
+    any of them, or if the journal is incomplete, `finish` must handle it.
 
     Returns:
-        Whether it was so; nothing was done to the file.
+        Whether the journal was removed; the file is unchanged.
     """
     journal = beside(target, JOURNAL)
     with _way_out(journal), Opened(disk) as opened:
@@ -139,7 +140,7 @@ def discard_foreign(target: str, *, disk: Disk = DISK) -> bool:
             return False
         folder = os.path.isdir(target)
         if not folder and [change.name for change in record.changes] != [os.path.basename(target)]:
-            return False  # the name says so, and the bytes may fit all the same
+            return False  # the name shows a different file, although the bytes may still fit
         for change in record.changes:
             if folder and not os.path.exists(os.path.join(target, change.name)):
                 continue
@@ -152,7 +153,7 @@ def discard_foreign(target: str, *, disk: Disk = DISK) -> bool:
 
 
 def _is_other(file: File, change: Change) -> bool:
-    """Whether nothing that the edit replaced, moved or wrote is in the file."""
+    """Return whether the file has nothing that the edit replaced, moved or wrote."""
     if change.shift and change.probes:
         places = [(probe, probe.offset + moved) for probe in change.probes for moved in (0, change.shift)]
         return not any(probe.fits(file.read(at, probe.length)) for probe, at in places)
@@ -163,21 +164,22 @@ def _is_other(file: File, change: Change) -> bool:
         for start in range(0, len(data), SECTOR):
             was = data[start : start + SECTOR]
             here = now[start : start + SECTOR]
-            # One byte over and over, such as padding, is in any file. What a disk lost is zeros.
+            # A single repeated byte, such as padding, can be in any file. Bytes that a disk lost are zeros.
             if (here == was and len({*was}) > 1) or (possible and not any(here)):
                 return False
     return bool(change.old or change.new) or not possible
 
 
 def past(target: str, disk: Disk = DISK) -> tuple[Record, ...]:
-    """The edits of `target` that are remembered beside it, the first one first."""
+    """Return the edits of `target` that are remembered beside it, the oldest first."""
     return tuple(decoded(disk.load(beside(target, UNDO)) or b""))
 
 
 def remembered(target: str) -> tuple[Record, ...]:
-    """The edits remembered beside `target` that can have led to what it is now, the first one first.
+    """Return the edits remembered beside `target` that can have led to its present state, the oldest first.
 
-    A record says what the last edit left: one that does not fit the file is about another, which had its name.
+    A record contains the result of its edit: a record that does not fit the file belongs to a different file, which had
+    its name.
     """
     records = past(target)
     if not records:
@@ -195,10 +197,10 @@ def remembered(target: str) -> tuple[Record, ...]:
 
 
 def refuse_changed(target: str, record: Record) -> None:
-    """Refuse a file or folder that is not what the edit `record` made; nothing is done to it.
+    """Refuse a file or folder that does not match the result of the edit `record`; it stays unchanged.
 
     Raises:
-        DamagedFile: it is not.
+        DamagedFile: it does not match.
     """
     with _opened(target, record, DISK) as pairs:
         for file, change in pairs:
@@ -210,7 +212,7 @@ def _names(record: Record) -> list[str]:
 
 
 def _leading(records: Sequence[Record], files: Mapping[str, File]) -> tuple[Record, ...]:
-    """Of `records`, those up to the latest that fits the files; before it, as far as sizes follow one another."""
+    """Return the `records` up to the latest that fits the files, and before it, as many as have consecutive sizes."""
     found: list[Record] = []
     sizes: dict[str, int] = {}
     for record in reversed(records):
@@ -225,7 +227,7 @@ def _leading(records: Sequence[Record], files: Mapping[str, File]) -> tuple[Reco
 
 
 def _left(file: File, change: Change) -> bool:
-    """Whether the file is what the edit made."""
+    """Return whether the file is the result of the edit."""
     return file.size == change.after and all(file.read(offset, len(data)) == data for offset, data in change.new)
 
 
@@ -245,20 +247,20 @@ def _opened(target: str, record: Record, disk: Disk) -> Iterator[list[tuple[File
 
 
 def _files(opened: Opened, target: str, record: Record) -> list[tuple[File, Change]]:
-    """The files of a record, opened; its target is held already."""
+    """Open the files of a record, whose target is already held."""
     if not os.path.isdir(target):
         names = [change.name for change in record.changes]
         if names != [os.path.basename(target)]:
-            raise DamagedFile("its record of an edit is about another file", path=target, where=", ".join(names))
+            raise DamagedFile("its record of an edit is about a different file", path=target, where=", ".join(names))
         return [(opened.files[0], record.changes[0])]
     return [(opened.add(_inside(target, change.name)), change) for change in record.changes]
 
 
 def _inside(folder: str, name: str) -> str:
-    """The path of a file that a journal names. Refuses what is not in the folder of the journal."""
+    """Return the path of a file that a journal names. Refuses a file outside the folder of the journal."""
     path = os.path.join(folder, name)
     if os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder) or os.path.basename(name) != name:
-        raise DamagedFile("its record of an edit names a file elsewhere", path=folder, where=name)
+        raise DamagedFile("its record of an edit names a file outside its folder", path=folder, where=name)
     return path
 
 
@@ -266,8 +268,8 @@ def _expect(file: File, size: int, content: Sequence[tuple[int, bytes]]) -> None
     for offset, data in ((0, b""), *content):
         if file.size != size or file.read(offset, len(data)) != data:
             raise DamagedFile(
-                "it changed since: its bytes are not what the edit made or was made of", path=file.name, offset=offset,
-                hint="nothing was done to it",
+                "it has changed: its bytes do not match the record of the edit", path=file.name, offset=offset,
+                hint="it was left unchanged",
             )  # fmt: skip
 
 
@@ -311,10 +313,10 @@ def _restore(file: File, change: Change) -> None:
 
 
 def _refuse_other(file: File, change: Change) -> None:
-    """Refuse a file that the edit cannot have left: what another program wrote would be lost.
+    """Refuse a file that the edit cannot have left, because restoring it would lose data of a different program.
 
-    Of an edit that moves nothing, each sector is as before or as after; one behind the end that the file had may not
-    have come to the disk, and is zeros then.
+    If the edit moves nothing, each sector is in its old or its new state. A sector beyond the file's old end may not
+    have reached the disk, and is zeros then.
     """
     low, high = sorted((change.before, change.after))
     if file.size < low or (low < high < file.size):
@@ -322,7 +324,7 @@ def _refuse_other(file: File, change: Change) -> None:
     before, after = dict(change.old), dict(change.new)
     for offset in before.keys() | after.keys():
         one, other = before.get(offset, b""), after.get(offset, b"")
-        # A shorter one stands over the longer one until the size has changed.
+        # Until the size has changed, the shorter one covers only the beginning of the longer one.
         known = (one + other[len(one) :], other + one[len(other) :], one, other)
         now = file.read(offset, max(map(len, known)))
         start = 0
@@ -330,19 +332,19 @@ def _refuse_other(file: File, change: Change) -> None:
             end = (offset + start) // SECTOR * SECTOR + SECTOR - offset
             new = offset + start + len(now[start:end]) > change.before and not any(now[start:end])
             if not new and not any(_may_be(now[start:end], data[start:end]) for data in known):
-                raise _others(file, f"what stands at {offset + start:#x} is neither what was there nor what it wrote")
+                raise _others(file, f"the bytes at {offset + start:#x} are neither the old nor the new ones")
             start = end
 
 
 def _may_be(now: bytes, known: bytes) -> bool:
-    """Whether a sector is this one, of which the end may lie behind the end that the file had."""
+    """Return whether a sector matches this content, whose end may be beyond the file's old end."""
     return now == known.ljust(len(now), b"\0") or now == known[: len(now)]
 
 
 def _others(file: File, what: str) -> DamagedFile:
     return DamagedFile(
         f"another program wrote to it while it was edited: {what}", path=file.name,
-        hint="nothing was done to it; a backup has what it was",
+        hint="it was left unchanged; use a backup to restore it",
     )  # fmt: skip
 
 
@@ -362,19 +364,19 @@ def _end(disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Ch
 def _give_up(
     error: BaseException, disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Change]]
 ) -> None:
-    """Take back what was done of an edit; where that fails too, say what helps."""
+    """Undo an edit after an error; if that fails too, extend the error with the way to recover."""
     try:
         _end(disk, target, record, pairs)
     except (CkptfixError, OSError) as second:
         if isinstance(error, CkptfixError):
             reason = second.message if isinstance(second, CkptfixError) else second.strerror
-            error.message += f"; taking the edit back failed too: {reason}"
+            error.message += f"; undoing the edit failed too: {reason}"
             error.hint = unfinished(target).hint
 
 
 @contextmanager
 def _stuck(target: str) -> Iterator[None]:
-    """An error inside says that the same can be tried again."""
+    """Add the hint to an error inside that the operation can be repeated."""
     try:
         with named(target):
             yield

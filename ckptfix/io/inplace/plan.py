@@ -1,4 +1,4 @@
-"""A planned file that lies over the one that is there, as the few changes that make the one of the other."""
+"""The difference between a planned file and the file that it would replace, as a few changes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ckptfix.io.inplace.shifted import holes_of, probes_of
 from ckptfix.io.read import read_chunks
 
 BLOCK = 4096
-"""Of probes, where nothing moves by blocks."""
+"""The block size of probes, if nothing moves by blocks."""
 
 
 def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | None:
-    """What makes `planned` of `file`; None where they are the same.
+    """Return the change that turns `file` into `planned`; None if they are equal.
 
     Args:
         block: of the file system.
 
     Raises:
-        Unsupported: data would move other than as a whole, to the end of the file and by whole blocks.
+        Unsupported: data would have to move in other ways than as a whole, by whole blocks, toward the end of the file.
     """
     size = file.size
     writes, shift, moved_from = _writes(planned, size)
@@ -45,7 +45,7 @@ def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | N
 
 
 def _writes(planned: OutputFile, size: int) -> tuple[list[Bytes], int, int]:
-    """The literal bytes with their offsets, by how much the data moves, and where it began."""
+    """Return the literal bytes with their offsets, the distance by which the data moves, and its old beginning."""
     writes: list[Bytes] = []
     shift = moved_from = position = 0
     for number, segment in enumerate(planned.segments):
@@ -73,6 +73,6 @@ def _literal(segment: Segment) -> bytes:
 
 def _moves(planned: OutputFile) -> Unsupported:
     return Unsupported(
-        "the edit moves data within the file, which in place cannot be taken back", path=planned.path,
-        hint="write a copy: give OUT",
+        "the edit moves data within the file, which cannot be undone in place", path=planned.path,
+        hint="write a copy to OUT",
     )  # fmt: skip

@@ -1,12 +1,12 @@
-"""What is remembered of an edit in place: enough to take it back, byte for byte, from any state that it can leave.
+"""The record of an in-place edit: enough to undo it, byte for byte, from any state that it can leave.
 
-A record is the content of a journal, and one of those in the file of former headers::
+A record is the content of a journal, and one of the records in the undo file::
 
     line     "ckptfix edit 1\\n"
     8 bytes  length of the JSON that follows, little-endian
-    JSON     what was done, and of each file: sizes, shift, places of the bytes below, probes, holes
-    bytes    what was there, and what is there afterwards, in the order of the JSON
-    32 bytes BLAKE2b of all that is above
+    JSON     a description, and for each file: sizes, shift, positions of the bytes below, probes, holes
+    bytes    the old and the new bytes, in the order of the JSON
+    32 bytes BLAKE2b of everything above
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MAGIC = b"ckptfix edit 1\n"
 _DIGEST = 32
 
 LONGEST_PROBE = 4096
-"""Bytes of a probe, where it lies inside one block."""
+"""The longest probe, in bytes, unless its block is shorter."""
 
 Bytes = tuple[int, bytes]
-"""An offset, and what stands there."""
+"""An offset, and the bytes there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Some bytes of the data as they were before the edit, which show by how much they have moved."""
+    """A sample of the data as it was before the edit, which shows how far the data has moved."""
 
     offset: int
     length: int
@@ -44,16 +44,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an edit does to one file.
+    """The changes that an edit makes to one file.
 
     Attributes:
         name: in the folder of the record.
-        before, after: its size.
-        old: what the edit replaces, at offsets before it.
-        new: what it writes, at offsets after it.
-        shift: bytes that are put in front of the content, a multiple of the block; then `old` is all that stands before
+        before, after: the old and the new size.
+        old: the bytes that the edit replaces, at their old offsets.
+        new: the bytes that it writes, at their new offsets.
+        shift: bytes that are inserted before the content, a multiple of the block size; then `old` is everything before
             the data.
-        probes, holes: of the data, before the edit; where there is a shift.
+        probes, holes: of the data, before the edit; only with a shift.
     """
 
     name: str
@@ -68,11 +68,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An edit in place.
+    """An in-place edit.
 
     Attributes:
-        id: tells it from others.
-        what: what was done, in a sentence.
+        id: distinguishes it from other edits.
+        what: a description of the edit, in a sentence.
         when: the time, in UTC.
     """
 
@@ -82,7 +82,7 @@ class Record:
     changes: tuple[Change, ...]
 
     def encoded(self) -> bytes:
-        """As bytes."""
+        """Encode the record as bytes."""
         files = [
             {
                 "name": change.name,
@@ -103,7 +103,7 @@ class Record:
 
 
 def decoded(data: bytes) -> Iterator[Record]:
-    """The records that stand one behind the other in `data`, up to the first that is not whole."""
+    """Yield the records that follow each other in `data`, up to the first incomplete one."""
     at = 0
     while at < len(data):
         found = _one(data, at)
@@ -136,7 +136,7 @@ def _one(data: bytes, start: int) -> tuple[Record, int] | None:
 
 
 def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]) -> Change:
-    """The change to a file. Raises ValueError where no edit can have made it: the checksum is no signature."""
+    """Return the change to a file. Raises ValueError if no edit can have made it: the checksum is not a signature."""
     name, before, after, shift = _text(said["name"]), *(_count(said[key]) for key in ("before", "after", "shift"))
     probes = tuple(Probe(_count(offset), _count(length), _text(text)) for offset, length, text in said["probes"])
     holes = tuple((_count(begin), _count(end)) for begin, end in said["holes"])
@@ -146,9 +146,9 @@ def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]
         all(probe.length <= LONGEST_PROBE and probe.offset + probe.length <= before for probe in probes),
         all(begin <= end <= before for begin, end in holes),
         not shift or (after == before + shift and [offset for offset, _ in (*old, *new)] == [0, 0]),
-        # What an edit cut off it has kept, and what it added it has written: no other size can come of it.
+        # An edit keeps the bytes that it cuts off, and writes the bytes that it adds: no other size can result.
         bool(shift) or (_covers(old, after, before) and _covers(new, before, after)),
-        # What does not show in the file fits any.
+        # A change that leaves no trace in the file would fit any file.
         any(data for _, data in (*old, *new)) and bool(not shift or probes or len(old[0][1]) == before),
         # No edit begins or ends with an empty file.
         before > 0 < after,
@@ -160,7 +160,7 @@ def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]
 
 
 def _covers(places: Sequence[Bytes], start: int, end: int) -> bool:
-    """Whether `places` hold all bytes from `start` to `end`."""
+    """Return whether `places` contain all bytes from `start` to `end`."""
     for offset, data in sorted(places):
         if offset <= start < offset + len(data):
             start = offset + len(data)
@@ -170,7 +170,7 @@ def _covers(places: Sequence[Bytes], start: int, end: int) -> bool:
 def _count(value: object) -> int:
     number = whole_number(value) if not isinstance(value, str) else None
     if number is None:
-        raise ValueError("no number of bytes")
+        raise ValueError("not a number of bytes")
     return number
 
 
@@ -192,5 +192,5 @@ def _blobs(data: bytes, at: int, places: Sequence[Sequence[int]]) -> tuple[tuple
 
 
 def digest(data: bytes) -> str:
-    """A short one, of a probe."""
+    """Return a short digest, for a probe."""
     return sums.digest((data,), 8).hex()

@@ -1,8 +1,8 @@
-"""Data that a file system has moved, perhaps not to the end: where the gap is, and how it goes.
+"""Data that a file system has moved, perhaps incompletely: the position of the gap, and how to close it.
 
-fallocate puts blocks into a file, and takes them out, in several transactions. Cut off in the middle, it leaves the
-file at its larger size with a gap of the blocks somewhere in it: what stands before the gap has not moved, what stands
-behind it has. (ext4 grows the file first, then moves extents from the last to the first; taking out goes the other way,
+fallocate inserts blocks into a file, and removes them, in several transactions. If it is interrupted, it leaves the
+file at its larger size, with a gap of the blocks somewhere in it: the data before the gap has not moved, the data
+behind it has. (ext4 grows the file first, then moves extents from the last to the first; removal goes the other way,
 and the file shrinks last. Source: fs/ext4/extents.c, ext4_insert_range and ext4_collapse_range.)
 """
 
@@ -18,11 +18,11 @@ PROBES = 256
 
 MOST_HOLES = 10_000
 LOOK = 64 << 20
-"""Bytes that are read at most to see whether two places of a gap come to the same."""
+"""The most bytes that are read to see whether two positions of a gap give the same result."""
 
 
 def probes_of(file: File, start: int, size: int, block: int) -> tuple[Probe, ...]:
-    """Probes of the data from `start` on, each inside one block: the first, the last, and some between."""
+    """Return probes of the data from `start` on, each inside one block: the first, the last, and some between."""
     if start >= size:
         return ()
     first, last = start // block, (size - 1) // block
@@ -38,7 +38,7 @@ def _probe(file: File, number: int, start: int, size: int, block: int) -> Probe:
 
 
 def holes_of(file: File, start: int, size: int) -> tuple[tuple[int, int], ...]:
-    """The first holes of the data."""
+    """Return the first holes of the data."""
     found = []
     for hole in file.holes(start, size):
         found.append(hole)
@@ -48,13 +48,13 @@ def holes_of(file: File, start: int, size: int) -> tuple[tuple[int, int], ...]:
 
 
 def close_gap(file: File, change: Change, start: int) -> None:
-    """Move the data back to where it was before the edit, wherever the gap is; what stands before it is not kept.
+    """Move the data back to its position before the edit, wherever the gap is; the bytes before it are not kept.
 
     Args:
-        start: where the data begins, before the edit.
+        start: the beginning of the data, before the edit.
 
     Raises:
-        DamagedFile: the file is neither what it was before the edit nor what can come of it.
+        DamagedFile: the file matches neither its state before the edit nor any state that the edit can leave.
     """
     if file.size == change.before:
         _verify(file, change)
@@ -78,17 +78,17 @@ def _verify(file: File, change: Change) -> None:
 
 def _changed(file: File, change: Change, offset: int | None = None) -> DamagedFile:
     sizes = " or ".join(f"{size:,}" for size in sorted({change.before, change.after}))
-    was = "its data is not as it was" if offset else f"it has {file.size:,} bytes, and the edit knows of {sizes}"
+    was = "its data has changed" if offset else f"it has {file.size:,} bytes, but the edit expects {sizes}"
     return DamagedFile(
         f"another program wrote to it since it was edited: {was}",
         path=file.name,
         offset=offset,
-        hint="nothing was done to it; a backup has what it was",
+        hint="it was left unchanged; use a backup to restore it",
     )
 
 
 def _gap(file: File, change: Change, start: int) -> int:
-    """Where the gap begins: 0 where all data has moved, the old size where none has."""
+    """Return the position of the gap: 0 if all data has moved, the old size if no data has moved."""
     low, high = 0, change.before + change.shift
     moved = False
     for probe in change.probes:
@@ -111,7 +111,7 @@ def _gap(file: File, change: Change, start: int) -> int:
 
 
 def _places(file: File, change: Change, low: int, high: int, moved: bool) -> Iterator[int]:
-    """Where the gap may begin, between data that surely has not moved and data that surely has."""
+    """Yield possible positions of the gap, between data that surely has not moved and data that surely has."""
     if not low:
         yield 0
     for begin, end in file.holes(low, min(high + change.shift, file.size)):
@@ -122,12 +122,12 @@ def _places(file: File, change: Change, low: int, high: int, moved: bool) -> Ite
 
 
 def _like(file: File, change: Change, gap: int, start: int) -> bool:
-    """Whether the data, with the gap there, has the holes that it had before."""
+    """Return whether the data, with the gap there, has the same holes as before."""
     if len(change.holes) >= MOST_HOLES:
         return True
     expected = []
     for begin, end in change.holes:
-        # A hole that the gap lies in, or touches, is one with it.
+        # A hole that contains or touches the gap merges with it.
         if end <= gap:
             expected.append((begin, end))
         elif begin < gap:
@@ -153,7 +153,7 @@ def _merged(spans: Iterator[tuple[int, int]] | list[tuple[int, int]], first: int
 
 
 def _same(file: File, change: Change, start: int, places: tuple[int, int]) -> bool:
-    """Whether the data, from `start` on, comes out the same, whichever of the two the gap is taken for."""
+    """Return whether the data, from `start` on, is the same for both positions of the gap."""
     low, high = max(min(places), start), max(places)
     if high - low > LOOK:
         return False

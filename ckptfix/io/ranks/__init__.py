@@ -1,8 +1,8 @@
 """Several processes that write one folder together: the ranks of a torchrun or Slurm job.
 
-Every rank plans the same output; each writes its share of the files; rank 0 writes the last one, an index, and gives
-the folder its name. What they say to each other goes through a key-value store (`Store`), which torch.distributed has.
-A rank says that it is alive once a second: one that is silent, or says that it failed, ends the work of all.
+Every rank plans the same output; each writes its share of the files; rank 0 writes the last one, an index, and renames
+the folder to its final name. They communicate through a key-value store (`Store`), such as torch.distributed's. Every
+second, a rank signals that it is alive: a rank that is silent, or reports a failure, ends the work of all.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.read import Progress
 
 BEAT, POLL = 1.0, 0.05
-"""Seconds between two signs of life, and between two looks at the store."""
+"""Seconds between two signals of a rank, and between two checks of the store."""
 
 PATIENCE = 5.0
-"""Seconds that a rank waits for others to clean up and leave."""
+"""Seconds that a rank waits for the others to clean up and leave."""
 
 AGAIN = "nothing was written; run it again when all ranks can run"
-"""What to do when a rank is gone."""
+"""The hint when a rank is gone."""
 
 
 class Store(Protocol):
-    """What ranks share: torch's TCPStore, or anything that has these of it."""
+    """The store that the ranks share: torch's TCPStore, or any object with these methods."""
 
     def set(self, key: str, value: str, /) -> Any: ...
     def get(self, key: str, /) -> bytes: ...
@@ -38,7 +38,7 @@ class Store(Protocol):
 
 
 class RankFailed(CkptfixError):
-    """Another rank failed, or is gone. `said` tells whether that rank has said why."""
+    """A different rank failed, or is gone. `said` is True if that rank has reported the cause."""
 
     def __init__(self, message: str, *, said: bool, **place: Any) -> None:
         super().__init__(message, **place)
@@ -50,20 +50,20 @@ class Watching(SystemExit):
 
 
 class Team:
-    """The ranks of a job, as one of them sees them.
+    """The ranks of a job, as seen by one of them.
 
     Args:
-        timeout: seconds of silence after which a rank is taken for dead.
-        attempt: of a launcher that starts all ranks again, with the store that they had.
+        timeout: seconds of silence after which a rank counts as dead.
+        attempt: the attempt of a launcher that restarts all ranks with the same store.
 
     Attributes:
-        gone: ranks that never said that they stopped, when the work had failed.
+        gone: ranks that never reported that they had stopped after a failure.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, attempt: str = "0") -> None:
         self.rank, self.size, self.timeout = rank, size, timeout
         self._store = store
-        # What is left in the store of an attempt that failed, or of the command before this one, is not of this one.
+        # The prefix separates this command from data that an earlier command or a failed attempt left in the store.
         number = store.add(f"ckptfix/{attempt}/commands/{rank}", 1)
         self._prefix = f"ckptfix/{attempt}/{number}"
         self._lock = threading.Lock()
@@ -94,13 +94,13 @@ class Team:
             self._store.set(f"{self._prefix}/{key}", value)
 
     def said(self, key: str) -> str | None:
-        """What was said under the key; None where nothing was yet."""
+        """Return the value of the key; None if it is not set yet."""
         name = f"{self._prefix}/{key}"
         with self._lock:
             return self._store.get(name).decode() if self._store.check([name]) else None
 
     def first(self, key: str) -> bool:
-        """Whether no other rank has asked that before."""
+        """Return whether this rank is the first one to ask for the key."""
         with self._lock:
             return self._store.add(f"{self._prefix}/{key}", 1) == 1
 
@@ -119,16 +119,19 @@ class Team:
         return RankFailed(**json.loads(text))
 
     def fail(self, message: str, *, said: bool, **place: Any) -> None:
-        """Tell all that the work has failed, and why, unless another rank has: what comes later comes of that."""
+        """Report to all ranks that the work has failed, and why, unless a rank has already reported a failure.
+
+        Later failures are mostly consequences of the first.
+        """
         with suppress(Exception):
             if self.said("failed") is None:
                 self.say("failed", json.dumps({"message": message, "said": said, **place}))
 
     def wait(self, key: str, rank: int = 0) -> str:
-        """What `rank` says under the key.
+        """Wait for the value that `rank` gives the key, and return it.
 
         Raises:
-            RankFailed: it, or another, has failed or is gone.
+            RankFailed: a rank has failed or is gone.
         """
         while (value := self._asked(key)) is None:
             self.check()
@@ -144,35 +147,35 @@ class Team:
             raise self._failure() from None
 
     def listen(self, rank: int) -> None:
-        """Look whether a rank is alive."""
+        """Check whether a rank is alive."""
         beat = (self._asked(f"beat/{rank}") or "").encode()
         known = self._beats.get(rank)
         now = time.monotonic()
         if known is None or known[0] != beat:
             self._beats[rank] = beat, now
         elif now - known[1] > self.timeout:
-            error = self.lost(rank, f": nothing was heard of it for {self.timeout:g} s")
+            error = self.lost(rank, f": it has been silent for {self.timeout:g} s")
             self.fail(error.message, said=False, hint=AGAIN)
             raise error
 
     def lost(self, rank: int, why: str = "") -> RankFailed:
-        """What is said of a rank that is gone."""
+        """Return the error about a rank that is gone."""
         return RankFailed(f"rank {rank} of {self.size} is gone{why}", said=False, hint=AGAIN)
 
     def agree(self, what: str, value: str) -> None:
-        """Make sure that all ranks have the same.
+        """Ensure that all ranks have the same value.
 
         Raises:
-            Refused: this one has another than rank 0.
+            Refused: this rank's value differs from rank 0's.
         """
         if self.rank == 0:
             self.say(what, value)
         elif (first := self.wait(what)) != value:
-            message = f"rank {self.rank} of {self.size} plans another output than rank 0"
-            raise Refused(f"{message}: {value[:12]}, not {first[:12]}", hint="do all machines see the same input?")
+            message = f"rank {self.rank} of {self.size} plans a different output than rank 0"
+            raise Refused(f"{message}: {value[:12]}, not {first[:12]}", hint="give all machines the same input")
 
     def told(self, what: str, value: Callable[[], str]) -> str:
-        """What rank 0 finds, for all."""
+        """Return the value that rank 0 computes, on all ranks."""
         if self.rank == 0:
             found = value()
             self.say(what, found)
@@ -180,13 +183,13 @@ class Team:
         return self.wait(what)
 
     def folder(self) -> str:
-        """The name under which the next folder is spoken of."""
+        """Return the key prefix for the next folder."""
         self._folders += 1
         self.say("begun")
         return f"folder{self._folders}"
 
     def checked(self, progress: Progress | None) -> Progress:
-        """`progress`, which also looks whether another rank has failed."""
+        """Return `progress` extended by a check whether another rank has failed."""
 
         def step(done: int, total: int) -> None:
             self.check()
@@ -196,10 +199,10 @@ class Team:
         return step
 
     def give_up(self, error: BaseException) -> BaseException:
-        """`stop`, because of `error`: the others are told, if it is not one of them that failed.
+        """Stop because of `error`, and report it to the others unless it came from one of them.
 
         Returns:
-            The error to raise: another rank's, where that no longer waited for this one and took away what it wrote.
+            The error to raise: a different rank's, if that one no longer waited for this rank and removed its files.
         """
         with suppress(Exception):
             if isinstance(error, CkptfixError | OSError) and self.said(f"too slow/{self.rank}") is not None:
@@ -212,7 +215,7 @@ class Team:
         return error
 
     def stop(self) -> frozenset[int]:
-        """The work has failed, and this rank writes no more: wait until none does; those of which it is not known."""
+        """Stop writing after a failure, wait for the others to stop, and return the ranks that did not confirm."""
         left = set(range(self.size)) - {self.rank}
         end = time.monotonic() + PATIENCE
         try:
@@ -229,16 +232,16 @@ class Team:
         return self.gone
 
     def cleans(self) -> bool:
-        """Whether it is for this rank to take away what those left that are gone."""
+        """Return whether this rank must remove the files of the ranks that are gone."""
         return self.rank == min(set(range(self.size)) - self.gone)
 
     def all_said(self, key: str) -> None:
-        """Wait until every rank has said it. Raises as `wait`."""
+        """Wait until every rank has set the key. Raises like `wait`."""
         for rank in range(self.size):
             self.wait(f"{key}/{rank}", rank)
 
     def end(self) -> None:
-        """Leave: rank 0, which may hold the store, goes last."""
+        """Leave the team: rank 0, which may hold the store, leaves last."""
         with suppress(Exception):
             self.say(f"left/{self.rank}")
             end = time.monotonic() + PATIENCE
@@ -254,13 +257,13 @@ _team: ContextVar[Team | None] = ContextVar("team", default=None)
 
 
 def current() -> Team | None:
-    """The ranks that this process works with; None where it works alone."""
+    """Return the ranks that this process works with; None if it works alone."""
     return _team.get()
 
 
 @contextmanager
 def joined(team: Team | None) -> Iterator[None]:
-    """Inside, what is written is written with the others; with None, alone."""
+    """Write everything inside together with the ranks of `team`, or alone if it is None."""
     token = _team.set(team)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The files of a folder shared out to ranks: by size, each with the checks of what it copies."""
+"""The files of a folder divided among ranks by size; each share includes the checks of the data that it copies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ckptfix.io.read import read_from
 
 
 def shares(plan: Plan, size: int) -> list[Plan]:
-    """The plan of each of `size` ranks: the largest file left goes to the rank with the fewest bytes.
+    """Return the plan of each of `size` ranks: the largest remaining file goes to the rank with the fewest bytes.
 
-    The last file, an index, is in none.
+    The last file, an index, is in no share.
     """
     bytes_of = [0] * size
     files: list[list[OutputFile]] = [[] for _ in range(size)]
@@ -34,7 +34,7 @@ def shares(plan: Plan, size: int) -> list[Plan]:
 
 
 def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[Check]]:
-    """The checks of each rank: of what it copies; what no rank copies is shared out in turn."""
+    """Return the checks of each rank: those of the data that it copies; the remaining ones are dealt out in turn."""
     found: list[list[Check]] = [[] for _ in range(size)]
     if not plan.checks:
         return found
@@ -58,7 +58,7 @@ def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[Check]
 
 
 def digest(plan: Plan, dest: str, inputs: Mapping[str, Stamp]) -> str:
-    """What two ranks have in common that plan the same output of the same inputs."""
+    """Return a digest that is equal on two ranks only if they plan the same output of the same inputs."""
     words = _words(plan, dest, inputs)
     return sums.digest(repr(row).encode("utf-8", "surrogateescape") for row in words).hex()
 

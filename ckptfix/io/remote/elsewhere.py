@@ -1,7 +1,8 @@
-"""Files on their way to a file system of fsspec: they get their names one after the other, when all of them are there.
+"""Uploads to a file system of fsspec: the files get their names one after the other, once all of them are complete.
 
-File systems whose files know ``commit`` and ``discard`` do that by their transactions. Those of others, such as adlfs,
-are complete when they are closed: they stay open until then, and of one that failed what it holds back is never sent.
+File systems whose files support ``commit`` and ``discard`` use their transactions. The files of others, such as adlfs,
+are complete when they are closed: they stay open until then, and after a failure the data that they hold back is never
+sent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ckptfix.io.written import note, record
 from ckptfix.urls import scheme_of
 
 AZURE = frozenset(("az", "abfs", "abfss", "adl"))
-"""Where a file may be opened as a new one (``xb``), and goes up in blocks of a size that is given."""
+"""Schemes whose files can be opened as new ones (``xb``), and are uploaded in blocks of a given size."""
 
 
 class Elsewhere:
@@ -44,7 +45,7 @@ class Elsewhere:
             self._system = system
             system.start_transaction()
         elif system is not self._system:
-            raise Unsupported("the files of an output go to several stores", path=path)
+            raise Unsupported("the files of one output belong to several stores", path=path)
         there = bool(other.asked_again(path, lambda: system.exists(inner)))
         self.replaced |= there
         how: dict[str, Any] = {"mode": "wb"}
@@ -61,7 +62,7 @@ class Elsewhere:
                 count += len(data)
                 advance(len(data))
         if count != file.nbytes:
-            raise WriteFailed(f"{file.nbytes} bytes were planned, {count} came", path=path)
+            raise WriteFailed(f"{file.nbytes} bytes were planned, but {count} arrived", path=path)
         if _commits(target):
             other.asked_once(path, target.close)
         same = {where for where in self._sources.stamps if scheme_of(where) == scheme_of(path)}
@@ -84,11 +85,11 @@ class Elsewhere:
         self._system = None
         if self._through:
             scheme = scheme_of(self._last)
-            note(f"{scheme}:// copies no ranges of objects: all {self._through:,} bytes go through this machine")
+            note(f"{scheme}:// cannot copy ranges of objects: all {self._through:,} bytes pass through this machine")
 
     def abort(self) -> None:
         for _, target, _ in self._held:
-            target.closed = True  # closing it would send the rest, and give it its name
+            target.closed = True  # closing it would send the rest, and publish its name
         for path in self._closed:
             with suppress(CkptfixError):
                 system, inner = other.file_system(path)
@@ -98,7 +99,7 @@ class Elsewhere:
             try:
                 other.asked_once(self._last, lambda: system.transaction.complete(commit=False))
             except CkptfixError as error:
-                record(f"{self._last}: what had gone up could not be taken away: {error}")
+                record(f"{self._last}: the uploaded data could not be removed: {error}")
             system._intrans = False
 
 
@@ -107,7 +108,7 @@ def _again(error: Exception) -> None:
 
 
 def _commits(target: Any) -> bool:
-    """Whether a file of a transaction gets its name when that ends, and not when it is closed."""
+    """Return whether a file gets its name at the end of its transaction rather than when it is closed."""
     from fsspec.spec import AbstractBufferedFile
 
     return not isinstance(target, AbstractBufferedFile) or type(target).commit is not AbstractBufferedFile.commit

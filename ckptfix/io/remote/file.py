@@ -1,11 +1,11 @@
-"""An object of a store as a `Source`: what was read is kept, what will be read is fetched ahead.
+"""An object of a store as a `Source`: data that was read is cached, and data that will be read is fetched ahead.
 
-A header, a directory or a pickle is one request each, with some bytes around it: what a format looks at lies close
-together. Data that is read from front to back is fetched ahead in ranges of `RANGE` bytes, `AT_ONCE` at a time; never
-more is fetched ahead than was read already, unless the reader said how far it goes (`expect`).
+A header, a directory or a pickle is one request each, with some bytes around it, because the parts that a format reads
+are close together. Data that is read from front to back is fetched ahead in ranges of `RANGE` bytes, `AT_ONCE` at a
+time. No more is fetched ahead than was already read, unless the reader announced how far it goes (`expect`).
 
-Every request says which version of the object is wanted, or its answer is compared with the first: bytes of two
-versions never meet.
+Every request states the version of the object that it expects, or its answer is compared with the first one: bytes of
+two versions are never mixed.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from ckptfix.io.remote.store import object_of, retried
 from ckptfix.io.source import Source
 
 HEAD = 128 << 10
-"""Bytes of the first request: the headers of nearly all safetensors files, the pickle of most models."""
+"""Bytes of the first request: enough for the headers of nearly all safetensors files, and the pickle of most models."""
 
 MARGIN = 64 << 10
-"""Bytes that are fetched before and behind what is asked for."""
+"""Bytes that are fetched before and after the requested ones."""
 
 NEAR = 16 << 10
-"""The same for what a reader said that it reads: small records stand beside a directory and a pickle."""
+"""The margin around data that a reader announced: there are small records beside a directory and a pickle."""
 
 RANGE = 8 << 20
-"""Bytes of one request for data; one for the rest of a file may have up to twice as many."""
+"""Bytes of one request for data; a request for the rest of a file may have up to twice as many."""
 
 AT_ONCE = 16
-"""Requests for data at a time."""
+"""Simultaneous requests for data."""
 
 KEPT = (AT_ONCE + 4) * RANGE
-"""Bytes that are kept of all files together."""
+"""Bytes that are cached of all files together."""
 
 STREAMS = 8
-"""Places of a file that are read from front to back at a time."""
+"""Positions of a file that can be read from front to back at the same time."""
 
 SURE = 3
-"""Requests, each for what follows the one before, after which more is fetched ahead."""
+"""Consecutive requests after which more data is fetched ahead."""
 
 
 class _Fetchers:
-    """The threads that fetch, of this process."""
+    """The threads of this process that fetch data."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -68,7 +68,7 @@ class _Fetchers:
 
 _fetchers = _Fetchers()
 _recent: OrderedDict[tuple[int, int], tuple[_Kept, int]] = OrderedDict()
-"""What is kept of all files, what may go first: (file, offset) -> the file again, bytes."""
+"""The cached blocks of all files, in the order in which they are evicted: (file, offset) -> (the file, bytes)."""
 
 _lock = threading.RLock()
 _held = 0
@@ -80,7 +80,7 @@ class _Block:
     length: int
     data: Future[bytes]
     passing: bool = False
-    """It was fetched for a reader that goes on: who has passed it needs it no longer."""
+    """It was fetched for a reader that moves on: once passed, it is not needed any more."""
     passed: bool = False
 
     @property
@@ -90,7 +90,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Stream:
-    """A place that is read from front to back: where it goes on, and how far that is known."""
+    """A position that is read from front to back: where it continues, and how far that is known."""
 
     at: int
     run: int = 0
@@ -99,7 +99,7 @@ class _Stream:
 
 
 class _Kept:
-    """What is known of an object, and kept of its bytes."""
+    """The known facts about an object, and the cached part of its bytes."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -127,7 +127,7 @@ class _Kept:
         pieces = []
         at, end = offset, offset + length
         for block in blocks:
-            if block.start > at:  # others needed the room
+            if block.start > at:  # a block was evicted for other data
                 return self._get(offset, length)
             try:
                 data = block.data.result()
@@ -138,7 +138,7 @@ class _Kept:
             pieces.append(data[at - block.start : end - block.start] if at > block.start or block.end > end else data)
             at = block.end
         made = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        # Others may have needed the room meanwhile.
+        # A block may have been evicted in the meantime.
         return made if len(made) == length else self._get(offset, length)
 
     def expect(self, offset: int, length: int) -> None:
@@ -149,12 +149,12 @@ class _Kept:
             stream.at, stream.until = offset, max(stream.until, offset + length)
 
     def _needed(self, offset: int, length: int) -> list[_Block]:
-        """The blocks that hold these bytes, fetched or on their way; and more of them where that is worth it."""
+        """Return the blocks that hold these bytes, fetched or on their way, and fetch more if worthwhile."""
         stream = self._stream(offset)
         end = offset + length
         stream.misses += len(self._gaps(offset, end)) > 0
         for block in self._between(offset, end):
-            _recent.move_to_end((id(self), block.start))  # it must not give way to what is fetched ahead
+            _recent.move_to_end((id(self), block.start))  # data that is fetched ahead must not evict it
         known = stream.until >= end
         if known or stream.misses >= SURE:
             most = AT_ONCE * RANGE
@@ -167,14 +167,14 @@ class _Kept:
         stream.at, stream.run = end, stream.run + length
         found = self._between(offset, end)
         for block in found:
-            # What was passed goes first, and what was fetched ahead and not yet read stays.
+            # Blocks that were passed are evicted first; blocks that were fetched ahead and not yet read stay.
             block.passed = block.passing and end >= block.end
             _recent.move_to_end((id(self), block.start), last=not block.passed)
         return found
 
     def _fetch_ahead(self, offset: int, end: int, ahead: int, *, begins: bool, until: int) -> None:
         gaps = self._gaps(offset, ahead)
-        # What is on its way is enough for a while; small requests would follow one another.
+        # The data on its way is enough for a while. Without this check, many small requests would follow.
         if not gaps or (gaps[0][0] >= end + (ahead - end) // 2 and gaps[0][0] > end and ahead - gaps[0][0] < RANGE):
             return
         for start, stop in gaps:
@@ -188,12 +188,12 @@ class _Kept:
                 self._fetch(one, next - one, passing=True)
 
     def _fetch_around(self, start: int, stop: int) -> None:
-        """One request, with what is near."""
+        """Fetch a gap and the bytes near it in one request."""
         first, last = self._around(start, stop - start, MARGIN)
         self._fetch(first, last - first)
 
     def _around(self, start: int, length: int, margin: int) -> tuple[int, int]:
-        """The gap from `start` on, with up to `margin` bytes of gaps before and behind."""
+        """Return the gap from `start` on, extended by up to `margin` missing bytes before and after it."""
         index = bisect_right(self._starts, start)
         low = self._blocks[self._starts[index - 1]].end if index else 0
         end = start + length
@@ -211,7 +211,7 @@ class _Kept:
 
         data = retried(self.name, ask, lambda: self._stopped)
         if len(data) != length:
-            raise CkptfixError(f"{length} bytes promised, {len(data)} came", path=self.name, offset=start)
+            raise CkptfixError(f"{length} bytes promised, {len(data)} arrived", path=self.name, offset=start)
         return data
 
     def _add(self, block: _Block) -> None:
@@ -266,7 +266,7 @@ class _Kept:
 
 
 def _room(length: int) -> bool:
-    """Whether so many bytes more may be kept, when all that was passed has gone."""
+    """Drop passed blocks, and return whether `length` more bytes fit into the cache."""
     while _held + length > KEPT and _recent:
         (_, start), (kept, _) = next(iter(_recent.items()))
         block = kept._blocks[start]
@@ -277,10 +277,10 @@ def _room(length: int) -> bool:
 
 
 class RemoteFile(Source):
-    """A file of a store; in a command, all that open it share what was read.
+    """A file of a store; within a command, all its readers share the cached data.
 
     Raises:
-        NoSuchFile, NotPermitted: as its store says.
+        NoSuchFile, NotPermitted: its store says so.
         MissingExtra: its client is not installed.
         WriteFailed: the store does not answer.
     """

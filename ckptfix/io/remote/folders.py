@@ -1,7 +1,7 @@
-"""Folders of a store: what lies in one is asked once in a command, all of it, however deep.
+"""Folders of a store: a command lists each folder once, including everything below it.
 
-What has a name is found out by opening it, or by listing what begins with it; which is tried first the name says. A
-web server lists nothing: each name of it is a file or is not there.
+The kind of a name is found by opening it, or by listing the objects whose names begin with it; the name itself decides
+which is tried first. A web server cannot list: each of its names is either a file or does not exist.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ckptfix.io.remote.store import Facts, client_of
 from ckptfix.urls import Entry, Kind, as_path, scheme_of
 
 MOST_AHEAD = 1000
-"""Files whose beginnings are asked for before they are needed: these are kept until then."""
+"""The most files whose beginnings are requested before they are needed, since these are cached until then."""
 
 MOST = 200_000
-"""Objects of one folder."""
+"""The most objects of one folder."""
 
 UNLISTED = frozenset(("http", "https"))
 
 
 class Listing:
-    """All that lies below a folder.
+    """All objects below a folder.
 
     Raises:
-        Unsupported: it is too much.
+        Unsupported: there are too many.
     """
 
     def __init__(self, folder: str) -> None:
@@ -39,7 +39,7 @@ class Listing:
             rows = import_module(f"ckptfix.io.remote.{client_of(folder).module}").listing(folder)
         self.files: dict[str, Facts] = dict(islice(rows, MOST + 1))
         if len(self.files) > MOST:
-            raise Unsupported(f"more than {MOST:,} objects are in it", path=folder, hint="name a folder in it")
+            raise Unsupported(f"it holds more than {MOST:,} objects", path=folder, hint="pass a folder inside it")
         self._folders: dict[str, dict[str, Kind]] = {"": {}} if self.files else {}
         for name in self.files:
             above, _, last = name.rpartition("/")
@@ -49,7 +49,7 @@ class Listing:
                 self._folders.setdefault(above, {}).setdefault(last, "folder")
 
     def kind(self, name: str) -> Kind:
-        """What `name`, below the folder, is."""
+        """Return the kind of `name`, which is relative to the folder."""
         return "file" if name in self.files else "folder" if name in self._folders else ""
 
     def entries(self, name: str) -> list[tuple[str, Kind]]:
@@ -64,14 +64,14 @@ def _key(folder: str) -> str:
 
 
 def listing(folder: str) -> Listing:
-    """What lies below `folder`, as this command has found it."""
+    """Return the objects below `folder`, as this command has found them."""
     found = far(_key(folder), lambda: Listing(folder))
     assert isinstance(found, Listing)
     return found
 
 
 def _listed(name: str) -> tuple[Listing, str] | None:
-    """A folder around `name` that this command has listed already, and the name in it."""
+    """Return a folder around `name` that this command has already listed, and the name relative to it."""
     path = name.rstrip("/")
     above, inner = path, ""
     while above.count("/") > 2:
@@ -85,7 +85,10 @@ def _listed(name: str) -> tuple[Listing, str] | None:
 
 
 def kind(name: str) -> Kind:
-    """What has the name `name`: empty for nothing. Raises as opening it does, unless it is not there."""
+    """Return the kind of object that has the name `name`: empty for no object.
+
+    Raises the errors of opening it, unless it does not exist.
+    """
     known = _listed(name)
     if known is not None and (known[1] or known[0].files):
         return known[0].kind(known[1])
@@ -112,7 +115,7 @@ def _is_object(name: str) -> bool:
 
 
 def ahead(folder: str, names: Iterable[str]) -> None:
-    """Ask for the beginnings of files of a folder, many at a time; what fails is asked again by who needs it."""
+    """Request the beginnings of files of a folder, many at a time; readers repeat the requests that failed."""
     listed = _listed(folder)
     if listed is None or not listed[0].files:
         return
@@ -130,7 +133,7 @@ def ahead(folder: str, names: Iterable[str]) -> None:
 
 
 def size(name: str) -> int:
-    """Bytes of a file."""
+    """Return the size of a file in bytes."""
     known = _listed(name)
     if known is not None and known[1] in known[0].files:
         return known[0].files[known[1]].size
@@ -138,6 +141,6 @@ def size(name: str) -> int:
 
 
 def entries(folder: str) -> Sequence[Entry]:
-    """What lies in `folder` itself."""
+    """Return the entries of `folder` itself."""
     found, inner = _listed(folder) or (listing(folder), "")
     return [Entry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]

@@ -1,8 +1,8 @@
-"""``https://HOST/PATH``: ranges of a web server, by Python's own client.
+"""``https://HOST/PATH``: ranges of files on a web server, read with Python's own client.
 
-Redirects are followed to http and https, proxies are those of the environment, and ``USER:PASSWORD@HOST`` is basic
+Redirects to http and https are followed, proxies come from the environment, and ``USER:PASSWORD@HOST`` is basic
 authorization. Headers that fsspec is configured to send (``client_kwargs.headers`` of ``http`` or ``https``) are sent.
-Neither goes to another origin (scheme, host and port) than that of the URL.
+Neither is sent to a different origin (scheme, host and port) than the URL's.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from ckptfix.numbers import seconds, whole_number
 from ckptfix.urls import redacted, scheme_of, secret_of
 
 WHOLE = 8 << 20
-"""Bytes of a file that is taken whole from a server that sends no ranges."""
+"""The largest file, in bytes, that is read whole from a server without range requests."""
 
 SLOWEST = 4096
-"""Bytes a second that a server has to send, once it has begun."""
+"""Bytes per second that a server must send, once it has begun."""
 
 HEADERS = 256 << 10
-"""Bytes of all that a server sends before the content."""
+"""Bytes that a server can send before the content."""
 
 PARTS = 64
-"""Answers that make one range: some servers send less than they are asked for."""
+"""The most answers for one range: some servers send less than requested."""
 
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19}|\*)")
 _BROKEN = (http.client.HTTPException, ConnectionError, TimeoutError)
 _PORTS = {"http": 80, "https": 443}
 
 _OF_THE_RANGE = frozenset(("range", "if-match", "accept-encoding", "user-agent"))
-"""Headers, in lower case, that another origin gets too: they say nothing of who asks."""
+"""Headers, in lower case, that a different origin gets too, because they reveal nothing about the client."""
 
 
 class Origin(NamedTuple):
-    """Whom a request goes to: what is secret is for one of them."""
+    """The origin that a request goes to; secrets are meant for one origin only."""
 
     scheme: str
     host: str
@@ -60,11 +60,11 @@ class Origin(NamedTuple):
 
 
 def origin_of(url: str) -> Origin:
-    """The origin of a URL. Raises ValueError where it has none."""
+    """Return the origin of a URL. Raises ValueError if it has no valid host."""
     parts = urlsplit(url)
     scheme, host = parts.scheme.lower(), parts.hostname
     if scheme not in _PORTS or not host or not host.isprintable() or set(host) & set(" <>\"'\\"):
-        raise ValueError("no host of the web")
+        raise ValueError("not a web host")
     if not host.isascii():
         host = host.encode("idna").decode("ascii")
     return Origin(scheme, host, parts.port if parts.port is not None else _PORTS[scheme])
@@ -72,7 +72,7 @@ def origin_of(url: str) -> Origin:
 
 @dataclass(slots=True)
 class _Clock:
-    """How long the answers to one request may take, and how much they may be, all of them together.
+    """The limits of time and size for all answers to one request.
 
     Attributes:
         name: of the file.
@@ -85,7 +85,7 @@ class _Clock:
     came: int = 0
 
     def wait(self) -> float:
-        """Seconds until something has to come. Raises `_TooSlow`."""
+        """Return the seconds until the next data must arrive. Raises the error of `too_slow`."""
         if not self.came:
             return TIMEOUT
         left = self.began + TIMEOUT + min(self.came, self.most) / SLOWEST - time.monotonic()
@@ -94,7 +94,7 @@ class _Clock:
         return min(left, TIMEOUT)
 
     def took(self, count: int) -> None:
-        """So many bytes have come."""
+        """Count bytes that have arrived."""
         if not self.came:
             self.began = time.monotonic()
         self.came += count
@@ -103,21 +103,21 @@ class _Clock:
 
     def too_slow(self) -> WriteFailed:
         took = time.monotonic() - self.began
-        message = f"the server is too slow: {self.came:,} bytes came in {took:.0f} seconds"
+        message = f"the server is too slow: {self.came:,} bytes arrived in {took:.0f} seconds"
         return WriteFailed(message, path=self.name, hint=f"download it first: curl -fLO {quoted(self.name)}")
 
     def too_much(self) -> DamagedFile:
-        return DamagedFile(f"the server sent {self.came:,} bytes and no answer to what was asked", path=self.name)
+        return DamagedFile(f"the server sent {self.came:,} bytes but no answer to the request", path=self.name)
 
 
 class _Timed(io.RawIOBase):
-    """What a connection sends, by the clock."""
+    """The data of a connection, subject to a clock."""
 
     def __init__(self, raw: Any, connection: socket.socket, clock: _Clock) -> None:
         super().__init__()
         self._raw, self._connection, self._clock = raw, connection, clock
         self.head: int | None = 0
-        """Bytes that came before the content; None when that has begun."""
+        """Bytes that arrived before the content; None once the content has begun."""
 
     def readable(self) -> bool:
         return True
@@ -143,7 +143,7 @@ class _Timed(io.RawIOBase):
 
 
 class _Answer(http.client.HTTPResponse):
-    """An answer whose every byte is by the clock: a server cannot keep us by sending something now and then."""
+    """An answer whose every byte is subject to a clock, so that a server cannot stall the client with rare bytes."""
 
     def __init__(self, connection: socket.socket, *more: Any, clock: _Clock, **how: Any) -> None:
         super().__init__(connection, *more, **how)
@@ -156,7 +156,7 @@ class _Answer(http.client.HTTPResponse):
 
 
 class _Request(urllib.request.Request):
-    """A request, what servers said on the way that redirected it, and how long all of that may take."""
+    """A request, the headers of the servers that redirected it, and its clock."""
 
     said: dict[str, str]
     clock: _Clock
@@ -184,18 +184,18 @@ def _by_the_clock(kind: Any, request: urllib.request.Request) -> Any:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows on the web, and tells no other origin who we are."""
+    """A handler that follows redirects on the web, without revealing secrets to other origins."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         where = headers.get("Location") or headers.get("URI") or ""
         try:
             scheme = urlsplit(where).scheme.lower()
             if scheme not in ("", *_PORTS):
-                what = f"the server redirects to {redacted(where[:_SHOWN])}: only http and https are followed"
+                what = f"the server redirects to {redacted(where[:_SHOWN])}: only http and https are allowed"
                 raise Unsupported(what, path=req.clock.name)
             return super().http_error_302(req, fp, code, msg, headers)
         except (ValueError, http.client.InvalidURL):
-            raise _no_url("the server redirects to what is no URL", req.clock.name) from None
+            raise _no_url("the server redirects to an invalid URL", req.clock.name) from None
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
@@ -203,7 +203,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
         parts = urlsplit(newurl)
-        # What a server says of a user is not ours to send.
+        # The user in a server's redirect must not be sent.
         newurl = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         other = origin_of(newurl) != origin_of(req.full_url)
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -221,7 +221,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 _SHOWN = 80
-"""Characters of what a server said that a message has."""
+"""Characters of a server's text that a message quotes."""
 
 
 def _no_url(what: str, name: str) -> Unsupported:
@@ -237,7 +237,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def configured(scheme: str) -> dict[str, str]:
-    """Headers that fsspec is configured to send, where it is there."""
+    """Return the headers that fsspec is configured to send, if it is installed."""
     fsspec = sys.modules.get("fsspec.config")
     if fsspec is None:
         try:
@@ -251,19 +251,19 @@ def configured(scheme: str) -> dict[str, str]:
 
 
 class Resource(Object):
-    """What a web server gives for a URL."""
+    """The object that a web server provides at a URL."""
 
     def __init__(self, name: str, url: str | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(name)
         try:
             parts = urlsplit(secret_of(name) if url is None else url)
             login, _, host = parts.netloc.rpartition("@")
-            # A name may hold what a browser would have quoted, such as a space.
+            # A name may contain characters that a browser would have quoted, such as a space.
             path, query = quote(parts.path, safe="/%:@!$&'()*+,;=~"), quote(parts.query, safe="/%:@!$&'()*+,;=?~")
             self.url = urlunsplit((parts.scheme, host, path or "/", query, ""))
             origin_of(self.url)
         except ValueError:
-            raise _no_url("is no URL of a web server: its host or port cannot be read", name) from None
+            raise _no_url("is not a valid web URL: its host or port cannot be read", name) from None
         self._headers = {**(configured(scheme_of(name)) if headers is None else headers), "Accept-Encoding": "identity"}
         if login:
             user = base64.b64encode(unquote(login).encode()).decode()
@@ -277,19 +277,19 @@ class Resource(Object):
         for _ in range(PARTS):
             if came >= wanted:
                 break
-            # A server may send less than it is asked for: the rest is asked for as well, of the same version.
+            # A server may send less than requested: request the rest as well, of the same version.
             data, found = self._part(start + came, wanted - came, facts, clock)
             if found != facts:
                 raise changed(self.name)
             pieces.append(data)
             came += len(data)
         if came < wanted:
-            message = f"the server sends {came // len(pieces):,} bytes at a time, where {wanted:,} were asked for"
+            message = f"the server sends {came // len(pieces):,} bytes at a time, although {wanted:,} were requested"
             raise DamagedFile(message, path=self.name, hint=self._download)
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), facts
 
     def _part(self, start: int, length: int, expected: Facts | None, clock: _Clock) -> tuple[bytes, Facts]:
-        """What one request gives of these bytes: the first of them, and at least one, where it has any."""
+        """Request these bytes once, and return the first of them: at least one, if the file has any."""
         headers = {**self._headers, "Range": f"bytes={start}-{start + length - 1}"}
         if expected is not None and expected.tag.startswith('"'):
             headers["If-Match"] = expected.tag
@@ -311,15 +311,15 @@ class Resource(Object):
         return data, facts
 
     def came_from(self, url: str, said: Mapping[str, str]) -> None:
-        """The URL, behind redirects, that answered, and the headers of all answers on the way."""
+        """Process the URL that answered, behind redirects, and the headers of all answers on the way."""
 
     def _broken(self, error: Exception) -> Exception:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
             return WriteFailed(f"the server's certificate is not trusted: {reason.verify_message}", path=self.name)
         if isinstance(reason, socket.gaierror) and reason.errno != socket.EAI_AGAIN:
-            return WriteFailed("there is no server of that name", path=self.name, hint="look at the URL")
-        if isinstance(reason, CkptfixError):  # on the way to a proxy
+            return WriteFailed("no server has that name", path=self.name, hint="check the URL")
+        if isinstance(reason, CkptfixError):  # it was raised on the way to a proxy
             return reason
         if isinstance(reason, ConnectionRefusedError):
             return Passing("the server refused the connection")
@@ -330,7 +330,7 @@ class Resource(Object):
     def _failed(self, error: urllib.error.HTTPError) -> CkptfixError | Passing:
         hint = None
         if error.code in (401, 403):
-            hint = "a signed URL may have expired; USER:PASSWORD@ before the host, or a signed URL, gives access"
+            hint = "a signed URL may have expired; use a new one, or put USER:PASSWORD@ before the host"
         made = failed(self.name, error.code, str(error.reason), hint)
         if isinstance(made, Passing):
             made.wait = seconds(error.headers.get("Retry-After"))
@@ -339,7 +339,7 @@ class Resource(Object):
     def _beyond(
         self, error: urllib.error.HTTPError, start: int, expected: Facts | None
     ) -> tuple[bytes, Facts]:
-        """The server has nothing there: the file is empty, or shorter than it was."""
+        """Handle an answer that the server has no bytes there: the file is empty, or shorter than it was."""
         found = _CONTENT_RANGE.fullmatch(error.headers.get("Content-Range") or "")
         if start or expected is not None or (found and found[3] not in ("0", "*")):
             raise changed(self.name)
@@ -348,37 +348,37 @@ class Resource(Object):
     def _taken(self, answer: Any, start: int, length: int) -> tuple[bytes, Facts]:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             packed = answer.headers["Content-Encoding"]
-            raise Unsupported(f"the server packs it ({packed}): it has no ranges", path=self.name, hint=self._download)
+            raise Unsupported(f"the server compresses it ({packed}): no ranges", path=self.name, hint=self._download)
         if answer.status != 206:
             return self._whole(answer, start, length)
         found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range") or "")
         if found is None or found[1] is None:
             said = redacted(str(answer.headers.get("Content-Range"))[:_SHOWN])
-            raise DamagedFile(f"the server sent a part and does not say which (Content-Range: {said})", path=self.name)
+            raise DamagedFile(f"the server sent a part without its range (Content-Range: {said})", path=self.name)
         first, last = whole_number(found[1]), whole_number(found[2])
         if first is None or last is None or first != start or last >= start + length or last < first:
-            asked = f"bytes {start} to {start + length - 1} were asked for, {found[1]} to {found[2]} came"
-            raise DamagedFile(f"the server sent another part: {asked}", path=self.name, offset=start)
+            asked = f"bytes {start} to {start + length - 1} were requested, {found[1]} to {found[2]} arrived"
+            raise DamagedFile(f"the server sent the wrong part: {asked}", path=self.name, offset=start)
         data = answer.read(last + 1 - first)
         if len(data) != last + 1 - first:
             raise Passing("the connection broke")
         if found[3] == "*":
-            raise Unsupported("the server does not say how large it is", path=self.name, hint=self._download)
+            raise Unsupported("the server does not report its size", path=self.name, hint=self._download)
         size = whole_number(found[3], least=last + 1)
         if size is None:
-            message = f"the server says that it has {found[3]} bytes, and sent those up to {last + 1}"
+            message = f"the server reports a size of {found[3]} bytes, but sent bytes up to {last + 1}"
             raise DamagedFile(message, path=self.name)
         return data, Facts(size, _tag(answer.headers), _time(answer.headers))
 
     def _whole(self, answer: Any, start: int, length: int) -> tuple[bytes, Facts]:
-        """From a server that sends no ranges: all of a small file."""
+        """Return bytes from a server that sends no ranges, by reading all of a small file."""
         said = answer.headers.get("Content-Length")
         size = None if said is None else whole_number(said.strip())
         if said is not None and size is None:
             shown = ascii(said[:_SHOWN])
-            raise DamagedFile(f"the server says a size that is none (Content-Length: {shown})", path=self.name)
+            raise DamagedFile(f"the server reports an invalid size (Content-Length: {shown})", path=self.name)
         if size is None or size > WHOLE:
-            many = f"of {size:,} bytes" if size is not None else "of a file whose size it does not say"
+            many = f"of {size:,} bytes" if size is not None else "of a file whose size it does not report"
             raise Unsupported(f"the server sends no ranges {many}", path=self.name, hint=self._download)
         data = answer.read(size)
         if len(data) != size:

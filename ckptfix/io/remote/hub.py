@@ -1,7 +1,7 @@
-"""``hf://[datasets/|spaces/]ORG/REPO[@REVISION]/FILE``: files of the Hugging Face hub, by ranges.
+"""``hf://[datasets/|spaces/]ORG/REPO[@REVISION]/FILE``: files of the Hugging Face hub, read by ranges.
 
-The endpoint (``HF_ENDPOINT``) and the token are those of huggingface_hub. The first answer says of which commit it is,
-and all that follows is read of that commit: a push meanwhile changes nothing.
+The endpoint (``HF_ENDPOINT``) and the token are those of huggingface_hub. The first answer names its commit, and all
+later data is read from that commit, so that a push in the meantime has no effect.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Place(NamedTuple):
 
 
 def placed(name: str) -> Place:
-    """What `name` means.
+    """Parse `name` as a place in a repository.
 
     Raises:
-        Unsupported: nothing.
+        Unsupported: it names no repository.
     """
     found = _NAME.match(name)
     if found is None:
@@ -52,7 +52,7 @@ def _headers() -> dict[str, str]:
 
 
 class HubFile(Resource):
-    """A file of a repository: its bytes come from where the hub redirects to, which is asked again when it expires."""
+    """A file of a repository, read from the address that the hub redirects to, which is renewed when it expires."""
 
     def __init__(self, name: str) -> None:
         from huggingface_hub import hf_hub_url
@@ -69,7 +69,7 @@ class HubFile(Resource):
             try:
                 return direct.get(start, length, expected)
             except (NotPermitted, NoSuchFile):
-                if self._direct is direct:  # and not the one that another thread has asked for meanwhile
+                if self._direct is direct:  # another thread may already have renewed it
                     self._direct = None
         return super().get(start, length, expected)
 
@@ -89,7 +89,7 @@ def object_of(name: str) -> HubFile:
 
 
 def listing(folder: str) -> Iterator[tuple[str, Facts]]:
-    """(name below the folder, what it is) of all files below `folder`."""
+    """Yield (name relative to the folder, its facts) for all files below `folder`."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -104,11 +104,11 @@ def listing(folder: str) -> Iterator[tuple[str, Facts]]:
         except EntryNotFoundError:
             return []
         except RepositoryNotFoundError:
-            hint = "there is no such repository, or it is private: `hf auth login`, or HF_TOKEN"
+            hint = "the repository does not exist, or it is private: run `hf auth login`, or set HF_TOKEN"
             raise NoSuchFile(folder, hint=hint) from None
         except HfHubHTTPError as error:
             status = getattr(error.response, "status_code", 0)
-            raise failed(folder, status, hint="`hf auth login`, or HF_TOKEN") from None
+            raise failed(folder, status, hint="run `hf auth login`, or set HF_TOKEN") from None
         except OSError as error:
             raise Passing(str(error)) from None
 

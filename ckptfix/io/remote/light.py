@@ -1,7 +1,7 @@
-"""Reading of S3 by obstore, where it is installed (``ckptfix[fast]``): it starts in a tenth of botocore's time.
+"""Reading from S3 with obstore, if it is installed (``ckptfix[fast]``): it starts in a tenth of botocore's time.
 
-It is asked first, and only where it surely finds the same object with the same credentials: static keys in the
-environment, or none wanted. Whatever it does not answer botocore is asked again, which also says what is wrong.
+It is tried first, but only if it certainly finds the same object with the same credentials: static keys in the
+environment, or anonymous access. If it fails for any reason, botocore repeats the request, and reports the error.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from ckptfix.io.remote.store import TIMEOUT, Facts
 from ckptfix.numbers import whole_number
 
 _PLAIN = re.compile(r"(?![./])(?:[\w.=+-]|/(?![/.]))+", re.ASCII)
-"""Keys that no client spells otherwise."""
+"""Keys that every client spells in the same way."""
 
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _ELSEWHERE = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_USE_FIPS_ENDPOINT")
-"""Variables that botocore heeds, and obstore in another way or not at all."""
+"""Variables that botocore uses, and obstore uses differently or not at all."""
 
 _lock = threading.Lock()
 _stores: dict[tuple[int, str], Any] = {}
 
 
 def forget() -> None:
-    """Make stores anew at the next use."""
+    """Forget all stores, so that the next use creates new ones."""
     with _lock:
         _stores.clear()
 
 
 def store_of(bucket: str, configured: Callable[[], Mapping[str, Any]]) -> Any:
-    """The store of a bucket; None where it is for botocore to find out how to reach it. Which it is holds from then on.
+    """Return the store of a bucket; None if botocore must find out how to reach it. The choice is permanent.
 
     Args:
-        configured: gives what fsspec is configured with for ``s3``.
+        configured: returns fsspec's configuration for ``s3``.
     """
     place = os.getpid(), bucket
     with _lock:
-        # A process that was forked has no threads of the one before it, on which obstore works.
+        # A forked process lacks the threads of its parent, which obstore needs.
         if any(pid != place[0] for pid, _ in _stores):
             return None
         if place not in _stores:
@@ -93,7 +93,7 @@ def _made(bucket: str, *, anonymous: bool) -> Any:
 def get(
     bucket: str, key: str, start: int, length: int, expected: Facts | None, configured: Callable[[], Mapping[str, Any]]
 ) -> tuple[bytes, Facts] | None:
-    """As `Object.get`; None where botocore is to be asked, whatever the reason."""
+    """Return the bytes like `Object.get`; None if botocore must be asked, for any reason."""
     store = store_of(bucket, configured) if _PLAIN.fullmatch(key) else None
     if store is None or length <= 0:
         return None

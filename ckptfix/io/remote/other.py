@@ -1,4 +1,4 @@
-"""The names of every other store, such as ``gs://`` and ``az://``, through its file system of fsspec."""
+"""The names of all other stores, such as ``gs://`` and ``az://``, through their file system of fsspec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckptfix.urls import redacted, secret_of
 _TAGS = ("ETag", "etag", "e_tag", "generation", "version_id", "content_md5", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 _LATEST = 1e11
-"""Seconds since the epoch: three thousand years."""
+"""A limit for times, in seconds since the epoch: three thousand years."""
 
 _lock = threading.Lock()
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def file_system(name: str) -> tuple[Any, str]:
-    """The file system that `name` is in, and its path there."""
+    """Return the file system of `name`, and its path there."""
     import fsspec
 
     with _lock:
@@ -33,17 +33,17 @@ def file_system(name: str) -> tuple[Any, str]:
 
 
 def asked(name: str, ask: Callable[[], T]) -> T:
-    """What `ask` gives; errors of the client are ours."""
+    """Return the result of `ask`; errors of the client become errors of ckptfix."""
     try:
         return ask()
     except CkptfixError:
         raise
     except ImportError as error:
-        raise MissingExtra(redacted(str(error)), name=error.name or "", hint="install what it names") from None
+        raise MissingExtra(redacted(str(error)), name=error.name or "", hint="install the missing package") from None
     except FileNotFoundError:
         raise NoSuchFile(name) from None
     except PermissionError as error:
-        raise NotPermitted(redacted(str(error)), path=name, hint="give your client credentials that may") from None
+        raise NotPermitted(redacted(str(error)), path=name, hint="set up credentials that have access") from None
     except (ConnectionError, TimeoutError, BlockingIOError) as error:
         raise Passing(redacted(str(error)) or "the connection broke") from None
     except OSError as error:
@@ -53,15 +53,15 @@ def asked(name: str, ask: Callable[[], T]) -> T:
 
 
 def asked_again(name: str, ask: Callable[[], T]) -> T:
-    """As `asked`, tried again while it fails for a reason that passes: of what may be done twice."""
+    """Return the result of `ask`, and retry it after temporary failures: only for operations that can be repeated."""
     return retried(name, lambda: asked(name, ask))
 
 
 def asked_once(name: str, ask: Callable[[], T]) -> T:
-    """As `asked`, of what must not be done twice, such as the next part of a file.
+    """Return the result of `ask`, which must not be repeated, such as the next part of a file.
 
     Raises:
-        WriteFailed: it failed, for a reason that passes too.
+        WriteFailed: it failed, possibly for a temporary reason.
     """
     try:
         return asked(name, ask)
@@ -70,7 +70,7 @@ def asked_once(name: str, ask: Callable[[], T]) -> T:
 
 
 def facts_of(info: dict[str, Any]) -> Facts:
-    """What a file system says of a file."""
+    """Return the facts of a file from its file system's description."""
     tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
     at = next((info[key] for key in _TIMES if info.get(key)), 0)
     if isinstance(at, str):
@@ -83,7 +83,7 @@ def facts_of(info: dict[str, Any]) -> Facts:
 
 
 class FileSystemObject(Object):
-    """A file of a file system of fsspec; that it did not change is asked before and after."""
+    """A file of a file system of fsspec; it is checked for changes before and after each read."""
 
     checked_after = True
 
@@ -119,7 +119,7 @@ def object_of(name: str) -> FileSystemObject:
 
 
 def listing(folder: str) -> Iterator[tuple[str, Facts]]:
-    """(name below the folder, what it is) of all files below `folder`."""
+    """Yield (name relative to the folder, its facts) for all files below `folder`."""
     system, path = file_system(folder)
 
     def ask() -> dict[str, dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""An output as the parts of a multipart upload: bytes that go up, and ranges of objects that the store itself copies.
+"""An output as the parts of a multipart upload: bytes to upload, and ranges of objects that the store copies itself.
 
-A part has at least `LEAST` bytes, the last one aside; an upload has at most `MOST_PARTS` of them. So what stands before
-a long range goes up together with as much of the range as makes a part, and the rest is copied.
+A part has at least `LEAST` bytes, except for the last one; an upload has at most `MOST_PARTS` parts. So the bytes
+before a long range are uploaded together with enough of the range to make a part, and the rest is copied.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from ckptfix.checkpoint.places import pieces_of, segment_length
 from ckptfix.io.planned import part_of
 
 LEAST = 5 << 20
-"""Bytes of a part, but the last: the rule of S3."""
+"""The fewest bytes of a part, except for the last one: the rule of S3."""
 
 LONGEST = 5 << 30
-"""Bytes of a part that is copied, at most: the rule of S3."""
+"""The most bytes of a copied part: the rule of S3."""
 
 COPIED = 512 << 20
-"""The same where so many of them are enough: several are copied at a time."""
+"""The preferred size of a copied part, so that several are copied at a time."""
 
 PART = 8 << 20
-"""Bytes of a part that goes up, where so many of them are enough."""
+"""The preferred size of an uploaded part."""
 
 MOST_PARTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Bytes that go up."""
+    """Bytes to upload."""
 
     segments: tuple[Segment, ...]
     nbytes: int
@@ -52,10 +52,10 @@ Part = Upload | Copy
 
 
 def parts_of(file: OutputFile, copied: Callable[[ByteRange], bool]) -> list[Part]:
-    """The parts of `file`.
+    """Return the parts of `file`.
 
     Args:
-        copied: whether the store can copy from there.
+        copied: whether the store can copy a range.
     """
     size, least = PART, LEAST
     while True:
@@ -63,7 +63,7 @@ def parts_of(file: OutputFile, copied: Callable[[ByteRange], bool]) -> list[Part
         made = list(_parts(file, copied, size, least))
         if len(made) <= MOST_PARTS:
             return made
-        # Shorter ranges go up as well.
+        # Upload shorter ranges as well, instead of copying them.
         least *= 2
 
 
@@ -94,7 +94,7 @@ def _copies(where: ByteRange, size: int) -> Iterator[Copy]:
 
 
 def _uploads(segments: Sequence[Segment], nbytes: int, size: int) -> Iterator[Upload]:
-    """Parts of about `size` bytes, none of them shorter than that unless all is."""
+    """Yield parts of about `size` bytes; no part is shorter unless there are fewer bytes in total."""
     if not nbytes:
         return
     number = max(nbytes // size, 1)

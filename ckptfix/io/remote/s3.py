@@ -1,8 +1,8 @@
-"""``s3://BUCKET/KEY[?versionId=VERSION]``: objects of S3, and of stores that speak its language.
+"""``s3://BUCKET/KEY[?versionId=VERSION]``: objects of S3, and of stores with the same interface.
 
-The client is botocore, which s3fs and boto3 both bring: credentials, profile, region and endpoint
-(``AWS_ENDPOINT_URL``) are found by it. What fsspec is configured with for ``s3`` (``endpoint_url``, ``key``,
-``secret``, ``token``, ``profile``, ``anon``, ``client_kwargs``, ``config_kwargs``) goes before.
+The client is botocore, which both s3fs and boto3 install: it finds credentials, profile, region and endpoint
+(``AWS_ENDPOINT_URL``). The configuration of fsspec for ``s3`` (``endpoint_url``, ``key``, ``secret``, ``token``,
+``profile``, ``anon``, ``client_kwargs``, ``config_kwargs``) takes precedence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AT_ONCE = 32
 """Connections that are kept open."""
 
 PATIENCE = 900.0
-"""Seconds that a store may take for what it does itself, without a byte of an answer."""
+"""Seconds that a store may take for its own work, without sending a byte of an answer."""
 
 _LONG = {"upload_part_copy", "complete_multipart_upload", "copy_object"}
 _PASSING = {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "RequestTimeTooSkewed"}
@@ -32,7 +32,7 @@ _clients: dict[bool, Any] = {}
 
 
 class Location(NamedTuple):
-    """Where an object is."""
+    """The place of an object."""
 
     bucket: str
     key: str
@@ -45,7 +45,7 @@ class Location(NamedTuple):
 
 
 def location(name: str) -> Location:
-    """Of the object called `name`."""
+    """Return the location of the object called `name`."""
     rest = name.partition("://")[2]
     rest, _, version = rest.partition("?versionId=")
     bucket, _, key = rest.partition("/")
@@ -53,7 +53,7 @@ def location(name: str) -> Location:
 
 
 def client(*, patient: bool = False) -> Any:
-    """The client of this process, or one that waits longer for an answer; safe to share between threads."""
+    """Return the client of this process, or one that waits longer for an answer; safe to share between threads."""
     with _lock:
         if patient not in _clients:
             _clients[patient] = _made(PATIENCE if patient else TIMEOUT)
@@ -68,7 +68,7 @@ def _made(timeout: float) -> Any:
     options = _configured()
     session = botocore.session.Session(profile=options.get("profile"))
     settings: dict[str, Any] = {
-        # Checksums that not every store knows are sent where one is asked for.
+        # Not every store supports checksums, so they are sent only where one is required.
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
         "retries": {"total_max_attempts": 1, "mode": "standard"},
@@ -100,14 +100,14 @@ def _configured() -> dict[str, Any]:
 
 
 def forget_client() -> None:
-    """Make a new client at the next use: the environment has changed."""
+    """Forget the client, so that the next use creates a new one: the environment has changed."""
     with _lock:
         _clients.clear()
     light.forget()
 
 
 def call(name: str, operation: str, **params: Any) -> Any:
-    """What the store answers to `operation`.
+    """Return the store's answer to `operation`.
 
     Raises:
         Passing: worth another try.
@@ -117,7 +117,7 @@ def call(name: str, operation: str, **params: Any) -> Any:
 
 
 def asked(name: str, ask: Callable[[], Any]) -> Any:
-    """What `ask` gives; errors of the client are ours."""
+    """Return the result of `ask`; errors of the client become errors of ckptfix."""
     from botocore import exceptions
 
     try:
@@ -125,7 +125,7 @@ def asked(name: str, ask: Callable[[], Any]) -> Any:
     except exceptions.ClientError as error:
         raise _failed(name, error.response) from None
     except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.TokenRetrievalError):
-        hint = "aws configure; or set AWS_PROFILE; or, for a public bucket, FSSPEC_S3_ANON=true"
+        hint = "run aws configure; or set AWS_PROFILE; or, for a public bucket, set FSSPEC_S3_ANON=true"
         raise NotPermitted("no credentials were found", path=name, hint=hint) from None
     except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
         raise Passing(_said(error)) from None
@@ -147,14 +147,14 @@ def _failed(name: str, response: Any) -> CkptfixError | Passing:
     if code in _PASSING:
         return Passing(f"the store answered {status} ({code})")
     if code == "NoSuchBucket":
-        return WriteFailed("there is no such bucket", path=name)
+        return WriteFailed("the bucket does not exist", path=name)
     if whole_number(code) is not None:
         code = ""
     return failed(name, status, code)
 
 
 def facts_of(answer: Any, size: int) -> Facts:
-    """What an answer says of its object."""
+    """Return the facts about an object from an answer."""
     changed_at = answer.get("LastModified")
     at = int(changed_at.timestamp()) * 10**9 if isinstance(changed_at, datetime) else 0
     return Facts(size, str(answer.get("ETag") or ""), at)
@@ -208,7 +208,7 @@ def object_of(name: str) -> S3Object:
 
 
 def listing(folder: str) -> Iterator[tuple[str, Facts]]:
-    """(name below the folder, what it is) of all objects below `folder`, page by page."""
+    """Yield (name relative to the folder, its facts) for all objects below `folder`, page by page."""
     bucket, prefix, _ = location(folder)
     prefix = f"{prefix.rstrip('/')}/" if prefix else ""
     params = {"Bucket": bucket, "Prefix": prefix}

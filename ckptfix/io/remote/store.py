@@ -1,4 +1,4 @@
-"""What is asked of a store: bytes of an object by range, and what lies in a folder. Its clients are in `CLIENTS`."""
+"""The interface of a store: bytes of an object by range, and the listing of a folder. Its clients are in `CLIENTS`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted, scheme_of
 
 TRIES = 6
-"""How often a request is made that fails for a reason that passes: some 6 seconds in all."""
+"""Attempts for a request that fails temporarily: some 6 seconds in total."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
-"""Seconds between two tries, and the longest that a server may ask for (Retry-After)."""
+"""Seconds between two attempts, and the longest wait that a server can request (Retry-After)."""
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
 
 PASSING = frozenset((408, 425, 429, 500, 502, 503, 504, 509))
-"""Answers of a server that may be another one in a moment."""
+"""Status codes of a server that may change with the next attempt."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a store says of an object.
+    """The facts that a store reports about an object.
 
     Attributes:
-        tag: of this version of it: an ETag, or what the store has instead; empty where it has nothing.
+        tag: identifies this version: an ETag, or the store's equivalent; empty if the store has no such tag.
     """
 
     size: int
@@ -52,10 +52,10 @@ class Facts:
 
 
 class Passing(Exception):
-    """A failure that may be gone at the next try.
+    """A failure that may be gone at the next attempt.
 
     Args:
-        wait: seconds that the server asks for.
+        wait: seconds that the server asks to wait.
     """
 
     def __init__(self, message: str, wait: float | None = None) -> None:
@@ -67,7 +67,7 @@ class Object(ABC):
     """A file of a store, by its name.
 
     Attributes:
-        checked_after: answers do not say of which version they are: that has to be asked at the end.
+        checked_after: answers do not state their version, so that it must be checked at the end.
     """
 
     checked_after = False
@@ -77,24 +77,24 @@ class Object(ABC):
 
     @abstractmethod
     def get(self, start: int, length: int, expected: Facts | None) -> tuple[bytes, Facts]:
-        """At most `length` bytes from `start` on, fewer only where it ends, and what it is: in one request.
+        """Return at most `length` bytes from `start` on, fewer only at its end, and its facts, in one request.
 
         Raises:
             Passing: worth another try.
-            ChangedFile: it is not what was `expected` any more.
-            CkptfixError: it is not there, or may not be read.
+            ChangedFile: it is not the `expected` version any more.
+            CkptfixError: it does not exist, or cannot be read.
         """
 
     def facts(self) -> Facts:
-        """What it is now."""
+        """Return its present facts."""
         return self.get(0, 1, None)[1]
 
 
 def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lambda: False) -> T:
-    """What `call` returns, tried again while it raises `Passing`.
+    """Return the result of `call`, which is retried while it raises `Passing`.
 
     Raises:
-        WriteFailed: it failed as often as `TRIES`.
+        WriteFailed: it failed `TRIES` times.
     """
     for number in range(TRIES):
         try:
@@ -111,20 +111,20 @@ def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lam
 
 
 def size_said(name: str, said: object) -> int:
-    """The bytes that a store says an object has. Raises DamagedFile where it says no number."""
+    """Return the size that a store states for an object. Raises DamagedFile if it is not a number."""
     size = whole_number(said)
     if size is None:
-        raise DamagedFile(f"the size that the store gives is not a number: {str(said)[:80]!r}", path=name)
+        raise DamagedFile(f"the size that the store reports is not a number: {str(said)[:80]!r}", path=name)
     return size
 
 
 def changed(name: str) -> ChangedFile:
-    """What is said of an object that is another one now."""
+    """Return the error about an object that has been replaced."""
     return ChangedFile("it changed while it was read", path=name, hint="wait until its writer is done, and try again")
 
 
 def failed(name: str, status: int, said: str = "", hint: str | None = None) -> CkptfixError | Passing:
-    """What an answer of a server with this status is for us; `said` is the server's own word for it."""
+    """Return the error for an answer with this status; `said` is the server's own code or text for it."""
     what = f"the server answered {status}{f' ({redacted(said)})' if said else ''}"
     if status in (404, 410):
         return NoSuchFile(name)
@@ -133,18 +133,18 @@ def failed(name: str, status: int, said: str = "", hint: str | None = None) -> C
     if status in PASSING:
         return Passing(what)
     if status in (401, 403, 407):
-        return NotPermitted(what, path=name, hint=hint or "give your client credentials that may", number=errno.EACCES)
+        return NotPermitted(what, path=name, hint=hint or "set up credentials that have access", number=errno.EACCES)
     return WriteFailed(what, path=name, hint=hint, number=errno.EIO)
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What opens the names of a scheme.
+    """The module that opens the names of a scheme.
 
     Attributes:
-        module: of this room.
-        package: what it needs, as it is imported; empty where Python alone does.
-        install: what to give to pip.
+        module: of this package.
+        package: the package that it imports; empty if it needs only Python.
+        install: the argument for pip.
     """
 
     module: str
@@ -169,11 +169,11 @@ CLIENTS: Mapping[str, Client] = {
     "github": Client("other", "requests", "requests"),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
 }
-"""Scheme -> what opens its names."""
+"""Scheme -> the client that opens its names."""
 
 
 def client_of(name: str) -> Client:
-    """What opens `name`.
+    """Return the client that opens `name`.
 
     Raises:
         MissingExtra: a package that it needs is not installed.
@@ -204,6 +204,6 @@ def _is_there(package: str) -> bool:
 
 
 def object_of(name: str) -> Object:
-    """The object called `name`. Raises as `client_of`."""
+    """Return the object called `name`. Raises like `client_of`."""
     found: Object = import_module(f"ckptfix.io.remote.{client_of(name).module}").object_of(name)
     return found

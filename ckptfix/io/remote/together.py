@@ -1,7 +1,7 @@
-"""A folder in a store by several ranks: no file has its name before all are up, the index last.
+"""A folder in a store, written by several ranks: no file has its name before all are uploaded, and the index is last.
 
-Each rank takes away what it brought when the work fails. What a rank brought that was killed, the others take away: it
-says which uploads it begins, and which object is about to get its name.
+Each rank removes its own uploads when the work fails. The others remove the uploads of a rank that was killed: every
+rank reports which uploads it begins, and which object is about to get its name.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ckptfix.io.remote import upload
 from ckptfix.io.sources import Sources
 
 CLOCKS = timedelta(minutes=5)
-"""How far the clock of a store may be from ours."""
+"""The largest difference between the clock of a store and the local clock."""
 
 
 class Write(Protocol):
-    """Writes the files of a plan; `steps` are as `Steps`."""
+    """A function that writes the files of a plan; `steps` are as in `Steps`."""
 
     def __call__(
         self, plan: Plan, sources: Sources, overwrite: bool, progress: Progress | None, steps: Steps, /
@@ -37,16 +37,16 @@ class Write(Protocol):
 
 
 class Steps:
-    """What is called while the files of a plan go to a store; here it does nothing."""
+    """Callbacks that are called while the files of a plan are written to a store; here they do nothing."""
 
     def began(self, trace: upload.Trace) -> None:
-        """An upload has begun, or is about to get its name: how another process would take it away."""
+        """Note that an upload has begun, or is about to get its name; the trace lets another process remove it."""
 
     def up(self) -> None:
-        """All bytes are there, and no file has its name. What it raises takes all back."""
+        """Note that all bytes are uploaded, and no file has its name. An error raised here undoes everything."""
 
     def named(self) -> None:
-        """The files have their names; the same."""
+        """Note that the files have their names. An error raised here undoes everything."""
 
 
 class _Ranks(Steps):
@@ -79,7 +79,7 @@ def write_with(
     progress: Progress | None,
     write: Write,
 ) -> None:
-    """Write this rank's share of a folder with the others."""
+    """Write this rank's share of a folder, together with the other ranks."""
     word = team.folder()
     steps = _Ranks(team, word)
     quiet = Undisturbed()
@@ -106,7 +106,7 @@ def write_with(
 
 
 def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[upload.Trace]:
-    """What a rank said that it began; where that cannot be asked any more, what the store says of its files."""
+    """Yield the traces that a rank has reported; if they are unavailable, those that the store lists for its files."""
     number = 0
     try:
         while (text := team.said(f"{word}/began/{rank}/{number}")) is not None:

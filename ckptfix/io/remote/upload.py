@@ -1,8 +1,8 @@
-"""A file of a plan on its way into S3: parts that go up or are copied there, and one request that makes it an object.
+"""An upload of a file of a plan to S3: uploaded or copied parts, and one request that makes an object of them.
 
-Nothing has the name before that request, and a failure takes the parts away. What the old object under the name was
-given (metadata, tags, encryption, storage class) the new one gets; where there is none, what the object was given that
-it is copied from.
+Nothing has the name before that request, and a failure removes the parts. The new object gets the properties of the old
+object with the same name (metadata, tags, encryption, storage class). If there is no old object, it gets those of the
+object that it is copied from.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from ckptfix.io.written import note
 from ckptfix.urls import scheme_of
 
 Trace = Mapping[str, str | None]
-"""``url``, ``upload`` (its id), ``tag`` (the ETag that a new object gets): what undoes the work of another process."""
+"""``url``, ``upload`` (its id), ``tag`` (the ETag that a new object gets): the data to undo the work of another
+process."""
 
 UNDERWAY = 128 << 20
-"""Bytes of parts that are on their way up at a time."""
+"""Bytes of parts that are being uploaded at the same time."""
 
 _CARRIED = (
     *("ContentType", "ContentDisposition", "ContentEncoding", "ContentLanguage", "CacheControl", "Expires"),
     *("Metadata", "StorageClass", "ServerSideEncryption", "SSEKMSKeyId", "BucketKeyEnabled"),
     "WebsiteRedirectLocation",
 )
-"""What an object was given, by the name that an answer and a request both have for it."""
+"""Properties of an object, whose names in answers and requests are equal."""
 
 
 def asked(name: str, operation: str, **params: Any) -> Any:
-    """What the store answers, at last."""
+    """Return the store's answer, with retries."""
     return retried(name, lambda: call(name, operation, **params))
 
 
 def head(name: str) -> Any:
-    """What the store says of an object; None where there is none."""
+    """Return the store's description of an object; None if it does not exist."""
     try:
         return asked(name, "head_object", **location(name).params)
     except NoSuchFile:
@@ -56,16 +57,16 @@ def head(name: str) -> Any:
 
 
 def in_s3(name: str) -> bool:
-    """Whether the stores of `name` is one that this module writes to."""
+    """Return whether this module writes to the store of `name`."""
     return scheme_of(name) in ("s3", "s3a")
 
 
 class Output:
-    """One file on its way.
+    """One file in progress.
 
     Args:
-        stamps: the inputs as they were read: a part is copied of that very version.
-        overwrite: an object that has the name is replaced.
+        stamps: the states of the inputs when they were read: parts are copied only from those versions.
+        overwrite: replace an object that has the name.
         began: called with its trace (`take_away`) when the store knows of it, and before it gets its name.
     """
 
@@ -84,18 +85,18 @@ class Output:
         self._where = location(file.path)
         self._old = head(file.path)
         if self._old is not None and not overwrite:
-            raise WouldOverwrite("exists", path=file.path, hint="give another name, or --force to replace it")
+            raise WouldOverwrite("exists", path=file.path, hint="choose a different name, or add --force to replace it")
         self._id: str | None = None
         self._done: dict[int, str] = {}
         self._small: bytes | None = None
 
     @property
     def is_new(self) -> bool:
-        """Nothing had its name."""
+        """True if no object had its name."""
         return self._old is None
 
     def write(self, advance: Callable[[int], None], saw: Saw) -> None:
-        """Bring all of it there, without its name."""
+        """Upload all of it, without its name."""
         parts = parts_of(self.file, self._copied)
         if self.file.nbytes < LEAST and all(isinstance(part, Bytes) for part in parts):
             self._small = b"".join(_read(part, saw) for part in parts if isinstance(part, Bytes))
@@ -107,7 +108,7 @@ class Output:
             self.abort()
             self._done.clear()
             self.copied = self.sent = 0
-            note(f"the store did not copy ranges ({error}): all {self.file.nbytes:,} bytes go through this machine")
+            note(f"the store did not copy ranges ({error}): all {self.file.nbytes:,} bytes pass through this machine")
             self._send(parts_of(self.file, lambda where: False), advance, saw)
 
     def _copied(self, where: ByteRange) -> bool:
@@ -122,7 +123,7 @@ class Output:
         waiting: set[Future[int]] = set()
         with ThreadPoolExecutor(many, "parts") as pool:
             try:
-                # A store that cannot copy says so before much has gone up.
+                # Copies come first: a store that cannot copy then reports it before much is uploaded.
                 ordered = sorted(enumerate(parts, 1), key=lambda row: not isinstance(row[1], Copy))
                 for number, part in ordered:
                     if len(waiting) >= many:
@@ -169,12 +170,12 @@ class Output:
         except DamagedFile:
             raise
         except (CkptfixError, KeyError) as error:
-            raise _CannotCopyError(error.message if isinstance(error, CkptfixError) else "no ETag came") from None
+            raise _CannotCopyError(error.message if isinstance(error, CkptfixError) else "it sent no ETag") from None
         self.copied += where.length
         return where.length
 
     def _given(self) -> dict[str, Any]:
-        """What the object is given."""
+        """Return the properties that the new object gets."""
         source, said = self.file.path, self._old
         if said is None:
             reads = (piece.path for piece in self.file.segments if isinstance(piece, ByteRange))
@@ -193,7 +194,7 @@ class Output:
         return {"url": self.file.path, "upload": self._id, "tag": tag if self.is_new else None}
 
     def _tag(self) -> str:
-        """The ETag that it will have where its store makes it as S3 does, without a key."""
+        """Return the ETag that it will have if its store computes ETags as S3 does, without an encryption key."""
         if self._small is not None:
             return hashlib.md5(self._small, usedforsecurity=False).hexdigest()
         tags = [tag.strip('"') for _, tag in sorted(self._done.items())]
@@ -203,7 +204,7 @@ class Output:
         return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(tags)}"
 
     def publish(self) -> None:
-        """It gets its name, in one step.
+        """Publish the object under its name, in one step.
 
         Raises:
             WouldOverwrite: an object has appeared meanwhile.
@@ -211,14 +212,14 @@ class Output:
         self._began(self._trace(self._tag()))
         try:
             self._publish({} if self._overwrite else {"IfNoneMatch": "*"})
-        except DamagedFile:  # the condition does not hold
+        except DamagedFile:  # the condition is not met
             raise WouldOverwrite("appeared while it was being written", path=self.file.path) from None
         except WriteFailed as error:
             if self._overwrite or not any(word in error.message for word in ("501", "NotImplemented")):
                 raise
             if head(self.file.path) is not None:
                 raise WouldOverwrite("appeared while it was being written", path=self.file.path) from None
-            self._publish({})  # a store that knows no condition
+            self._publish({})  # this store does not support conditions
         self.published = True
 
     def _publish(self, condition: dict[str, str]) -> None:
@@ -233,7 +234,7 @@ class Output:
                 MultipartUpload={"Parts": rows}, **condition,
             )  # fmt: skip
         except NoSuchFile:
-            # The answer to a request that was done may be lost, and the second one finds no upload.
+            # The answer to a successful request may be lost, and the second attempt then finds no upload.
             now = head(self.file.path)
             before = None if self._old is None else self._old["ETag"]
             if now is None or now["ContentLength"] != self.file.nbytes or now["ETag"] == before:
@@ -241,21 +242,22 @@ class Output:
         self._id = None
 
     def abort(self) -> None:
-        """Take away what has no name yet."""
+        """Remove the parts that have no name yet."""
         if self._id is not None:
             number, self._id = self._id, None
             with suppress(NoSuchFile):
                 asked(self.file.path, "abort_multipart_upload", **self._place, UploadId=number)
 
     def remove(self) -> None:
-        """Take away the object that was published."""
+        """Remove the object that was published."""
         asked(self.file.path, "delete_object", **self._place)
 
 
 def take_away(trace: Trace) -> None:
-    """Take away what another process began, which is gone: its parts, or a new object that has the name by now.
+    """Remove the work of a process that is gone: its parts, or a new object that already has the name.
 
-    An object whose ETag is not what that process would have made of its bytes may be another's: it stays.
+    An object is kept if its ETag differs from the one that the process would have made: it may belong to another
+    process.
     """
     name, number, tag = str(trace["url"]), trace["upload"], trace["tag"]
     place = location(name).params
@@ -267,7 +269,7 @@ def take_away(trace: Trace) -> None:
 
 
 def begun(name: str, since: datetime) -> Iterator[Trace]:
-    """The uploads of `name` that were begun since then and not ended, as far as the store lists them."""
+    """Yield the uploads of `name` that were begun since then and have not ended, if the store lists them."""
     where = location(name)
     for row in asked(name, "list_multipart_uploads", Bucket=where.bucket, Prefix=where.key).get("Uploads", ()):
         if row["Key"] == where.key and row["Initiated"] >= since:
@@ -275,7 +277,7 @@ def begun(name: str, since: datetime) -> Iterator[Trace]:
 
 
 class _CannotCopyError(Exception):
-    """The store does not copy a range of an object into a part."""
+    """The store cannot copy a range of an object into a part."""
 
 
 def _settled(waiting: set[Future[int]], advance: Callable[[int], None]) -> set[Future[int]]:
@@ -286,7 +288,7 @@ def _settled(waiting: set[Future[int]], advance: Callable[[int], None]) -> set[F
 
 
 def _read(part: Bytes, saw: Saw) -> bytes:
-    """The bytes of a part."""
+    """Return the bytes of a part."""
     made: list[bytes] = []
     for segment in part.segments:
         if isinstance(segment, bytes):
@@ -302,7 +304,7 @@ def _read(part: Bytes, saw: Saw) -> bytes:
             made += read_chunks(segment)
     data = b"".join(made)
     if len(data) != part.nbytes:
-        raise WriteFailed(f"{part.nbytes} bytes were planned, {len(data)} came")
+        raise WriteFailed(f"{part.nbytes} bytes were planned, but {len(data)} arrived")
     return data
 
 

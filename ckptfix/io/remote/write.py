@@ -1,7 +1,7 @@
-"""Plans whose files go to a store: complete under their names, or not there at all.
+"""Plans whose files are written to a store: complete under their names, or absent.
 
-All that is long goes up first, without a name; then the files get their names one after the other, in the order of the
-plan: data first, an index last. What fails before that leaves nothing behind.
+All long data is uploaded first, without a name; then the files get their names one after the other, in the order of the
+plan: data first, an index last. A failure before that leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckptfix.io.sources import Sources
 from ckptfix.io.written import note, record
 from ckptfix.urls import READ_ONLY, as_path, scheme_of
 
-NOT_KEPT = "the old one is not kept: a bucket keeps it where its versions are on"
+NOT_KEPT = "the old object is not kept, unless the bucket has versioning turned on"
 
 ALONE = Steps()
 
@@ -37,28 +37,28 @@ Own = Callable[[str], Collection[str]]
 def check_destination(
     path: str, sources: Iterable[Any] = (), *, overwrite: bool, folder: bool = False
 ) -> None:
-    """As `io.write.check_destination`, of a URL.
+    """Check a URL like `io.write.check_destination`.
 
-    An object may take its own place, with `overwrite`: the old one is there until the new one is complete.
+    With `overwrite`, an object can replace itself: the old one exists until the new one is complete.
     """
     scheme = scheme_of(path)
     if scheme in READ_ONLY:
         hint = "write a file, and `hf upload` it" if scheme == "hf" else "write a file, and upload it"
-        raise Refused(f"{scheme}:// is read only here", path=path, hint=hint)
+        raise Refused(f"{scheme}:// is read-only", path=path, hint=hint)
     client_of(path)
     bare = path.rstrip("/")
     if bare.count("/") < 3 and not (folder and bare.count("/") == 2):
-        raise Unsupported("names no object in a bucket", path=path)
+        raise Unsupported("does not name an object in a bucket", path=path)
     if path.endswith("/") and not folder:
         raise Unsupported("names a folder, not a file", path=path)
     for source in map(file_name, sources):
         same = source.rstrip("/") == bare
         if folder and (same or source.startswith(f"{bare}/")):
-            raise WouldOverwrite(f"the input is in it: {source}", path=path, hint="give the output another name")
+            raise WouldOverwrite(f"the input is in it: {source}", path=path, hint="choose a different output name")
         if same and not overwrite:
-            raise WouldOverwrite("the output is the input", path=path, hint="give another name, or --force")
+            raise WouldOverwrite("the output is the input", path=path, hint="choose a different name, or add --force")
     if not overwrite and _is_taken(bare, folder):
-        raise WouldOverwrite("exists", path=path, hint="give another name, or --force to replace it")
+        raise WouldOverwrite("exists", path=path, hint="choose a different name, or add --force to replace it")
 
 
 def _is_taken(path: str, folder: bool) -> bool:
@@ -79,7 +79,7 @@ def write_plan(
     inputs: Mapping[str, Stamp] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
-    """As `io.write.write_plan`, of files that all go to a store, which keeps no old ones beside new ones."""
+    """Write files to a store, like `io.write.write_plan`; a store keeps no old files beside new ones."""
     sources = Sources(plan, inputs or {})
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)
@@ -99,13 +99,13 @@ def write_folder(
     inputs: Mapping[str, Stamp] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """As `io.folders.write_folder`, of a folder in a store.
+    """Write a folder to a store, like `io.folders.write_folder`.
 
-    Files of a checkpoint that was there, and that the new one has not, are removed when the index is in its place.
+    Files of the old checkpoint that the new one does not have are removed after the index is written.
     """
     taken = bool(folders.listing(dest).files)
     if taken and not overwrite:
-        raise WouldOverwrite("exists", path=dest, hint="give another name, or --force to replace it")
+        raise WouldOverwrite("exists", path=dest, hint="choose a different name, or add --force to replace it")
     before = set(own(dest)) if taken else set()
     team = ranks.current()
     if team is not None:
@@ -132,7 +132,7 @@ def _remove(path: str) -> None:
 
 
 class _Files(Protocol):
-    """Files on their way to a store."""
+    """Files that are being written to a store."""
 
     replaced: bool
 
@@ -150,7 +150,7 @@ def _write(
     progress: Progress | None,
     steps: Steps = ALONE,
 ) -> bool:
-    """Whether something was replaced."""
+    """Write the files of a plan, and return whether one was replaced."""
     total, done = plan.nbytes, 0
 
     def advance(count: int) -> None:
@@ -202,17 +202,17 @@ class _InS3:
         copied = sum(output.copied for output in self._outputs)
         if copied:
             sent = sum(output.sent for output in self._outputs)
-            note(f"the store copied {copied:,} bytes itself; {sent:,} went up")
+            note(f"the store copied {copied:,} bytes itself; {sent:,} were uploaded")
 
     def abort(self) -> None:
         failures: list[CkptfixError] = []
         for output in self._outputs:
             try:
                 output.abort()
-                # What replaced another object cannot be taken back: that one is gone.
+                # A replacement cannot be undone, because the old object is gone.
                 if output.published and output.is_new:
                     output.remove()
             except CkptfixError as error:
                 failures.append(error)
         for failure in failures:
-            record(f"{failure.path}: an upload that failed could not be taken away: {failure.message}")
+            record(f"{failure.path}: a failed upload could not be removed: {failure.message}")

@@ -1,6 +1,6 @@
-"""The elements of a file read straight into the memory of a parameter, where they lie in both as they are.
+"""Reading tensor data straight into the memory of a parameter, if the bytes are the same in file and memory.
 
-Faster than a copy from a map of the file: no page of the file is mapped, and each byte is touched once.
+This is faster than a copy from a map of the file: no page of the file is mapped, and each byte is touched once.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 SMALL = 64 << 10
-"""Bytes of a tensor from which on it is worth while."""
+"""Bytes of a tensor from which on the direct read is worthwhile."""
 
 
 def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
-    """Give `parameter` the elements of `entry`; False, with nothing done, where they have to be converted or moved.
+    """Fill `parameter` with the data of `entry`; return False, with nothing done, if it must be converted or moved.
 
     Raises:
-        DamagedFile: the file is too short, has another checksum than it states, or was written to meanwhile.
+        DamagedFile: the file is too short, its checksum does not match, or it was written to since it was opened.
     """
     import torch
 
@@ -38,15 +38,15 @@ def fill(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> boo
 
 
 def may_have_begun(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> bool:
-    """Whether `fill` may have written to `parameter` before it failed."""
+    """Return whether `fill` may have written to `parameter` before it failed."""
     try:
         return _run_of(maker, entry, parameter) is not None
-    except CkptfixError:  # it did not know from where to read
+    except CkptfixError:  # the location of the data was not known, so nothing was read
         return False
 
 
 def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> ByteRange | None:
-    """The bytes that `parameter` can be filled with as they are; None where it cannot."""
+    """Return the bytes that can fill `parameter` without conversion, or None if they need one."""
     import torch
 
     storage = entry.storage
@@ -73,7 +73,7 @@ def _run_of(maker: TensorMaker, entry: TensorEntry, parameter: torch.Tensor) -> 
 
 
 def _lies_plainly(tensor: torch.Tensor) -> bool:
-    """Whether the elements are in the memory of this process, in row-major order, as they are."""
+    """Return whether the elements are in CPU memory, in row-major order, and stored unchanged."""
     import torch
 
     return (

@@ -1,4 +1,4 @@
-"""Which state dict of a file fits a model, under which names, and what of it does not."""
+"""Fitting a state dict of a file to a model: which one, under which keys, and what does not fit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Fit:
-    """A state dict of the file under the names of the model.
+    """A state dict of the file under the keys of the model.
 
     Attributes:
-        names: name in the file -> what it is called in the model, whether or not the model has it.
-        pairs: name of the model -> name in the file, for what can be loaded.
-        tied: name of the model -> the name in `pairs` that is the same parameter.
-        notes: what else a matcher said.
-        rivals: other rules under which as many names agree, in another way.
+        names: key in the file -> its key in the model, whether or not the model has it.
+        pairs: key of the model -> key in the file, for everything that can be loaded.
+        tied: key of the model -> the key in `pairs` of the same parameter.
+        notes: further remarks of the matcher.
+        rivals: other rules under which equally many keys match, but different ones.
     """
 
     source: Source
@@ -58,21 +58,21 @@ class Fit:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def entry(self, name: str) -> TensorEntry:
-        """The tensor of the file for the model's `name`."""
+        """Return the tensor of the file for the model's key `name`."""
         return self.source.entries[self.pairs[name]]
 
 
 def best_fit(checkpoint: Checkpoint, found: Sequence[Source], target: Target, how: str, *, assign: bool) -> Fit:
-    """The state dict that fits `target` better than any other.
+    """Return the fit of the state dict that fits `target` better than any other.
 
     Args:
         how: ``"auto"``, ``"position"`` or ``"structure"``.
 
     Raises:
-        Refused: two of them fit equally well, or `match` is not a way to match.
+        Refused: two state dicts fit equally well, or `how` is not a way to match.
     """
     if how not in _WAYS:
-        raise Refused(f"no way to match called {how!r}", hint=f"ways are {', '.join(_WAYS)}")
+        raise Refused(f"match={how!r} is unknown", hint=f"use one of {', '.join(_WAYS)}")
     if how != "auto":
         return _matched(checkpoint, _meant(checkpoint, found, fit=False), target, how, assign)
     fits = [by_names(source, target, assign=assign) for source in found]
@@ -87,10 +87,10 @@ _WAYS = ("auto", "position", "structure")
 
 
 def _meant(checkpoint: Checkpoint, found: Sequence[Source], *, fit: bool) -> Source:
-    """The one that is meant where no other thing decides.
+    """Return the state dict that is meant, judging by the file alone.
 
     Raises:
-        Undecided: several may be.
+        Undecided: several are possible.
     """
     rows = choose.meant(checkpoint, [source.row for source in found])
     if len(rows) > 1:
@@ -99,7 +99,7 @@ def _meant(checkpoint: Checkpoint, found: Sequence[Source], *, fit: bool) -> Sou
 
 
 def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
-    """By exact names, wrappers' prefixes or a base prefix; the first that agrees completely, or the best."""
+    """Match by exact keys, wrapper prefixes or a base prefix: the first that agrees completely, or the best."""
     aliases = target.aliases()
     groups = _groups(aliases)
     wanted = set(target.names)
@@ -120,7 +120,7 @@ def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
 
 
 def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, assign: bool) -> Fit:
-    """By position or structure; what the matcher calls ambiguous is not loaded."""
+    """Match by position or structure. Ambiguous pairs are not loaded."""
     operations = Operations()
     try:
         matching = match(source.slots(), target.slots(), by=how)
@@ -129,7 +129,7 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         if how == "position":
-            error.hint = "match='structure' looks at names and neighbours too"
+            error.hint = "match='structure' also uses the keys and the neighboring layers"
         raise
     if operations.refused:
         line = command("match", checkpoint.path, "OUT", like="TARGET", heads="N")
@@ -153,7 +153,7 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
 
 
 def _transformed(checkpoint: Checkpoint, source: Source, operations: Operations) -> Source:
-    """`source` with the tensors that the model has in the place of those that they are made of."""
+    """Return `source` with fused or split tensors of the model in place of the tensors they are made of."""
     site = next(site for site in checkpoint.sites if site.kind == "state_dict" and site.at == source.at)
     made = Made(rules(operations.taken, (), list(source.entries)))
     made.add(checkpoint, replace(site, names=tuple(source.entries)), {name: name for name in source.entries})
@@ -169,12 +169,12 @@ def _transformed(checkpoint: Checkpoint, source: Source, operations: Operations)
 def _settle(
     fit: Fit, found: Mapping[str, str], over: Sequence[str], assign: bool, passed: Collection[str] = ()
 ) -> None:
-    """Sort the names of both sides into what can be loaded and what cannot.
+    """Sort the keys of both sides into those that can be loaded and those that cannot.
 
     Args:
-        found: name of the model -> name in the file.
-        over: names of the file that the model does not have.
-        passed: names that have been reported already.
+        found: key of the model -> key in the file.
+        over: keys of the file that the model does not have.
+        passed: keys that have been reported already.
     """
     source, target = fit.source, fit.target
     for name in target.names:
@@ -208,7 +208,7 @@ def _settle(
 
 
 def _groups(aliases: Mapping[str, str]) -> dict[str, list[str]]:
-    """First name of a tied tensor -> all its names."""
+    """Return first key of a tied tensor -> all its keys."""
     groups: dict[str, list[str]] = {}
     for name, first in aliases.items():
         groups.setdefault(first, [first]).append(name)
@@ -218,13 +218,13 @@ def _groups(aliases: Mapping[str, str]) -> dict[str, list[str]]:
 def _has_alias(
     name: str, aliases: Mapping[str, str], groups: Mapping[str, list[str]], here: Mapping[str, str] | set[str]
 ) -> str | None:
-    """Another name of the same tensor that is in `here`."""
+    """Return another key of the same tensor that is in `here`."""
     group = groups.get(aliases.get(name, name), ())
     return next((other for other in group if other != name and other in here), None)
 
 
 def _rule(target: Target, name: str) -> str | None:
-    """The rule that lets the file lack `name`."""
+    """Return the rule that allows `name` to be absent from the file."""
     tensor = target.tensors.get(name)
     if tensor is None:
         return None
@@ -232,7 +232,7 @@ def _rule(target: Target, name: str) -> str | None:
 
 
 def _source_rule(source: Source, name: str) -> str | None:
-    """The rule that lets the model lack `name`."""
+    """Return the rule that allows `name` to be absent from the model."""
     entry = source.entries.get(name)
     if name in wrappers.COUNTERS and wrappers.is_average(source.names):
         return "a wrapper's own"
@@ -247,16 +247,16 @@ def _optional(slot: Slot) -> str | None:
 
 
 def _misfit(source: Source, target: Target, name: str, old: str, assign: bool) -> Mismatch | None:
-    """Why the file's `old` cannot become the model's `name`; None if it can."""
+    """Return the reason why the file's `old` cannot become the model's `name`; None if it can."""
     entry, tensor = source.entries.get(old), target.tensors.get(name)
     if entry is None or tensor is None:
         if (tensor is None) != (name in target.extra) or (entry is not None and tensor is not None):
-            return Mismatch(name, old, None, None, "no tensor on one side")
+            return Mismatch(name, old, None, None, "only one side has a tensor there")
         if tensor is not None:
             return Mismatch(name, old, None, None, "the file has no tensor there")
         return None
     shape = shape_of(tensor)
-    # torch up to 0.3 had no tensors without dimensions.
+    # torch up to 0.3 had no 0-d tensors, so a file may have shape (1,) instead.
     fits = shape is None or entry.shape == shape or (shape == () and entry.shape == (1,))
     if shape is not None and not fits and name not in target.reshaped:
         return Mismatch(name, old, shape, entry.shape, shapes_differ(entry.shape, shape))
@@ -277,9 +277,9 @@ def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
     if assign:
         return None
     if any(step == 0 and size > 1 for size, step in _steps(tensor)):
-        return "expanded in the model: several of its elements are one in memory"
+        return "expanded in the model: several of its elements share memory"
     if entry.kind == "meta":
-        return "the file has no data for it (meta)"
+        return "the file has no data for it (meta device)"
     if entry.kind == "sparse" and tensor.layout == strided:
         return f"{entry.detail} in the file, dense in the model"
     if entry.kind == "quantized" and not tensor.is_quantized:
@@ -290,7 +290,7 @@ def _wrong_kind(entry: TensorEntry, tensor: object, assign: bool) -> str | None:
 
 
 def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """(size, stride) of each dimension of a tensor that has strides."""
+    """Yield (size, stride) for each dimension of a strided tensor."""
     import torch
 
     if tensor.layout == torch.strided and not is_lazy(tensor):
@@ -298,7 +298,7 @@ def _steps(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 def refuse_codes(checkpoint: Checkpoint, fit: Fit) -> bool:
-    """Whether codes of quantized weights would become parameters of another dtype: these become mismatches."""
+    """Mark codes of quantized weights mismatched if the parameter has a different dtype; return whether any are."""
     roles = quantization_of(checkpoint).roles
     codes = {name: row for name, (role, row) in roles.items() if role == "codes"}
     if not codes:
@@ -317,7 +317,7 @@ def refuse_codes(checkpoint: Checkpoint, fit: Fit) -> bool:
 
 
 def refuse_two_values(fit: Fit, maker: TensorMaker) -> None:
-    """Names that the model ties and the file has with different values become mismatches."""
+    """Mark keys mismatched that the model ties but that have different values in the file."""
     for first, group in _groups(fit.target.aliases()).items():
         having = [name for name in group if name in fit.pairs]
         if len(having) < 2:
@@ -339,7 +339,7 @@ def refuse_two_values(fit: Fit, maker: TensorMaker) -> None:
 
 
 def _equal(maker: TensorMaker, one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors of the file have the same values, NaN being equal to NaN."""
+    """Return whether two tensors of the file have the same values; NaN equals NaN here."""
     import torch
 
     a, b = maker.once(one).detach(), maker.once(other).detach()

@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a model, whichever side is wrapped."""
+"""Loading a checkpoint into a model; either side may be wrapped."""
 
 from __future__ import annotations
 
@@ -48,47 +48,49 @@ def load_into(
     verify: bool = True,
     allow_empty: bool = False,
 ) -> LoadReport:
-    """Load the checkpoint at `path` into `model`, and say what was done.
+    """Load the checkpoint at `path` into `model`, and report what was done.
 
     Either side may be wrapped: DataParallel, DistributedDataParallel, FSDP, torch.compile, checkpoint wrapper,
-    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype; values are read tensor by
-    tensor, in constant memory; those that leave the range of the model's dtype are counted, with a warning. Names that
-    the model ties count as one. What a module does itself when it is loaded (hooks, an overridden
-    ``_load_from_state_dict``, extra state) is done; such hooks run twice, the first time on a copy of the module
-    without data, to know before anything is changed whether all will fit.
+    AveragedModel, and stacks of them. Parameters and buffers keep their device and dtype. Values are read tensor by
+    tensor, in constant memory. A warning counts the values that leave the range of the model's dtype. Keys that the
+    model ties count as one.
+
+    Modules that load in their own way (hooks, an overridden ``_load_from_state_dict``, extra state) still do so. Such
+    hooks run twice: first on a copy of the module without data, to find out whether everything fits before anything is
+    changed.
 
     Args:
-        map_location: as for torch.load; where tensors that are assigned go. Copies go straight to the parameter's
-            device, so only a callable is asked for them.
-        match: ``"auto"``: exact names, else without wrappers' prefixes on either side, else with a base prefix
+        map_location: device for assigned tensors, as for torch.load. Copies go straight to the parameter's device, so
+            only a callable is used for them.
+        match: ``"auto"``: exact keys, else without wrapper prefixes on either side, else with a base prefix
             (``model.``, ``backbone.``, ...) removed or added; nothing beyond that is guessed. ``"position"``: in
-            definition order, shapes checked. ``"structure"``: by an alignment of names and shapes, with fused tensors
-            cut or joined as `ckptfix.match` does.
-        at: address of the state dict; ``""`` is the top level. By default the one that fits.
-        strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of another
-            shape is never loaded in part.
-        assign: the model gets the tensors of the file (dtype and all, requires_grad aside) in place of its own. On an
-            error it keeps its own.
-        mmap: with `assign`, the tensors are on a map of the file, as for `load_state_dict`.
-        verify: compare the data with the checksums that a zip states for it (legacy files and safetensors state
-            none): all of it before a parameter is changed, and each tensor's again as it is copied. The pickle is
-            always compared.
-        allow_empty: with `strict` False, nothing at all may be loaded. Where less than half of the names of both sides
-            fit, there is a warning.
+            definition order, with shapes checked. ``"structure"``: by an alignment of keys and shapes, with fused
+            tensors split or joined as `ckptfix.match` does.
+        at: address of the state dict; ``""`` is the top level. By default, the state dict that fits best.
+        strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of a
+            different shape is never loaded, not even in part.
+        assign: replace the model's tensors with those of the file, including their dtype but not requires_grad. On an
+            error the model keeps its own tensors.
+        mmap: with `assign`, map the file for the tensors, as for `load_state_dict`.
+        verify: compare the data with the checksums that a zip stores for it (legacy files and safetensors store
+            none). All data is checked before a parameter is changed, and each tensor again as it is copied. The pickle
+            is always checked.
+        allow_empty: with ``strict=False``, accept a file even if nothing of it fits. There is a warning if less than
+            half of the keys of both sides fit.
 
     Raises:
-        LoadMismatch: model and file disagree, and `strict`, or nothing of the file fits the model, or codes of a
-            quantized weight would become a parameter of another dtype; its `report` has everything, and nothing was
-            changed.
-        Refused: several state dicts fit equally well, or, with `strict` False, several base prefixes; or the model is
-            on the meta device and not `assign`, or made in inference mode; or it is none.
-        NoSuchTensor: no state dict at `at`.
-        WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's piece of
-            a model, and the message says which.
-        DamagedFile: the same, found while it was read, or another checksum than the file states. With `verify` all
-            records are read before anything is changed, else deflated ones. Or the file changed while it was read:
-            what was copied may be of two versions. Where anything was changed, the message says which names were
-            overwritten; with `assign` none.
+        LoadMismatch: model and file disagree and `strict` is True, or nothing of the file fits, or codes of a quantized
+            weight would become a parameter of a different dtype. Its `report` has the details; nothing was changed.
+        Refused: several state dicts fit equally well or, with ``strict=False``, several base prefixes do. Or the model
+            is on the meta device and `assign` is False, or it was made in inference mode, or is not a torch.nn.Module.
+            Or the file has no state dict.
+        NoSuchTensor: there is no state dict at `at`.
+        WouldLoseData: a tensor of the file cannot be read; the message names it. Or the file is one rank's part of a
+            model; the message says which.
+        DamagedFile: a tensor turned out to be unreadable, or a checksum does not match. With `verify`, all records are
+            read before anything is changed, otherwise only deflated ones. Or the file changed while it was read, so
+            copied tensors may be of two versions. If anything was overwritten, the message lists the keys; with
+            `assign` nothing is.
         MissingExtra: torch is not installed.
     """
     need_torch("load_into")
@@ -99,7 +101,7 @@ def load_into(
     found = chosen(checkpoint, at, goal.leaves())
     refuse_damaged(checkpoint)
     if mmap and not assign:
-        raise Refused("mmap=True is for assign=True: what is copied needs no map", hint="leave out mmap=True")
+        raise Refused("mmap=True requires assign=True: copied tensors need no map", hint="leave out mmap=True")
     restore = restore_location(map_location)
     where = restore if assign or callable(map_location) else unmoved
     maker = TensorMaker(checkpoint, where, warn=assign, verify=verify, mmap=mmap)
@@ -108,14 +110,14 @@ def load_into(
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
     _refuse_unwritable(fit, assign)
-    if mmap or not assign:  # what is read to be assigned is compared as it is read
+    if mmap or not assign:  # data that is read in order to be assigned is checked as it is read
         maker.check(fit.source.entries[old] for old in fit.pairs.values() if old in fit.source.entries)
     refuse_two_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
     if not assign:
         refuse_other_values(fit, TensorMaker(checkpoint, unmoved, reading=maker.reading))
     extra = _extra_state(checkpoint, fit, maker)
     if goal.own_way:
-        # Nothing but names and shapes counts here, and hooks that look at values are rare: no data is read for it.
+        # Only names and shapes matter here, and hooks that look at values are rare, so no data is read for it.
         looked_at = TensorMaker(checkpoint, where, mmap=True, reading=maker.reading)
         torch_way.rehearse(fit, looked_at, extra, assign=assign)
     empty = not (fit.pairs or fit.complete or allow_empty)
@@ -130,8 +132,8 @@ def load_into(
             hint=_CODES if codes else (_HINT if strict else _EMPTY) + _elsewhere(found, fit, at),
         )
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
-        names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} names and the model's {len(goal.names):,}"
-        warnings.warn(f"{checkpoint.path}: only {names} go together; the rest is not loaded", stacklevel=caller())
+        names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} keys and the model's {len(goal.names):,}"
+        warnings.warn(f"{checkpoint.path}: only {names} match; the rest is not loaded", stacklevel=caller())
     maker.reading.refuse_changes()
     beyond: dict[str, int] = {}
     if goal.own_way:
@@ -152,20 +154,20 @@ def load_into(
 
 _HINT = "strict=False loads what fits; match='structure' aligns models that name the same layers differently"
 _CODES = "load it into a model that its library has quantized in the same way; or save the weights dequantized first"
-_EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True lets it pass"
+_EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True accepts this"
 
 
 def _elsewhere(found: Sequence[Source], fit: Fit, at: str | None) -> str:
-    """How to load another state dict of the file, where it has one."""
+    """Return a hint on how to load a different state dict of the file, or an empty text if it has only one."""
     ats = [source.at for source in found if source is not fit.source] if at is None else []
     listed = some([repr(place) + ("" if place else " (the top level)") for place in ats], 4)
-    return f"; at= names another state dict: {listed}" if ats else ""
+    return f"; at= chooses a different state dict: {listed}" if ats else ""
 
 
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
     rules = " and by ".join((fit.rule, *fit.rivals))
-    hint = "load into the one part of the model that is meant, or take the other names out of the file before"
-    names = plural(len(fit.pairs), "name")
+    hint = "load into just the part of the model that is meant, or first remove the other keys from the file"
+    names = plural(len(fit.pairs), "key")
     return Refused(f"{names} would fit equally well by {rules}", path=checkpoint.path, hint=hint)
 
 
@@ -175,16 +177,16 @@ def _refuse_unwritable(fit: Fit, assign: bool) -> None:
     tensors = {name: tensor for name, tensor in fit.target.tensors.items() if name in fit.pairs and not is_lazy(tensor)}
     on_meta = [name for name, tensor in tensors.items() if tensor.is_meta]
     if on_meta and not assign:
-        hint = "assign=True hands the tensors of the file over; or model.to_empty(device=...) first"
-        raise Refused(f"the model is on the meta device ({on_meta[0]}), where nothing can be copied to", hint=hint)
+        hint = "use assign=True to give the model the file's tensors, or call model.to_empty(device=...) first"
+        raise Refused(f"the model is on the meta device ({on_meta[0]}), so nothing can be copied into it", hint=hint)
     frozen = [name for name, tensor in tensors.items() if tensor.is_inference()]
     if frozen and not assign and not torch.is_inference_mode_enabled():
-        hint = "call load_into inside torch.inference_mode() too; or assign=True"
-        raise Refused(f"the model was made in inference mode ({frozen[0]}), and must not be changed outside", hint=hint)
+        hint = "call load_into inside torch.inference_mode() too, or use assign=True"
+        raise Refused(f"the model was made in inference mode ({frozen[0]}): it cannot be changed outside", hint=hint)
 
 
 def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[str, object]:
-    """name of the model -> the value for ``set_extra_state``; what holds a foreign object becomes a mismatch."""
+    """Return key -> value for ``set_extra_state``; a value that holds a foreign object becomes a mismatch."""
     found: dict[str, object] = {}
     for name in [name for name in fit.pairs if name in fit.target.extra]:
         old = fit.pairs[name]
@@ -206,7 +208,7 @@ def _extra_state(checkpoint: Checkpoint, fit: Fit, maker: TensorMaker) -> dict[s
 def _report(checkpoint: Checkpoint, fit: Fit, done: bool, assign: bool) -> LoadReport:
     tensors, entries = fit.target.tensors, fit.source.entries
     pairs = {name: old for name, old in fit.pairs.items() if name in tensors and old in entries}
-    # A name may be several: tied to one that is loaded.
+    # A key counts as loaded if a key that it is tied to is loaded.
     loaded = [name for name in fit.target.names if name in fit.pairs or fit.tied.get(name) in fit.pairs]
     shapes = {name: entry.shape for name, entry in entries.items()}
     shapes.update((name, tuple(tensor.shape)) for name, tensor in tensors.items() if not is_lazy(tensor))
@@ -233,7 +235,7 @@ def _report(checkpoint: Checkpoint, fit: Fit, done: bool, assign: bool) -> LoadR
 
 
 def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
-    """(name of the model, entry) of what is to be loaded, each tensor of the model once."""
+    """Yield (key of the model, entry) for everything to be loaded; each tensor of the model occurs once."""
     aliases = fit.target.aliases()
     back = {old: name for name, old in fit.pairs.items() if name in fit.target.tensors}
     seen = set()
@@ -245,17 +247,21 @@ def in_file_order(fit: Fit) -> Iterator[tuple[str, TensorEntry]]:
 
 
 def _so_far(rows: Sequence[str], index: int, *, partly: bool = False) -> str:
-    """What of the model has its new values when the tensor at `index` fails, `partly` some of that tensor too."""
+    """Describe which tensors of the model were loaded before the one at `index` failed.
+
+    Args:
+        partly: that tensor itself may be overwritten in part.
+    """
     torn = f"{rows[index]} may be overwritten in part" if partly else ""
     if not index:
         return f"{torn}, and the rest of the model was not changed" if partly else "nothing of the model was changed"
     loaded = shown(collapse(rows[:index], rows), most=len(rows))
     before = f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded})"
-    return f"{before}, {torn}, and the others not" if partly else f"{before}, and the others not"
+    return f"{before}, {torn}, and the others were not" if partly else f"{before}, and the others were not"
 
 
 def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
-    """Copy what fits, and count the numbers that leave the range of the model's dtype, by name."""
+    """Copy what fits; return key of the model -> count of the numbers that left the range of its dtype."""
     import torch
 
     with torch.no_grad():
@@ -301,7 +307,7 @@ def _assign(fit: Fit, maker: TensorMaker) -> None:
         value = torch_way.placed(maker(entry).detach(), old)
         where = same_place(entry)
         if where in taken:
-            # The file ties what the model does not: training one must not change the other.
+            # The file ties tensors that the model does not tie: training one must not change the other.
             value = value.clone()
         if where is not None:
             taken.add(where)

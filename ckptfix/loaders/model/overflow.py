@@ -1,4 +1,4 @@
-"""Numbers that leave the range of the dtype that they are cast to."""
+"""Counting numbers that leave the range of the dtype that they are cast to."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     import torch
 
 _PARTS = {"complex32": "float16", "complex64": "float32"}
-"""The dtype of the two parts of a complex number; those of complex128 leave no range."""
+"""The dtype of the two parts of a complex number. complex128 is absent because no dtype is wider."""
 
 BLOCK = 1 << 20
-"""Elements that are compared at once."""
+"""Number of elements compared at a time."""
 
 
 def out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
-    """Finite numbers of `value` that are none of `dtype` after a cast: beyond its largest or below its smallest.
+    """Count the finite numbers of `value` that are beyond the largest or smallest number of `dtype` after a cast.
 
-    Of an integer dtype infinities and NaN count too: it has none.
+    For an integer dtype, infinities and NaN count too, because it cannot represent them.
     """
     import torch
 
@@ -41,18 +41,18 @@ def out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 def _range(dtype: torch.dtype) -> tuple[float, float]:
-    """Between which numbers those of `dtype` are, those that are rounded to its largest included."""
+    """Return the (lowest, highest) number that `dtype` can represent, including those rounded to its largest."""
     import torch
 
     if dtype is torch.bool:
-        return -math.inf, math.inf  # whatever is not zero is true
+        return -math.inf, math.inf  # any number but zero is true
     if not (dtype.is_floating_point or dtype.is_complex):
         limits = torch.iinfo(dtype)
         return float(limits.min), float(limits.max)
     name = str(dtype).removeprefix("torch.")
     most = numbers.MOST.get(_PARTS.get(name, name))
-    if most is None:  # nothing leaves float64
+    if most is None:  # no number exceeds the range of float64
         return -math.inf, math.inf
-    if name != "float8_e4m3fn":  # of others, the number from which on they are rounded to infinity
+    if name != "float8_e4m3fn":  # for the others, MOST is the first number that is rounded to infinity
         most = math.nextafter(most, 0)
     return -most, most

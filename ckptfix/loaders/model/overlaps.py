@@ -1,4 +1,4 @@
-"""Tensors of a model that share a part of their memory: what is copied into one of them changes the other."""
+"""Tensors of a model that overlap in memory: copying into one of them changes the other."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def refuse_other_values(fit: Fit, maker: TensorMaker) -> None:
-    """Names that share memory in the model and for which the file has values that no memory could hold at once.
+    """Find keys whose tensors overlap in the model while the file has values that conflict, and mark them mismatched.
 
-    They become mismatches. Copied into a scratch copy of that memory, each must still have its values afterwards.
+    To test this, the values are copied into a scratch copy of the memory. Each must still be intact afterwards.
     """
     for group in _sharing(fit):
         base = fit.target.tensors[group[0]].detach().untyped_storage().clone()
@@ -28,7 +28,7 @@ def refuse_other_values(fit: Fit, maker: TensorMaker) -> None:
         for name, view in views.items():
             if not _same(view, placed(maker.once(fit.entry(name)).detach(), view)):
                 others = " and ".join(other for other in group if other != name)
-                why = f"shares memory with {others} in the model, where the file has other values"
+                why = f"shares memory with {others} in the model, where the file has different values"
                 fit.mismatched.append(Mismatch(name, fit.pairs[name], tuple(view.shape), tuple(view.shape), why))
                 for both in group:
                     del fit.pairs[both]
@@ -36,7 +36,7 @@ def refuse_other_values(fit: Fit, maker: TensorMaker) -> None:
 
 
 def _sharing(fit: Fit) -> list[list[str]]:
-    """Names to be loaded, in groups of which each reaches into the memory of the one before, but is not the same."""
+    """Return groups of keys to be loaded: each tensor overlaps the one before it, but is not the same tensor."""
     from torch import Tensor
     from torch.nn import Parameter
 
@@ -73,7 +73,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _view(tensor: torch.Tensor, base: torch.UntypedStorage) -> torch.Tensor:
-    """The part of `base` that `tensor` is of its storage."""
+    """Return the view of `base` that `tensor` is of its own storage."""
     empty = tensor.detach().new_empty((0,))
     return empty.set_(base, tensor.storage_offset(), tensor.shape, tensor.stride())
 

@@ -1,4 +1,4 @@
-"""A model as a loader sees it: the names that its state dict has, and the tensors behind them."""
+"""A model as a loader sees it: the keys of its state dict, and the tensors behind them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a module keeps a tensor: ``module.name``, which its state dict calls `key`."""
+    """A place where a module holds a tensor: ``module.name``, with `key` as its key in the state dict."""
 
     key: str
     module: nn.Module
@@ -27,17 +27,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What can be loaded into a model.
+    """The values that can be loaded into a model.
 
     Attributes:
         model: the model, wrapped or not.
-        tensors: name in its state dict -> parameter or persistent buffer, in definition order.
-        extra: name of a value that is not a tensor -> the module whose extra state it is; None for any other.
-        places: where its modules keep these tensors; keys are module paths and may have wrappers' names that the
-            state dict has not.
-        own_way: a module saves or loads in its own way (a hook, an overridden method), so that only torch's
-            path through all modules does it justice.
-        reshaped: names whose shape a hook or method of their module, or of one above, may change when it loads them.
+        tensors: key in its state dict -> parameter or persistent buffer, in definition order.
+        extra: key of a value that is not a tensor -> the module whose extra state it is; None for any other value.
+        places: the places where its modules hold these tensors. Their keys are module paths, and may contain wrapper
+            names that the state dict does not have.
+        own_way: whether a module saves or loads in its own way (a hook, an overridden method), so that only torch's
+            own walk through all modules is right for it.
+        reshaped: keys whose shape a hook or method may change on loading, in their own module or one above it.
     """
 
     model: nn.Module
@@ -52,11 +52,11 @@ class Target:
         return [*self.tensors, *self.extra]
 
     def leaves(self) -> frozenset[str]:
-        """Last components of the names of values that are not tensors."""
+        """Return the last components of the keys of values that are not tensors."""
         return frozenset(name.rpartition(".")[2] for name in self.extra) | {EXTRA_STATE}
 
     def aliases(self) -> dict[str, str]:
-        """name -> the first name of the same tensor, for every further name of it."""
+        """Return key -> first key of the same tensor, for every further key of a tied tensor."""
         first: dict[object, str] = {}
         found = {}
         for name, tensor in self.tensors.items():
@@ -66,7 +66,7 @@ class Target:
         return found
 
     def slots(self) -> list[Slot]:
-        """For matchers."""
+        """Return a slot per tensor, for the matchers."""
         aliases = self.aliases()
         return [
             Slot(name, shape_of(tensor) or (), dtype_of(tensor), aliases.get(name))
@@ -75,7 +75,7 @@ class Target:
 
 
 def target(model: nn.Module) -> Target:
-    """`model` as something to load into; none of its tensors is touched.
+    """Return `model` as a target to load into, without touching its tensors.
 
     Raises:
         WrongType: it is not an nn.Module.
@@ -109,7 +109,7 @@ def target(model: nn.Module) -> Target:
 
 
 def _paths(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """(path with a trailing dot, module) in the order of a state dict; a shared module at each of its paths."""
+    """Yield (path with a trailing dot, module) in state dict order; a shared module occurs at each of its paths."""
     stack: list[tuple[str, nn.Module]] = [("", model)]
     while stack:
         path, module = stack.pop()
@@ -125,14 +125,14 @@ def _places(model: nn.Module) -> Iterator[Place]:
 
 
 def local_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers of `module` itself."""
+    """Return the parameters and persistent buffers of `module` itself."""
     passing = module._non_persistent_buffers_set
     buffers = {name: value for name, value in module._buffers.items() if name not in passing}
     return {name: value for name, value in (*module._parameters.items(), *buffers.items()) if value is not None}
 
 
 def loads_own_way(module: nn.Module) -> bool:
-    """Whether `module` takes its own tensors otherwise than nn.Module does."""
+    """Return whether `module` loads its own tensors in a different way than nn.Module does."""
     from torch.nn.modules.batchnorm import _NormBase
 
     if module._load_state_dict_pre_hooks:
@@ -146,9 +146,10 @@ _METHODS = ("_save_to_state_dict", "state_dict")
 
 
 def _own_way(module: nn.Module) -> bool:
-    """Whether `module` saves or loads otherwise than nn.Module does.
+    """Return whether `module` saves or loads in a different way than nn.Module does.
 
-    BatchNorm overrides a method only to let files lack ``num_batches_tracked``, which is a rule here.
+    BatchNorm does not count: it overrides a method only to allow files without ``num_batches_tracked``, which is a rule
+    here.
     """
     if loads_own_way(module) or any(getattr(module, hooks, None) for hooks in _HOOKS):
         return True
@@ -170,14 +171,14 @@ def is_tensor_like(value: object) -> bool:
 
 
 def is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether a parameter has no shape yet and takes the file's."""
+    """Return whether a parameter has no shape yet and takes that of the file."""
     from torch.nn.parameter import is_lazy as without_shape
 
     return bool(without_shape(tensor))
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The shape, or None if any will do."""
+    """Return the shape, or None if any shape fits."""
     return None if is_lazy(tensor) else tuple(tensor.shape)
 
 
@@ -186,7 +187,7 @@ def dtype_of(tensor: torch.Tensor) -> str:
 
 
 def identity(tensor: torch.Tensor) -> object:
-    """Equal for tensors that are one: the same object, or the same part of the same memory."""
+    """Return an id that is equal for the same tensor object, and for tensors on the same part of the same memory."""
     import torch
 
     if tensor.is_meta or is_lazy(tensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):

@@ -1,4 +1,4 @@
-"""What a loader did: plain data, and the same in a few lines."""
+"""Report of what a loader did: plain data, and the same as a few lines of text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ckptfix.shown import html
 from ckptfix.words import plural, some
 
 MOST_LOOKS = 4000
-"""Pairs of names that are compared to find the nearest ones: a comparison takes some 20 us."""
+"""Pairs of keys that are compared to find the nearest ones; one comparison takes about 20 us."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A name that both sides have, and that could not be loaded.
+    """A key that both sides have, but whose tensor could not be loaded.
 
     Attributes:
-        name: in the model.
-        source: in the file.
-        expected, found: shapes in the model and in the file; None where shapes are not the matter.
-        why: what is wrong, in words.
+        name: key in the model.
+        source: key in the file.
+        expected, found: shapes in the model and in the file; None if the shapes are not the reason.
+        why: the reason, in words.
     """
 
     name: str
@@ -40,25 +40,25 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadReport:
-    """What `load_into` found and did.
+    """Report of what `load_into` found and did.
 
     Attributes:
         path, format: of the file.
-        at: address of the state dict that was taken; ``""`` is the top.
-        rule: how names were matched: ``"exact"``, ``"wrapper module."``, ``"base prefix model."``, ``"position"``, ...
+        at: address of the state dict that was used; ``""`` is the top level.
+        rule: how keys were matched: ``"exact"``, ``"wrapper module."``, ``"base prefix model."``, ``"position"``, ...
         done: whether the model was changed; False in the report of a `LoadMismatch`.
-        assigned: tensors were handed over rather than copied.
-        loaded: names of the model that the file has values for, in the model's order.
-        missing: names of the model for which there is nothing.
-        unexpected: names of the file for which the model has no place.
-        mismatched: names on both sides that do not go together.
-        skipped: names that one side lacks and a rule lets pass (``num_batches_tracked``), with the rule.
-        renamed: name in the file -> name in the model, where they differ.
-        tied: name of the model -> the name of the same parameter under which the file has it.
-        casts: name of the model -> (dtype in the file, dtype in the model), where they differ.
-        overflow: name of the model -> how many of its numbers left the range of its dtype in the cast, where any did.
-        nearest: missing name -> the unexpected name that is most like it.
-        model_names, file_names: how many names either side has.
+        assigned: whether the model got the file's tensors themselves rather than copies.
+        loaded: keys of the model that the file has values for, in the model's order.
+        missing: keys of the model that the file has no value for.
+        unexpected: keys of the file that the model does not have.
+        mismatched: keys that both sides have, but whose tensors do not fit.
+        skipped: keys that one side lacks and a rule allows to be absent (``num_batches_tracked``), with the rule.
+        renamed: key in the file -> key in the model, where they differ.
+        tied: key of the model -> key of the same parameter under which it was loaded.
+        casts: key of the model -> (dtype in the file, dtype in the model), where they differ.
+        overflow: key of the model -> number of elements that the cast took out of its dtype's range, if there were any.
+        nearest: missing key -> the unexpected key most similar to it.
+        model_names, file_names: all keys of the model and of the file.
     """
 
     path: str
@@ -82,12 +82,12 @@ class LoadReport:
 
     @property
     def complete(self) -> bool:
-        """Nothing is missing, unexpected or mismatched."""
+        """True if nothing is missing, unexpected or mismatched."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The report as text: one line if all went well, else one for each kind of trouble."""
+        """The report as text: one line if all went well, else one more for each kind of trouble."""
         return tuple(map(printable, self._lines()))
 
     def _lines(self) -> Iterator[str]:
@@ -102,7 +102,7 @@ class LoadReport:
             yield self.overflow_line()
 
     def overflow_line(self) -> str:
-        """What left the range of the model's dtypes, by name."""
+        """Return the line that lists the keys whose values are out of range for the model's dtype."""
         rows = [f"{name} ({count:,} in {self.casts[name][1]})" if name in self.casts else f"{name} ({count:,})"
                 for name, count in self.overflow.items()]  # fmt: skip
         count = sum(self.overflow.values())
@@ -124,7 +124,7 @@ class LoadReport:
         yield from (f"{count} skipped as {rule}" for rule, count in rules.items())
 
     def trouble(self) -> Iterator[str]:
-        """A line for each kind of trouble, names grouped."""
+        """Yield a line for each kind of trouble, with the keys grouped."""
         if self.missing:
             yield f"missing {len(self.missing)}: {shown(collapse(self.missing, self.model_names))}"
         for name, near in list(self.nearest.items())[:3]:
@@ -151,7 +151,7 @@ class LoadReport:
         return html(self.lines[:1], tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON, without the names of either side that are in nothing else."""
+        """Return the report for JSON, with the counts of keys in place of `model_names` and `file_names`."""
         found = {**asdict(self), "complete": self.complete, "lines": list(self.lines)}
         found["counts"] = {"model": len(found.pop("model_names")), "file": len(found.pop("file_names"))}
         return found
@@ -160,10 +160,10 @@ class LoadReport:
 def nearest_names(
     missing: Sequence[str], unexpected: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """missing name -> the unexpected one that most likely means it, for those that have one.
+    """Return missing key -> the unexpected key that it most likely corresponds to, where one is similar enough.
 
     Args:
-        shapes: of the names of both sides.
+        shapes: shapes of the keys of both sides.
     """
     by_leaf: dict[str, list[str]] = {}
     for name in unexpected:
@@ -171,7 +171,7 @@ def nearest_names(
     found: dict[str, str] = {}
     looks = MOST_LOOKS
     for name in missing:
-        # Where the last component occurs nowhere, a misspelling may still be near.
+        # If the last component occurs nowhere in the file, a misspelled key may still be similar.
         candidates = (by_leaf.get(_leaf(name)) or list(unexpected))[: max(looks, 0)]
         looks -= len(candidates)
         scored = [(shapes.get(other) == shapes.get(name), _alike(name, other), other) for other in candidates]
@@ -190,12 +190,12 @@ def _alike(one: str, other: str) -> float:
 
 
 def _in_words(rule: str) -> str:
-    """How the names were matched: ``wrapper module.`` is a prefix that one side has."""
+    """Return how the keys were matched, as text; ``wrapper module.`` is a prefix that one side has."""
     if rule == "exact" or rule in ("position", "structure"):
         return "names match exactly" if rule == "exact" else f"matched by {rule}"
     return f"names match without {rule}"
 
 
 def named(names: Iterable[str], most: int = 5) -> str:
-    """Names in a line, at most so many of them."""
+    """Join names into one line that shows at most `most` of them."""
     return some(list(names), most)

@@ -1,7 +1,7 @@
-"""Loading module by module as torch does it, for models with a module that loads in its own way.
+"""Loading module by module as torch does, for models with a module that loads in its own way.
 
-The same walk as in ``torch.nn.Module.load_state_dict`` (torch/nn/modules/module.py): each module sees the names
-below it, after the hooks of those above. It is rehearsed first, on copies of such modules whose tensors have no data.
+The walk is that of ``torch.nn.Module.load_state_dict`` (torch/nn/modules/module.py): each module sees the keys below
+it, after the hooks of the modules above. The walk is rehearsed first, on copies of such modules without tensor data.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Later:
-    """A tensor that is not made yet, and the one of the model that it is for."""
+    """A tensor that is not made yet, with the model's tensor that it is for."""
 
     entry: TensorEntry
     like: torch.Tensor | None
 
 
 class Tensors(MutableMapping[str, object]):
-    """A state dict whose tensors are made when they are asked for; what is assigned is kept.
+    """A state dict whose tensors are made on access. Assigned values are kept.
 
     Attributes:
-        keeps: the model keeps the tensors, so that those that are tied stay so; otherwise it copies them.
-        given: names that were asked for, of this one and of all that it is a part of -> numbers that leave the range
-            of the dtype that the model has there.
+        keeps: whether the model keeps the tensors, so that ties must survive; otherwise it copies them.
+        given: keys accessed so far, here and in all state dicts that share this one's values -> count of numbers out of
+            range for the model's dtype.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Tensors(MutableMapping[str, object]):
         return key in self.raw
 
     def shape(self, key: str) -> tuple[int, ...] | None:
-        """The shape of the tensor under `key`, without making it; None if there is none."""
+        """Return the shape of the tensor under `key` without making it; None if there is no tensor."""
         value = self.raw.get(key)
         found = value.entry.shape if isinstance(value, _Later) else getattr(value, "shape", None)
         return None if found is None else tuple(found)
 
     def below(self, prefix: str) -> dict[str, Tensors]:
-        """Child module -> the names below it."""
+        """Return child module -> the state dict with the keys below it."""
         rows: dict[str, dict[str, object]] = {}
         for key, value in self.raw.items():
             if key.startswith(prefix):
@@ -112,9 +112,9 @@ def _walk(module: nn.Module, tensors: Tensors, prefix: str, visit: Visit, after:
 
 
 def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, keeps: bool) -> Tensors:
-    """What the model is given: everything of the file under its new names but what is known not to fit.
+    """Return the state dict for the model: all of the file's entries under their new keys, except known misfits.
 
-    What the model has no name for is there too: its hooks may.
+    It includes keys that the model does not have, since hooks may use them.
     """
     wrong = {mismatch.source for mismatch in fit.mismatched} | {mismatch.name for mismatch in fit.mismatched}
     values: dict[str, object] = {}
@@ -143,7 +143,7 @@ def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, object]]:
 
 
 def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> None:
-    """Correct `fit` by what the model's own hooks and methods do with names and shapes; nothing is changed."""
+    """Correct `fit` for what the model's own hooks and methods do with keys and shapes; the model is not changed."""
     if overrides(fit.target.model, "load_state_dict"):
         return
     from torch.nn.modules.module import _IncompatibleKeys
@@ -173,13 +173,13 @@ def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assig
             for hook in module._load_state_dict_post_hooks.values():
                 hook(module, _IncompatibleKeys(missing, unexpected))
 
-    # On a map of the file no storage costs memory: nothing has to be let go of.
+    # On a map of the file, storages cost no memory, so none has to be released.
     _walk(fit.target.model, _state(fit, maker, extra, keeps=True), "", visit, after)
     _correct(fit, missing, unexpected, wrong)
 
 
 def _correct(fit: Fit, missing: list[str], unexpected: list[str], wrong: list[Mismatch]) -> None:
-    """Put the names that torch's walk found missing or unexpected into the terms of `fit`."""
+    """Translate the keys that torch's walk found missing or unexpected into the terms of `fit`."""
     known = set(fit.target.names)
     passed = {skip.name for skip in fit.skipped} | {mismatch.name for mismatch in fit.mismatched}
     back = {new: old for old, new in fit.names.items()}
@@ -190,7 +190,7 @@ def _correct(fit: Fit, missing: list[str], unexpected: list[str], wrong: list[Mi
     fit.mismatched += wrong
     lost = {*fit.missing, *(mismatch.name for mismatch in fit.mismatched)}
     pairs = {name: old for name, old in fit.pairs.items() if name not in lost}
-    # What hooks made of other names of the file has no single source; the name stands for itself.
+    # Keys that hooks made from other keys of the file have no single source, so each is paired with itself.
     for name in fit.target.names:
         if name not in lost and name not in passed and name not in fit.tied:
             pairs.setdefault(name, name)
@@ -205,7 +205,7 @@ def _check(
     unexpected: list[str],
     wrong: list[Mismatch],
 ) -> None:
-    """What torch's own method would note of names and shapes."""
+    """Record the missing, unexpected and misshapen keys that torch's own method would report."""
     local = local_tensors(module)
     for name, tensor in local.items():
         key = prefix + name
@@ -213,7 +213,7 @@ def _check(
         if key not in tensors:
             missing.append(key)
         elif found is None:
-            wrong.append(Mismatch(key, key, shape, None, "no tensor in the file"))
+            wrong.append(Mismatch(key, key, shape, None, "the file has no tensor there"))
         elif shape is not None and found != shape and not (shape == () and found == (1,)):
             wrong.append(Mismatch(key, key, shape, found, shapes_differ(found, shape)))
     takes = overrides(module, "set_extra_state")
@@ -227,7 +227,7 @@ def _check(
 
 
 def _standin(module: nn.Module) -> nn.Module:
-    """A copy of `module` alone whose tensors have no data, to be loaded without consequence."""
+    """Return a copy of `module` alone with empty tensors, so that loading it has no effect on the model."""
     import torch
 
     copy = object.__new__(type(module))
@@ -252,7 +252,7 @@ def _standin(module: nn.Module) -> nn.Module:
 
 
 def _rebound(hook: Any, module: nn.Module, standin: nn.Module) -> Any:
-    """`hook` as it would have been registered on `standin`: what it changes is not the model's."""
+    """Return `hook` as it would have been registered on `standin`, so that it cannot change the model."""
     if isinstance(hook, MethodType):
         return MethodType(hook.__func__, standin) if hook.__self__ is module else hook
     if not hasattr(hook, "with_module"):
@@ -265,7 +265,7 @@ def _rebound(hook: Any, module: nn.Module, standin: nn.Module) -> Any:
 
 
 def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -> Mismatch:
-    """A message of torch's with the name and the shapes that it is about."""
+    """Turn an error message of torch into a mismatch with the key and the shapes that it is about."""
     for name, tensor in local_tensors(module).items():
         key = prefix + name
         if key in tensors and f"{key}:" in error.partition("copying")[0]:
@@ -277,14 +277,14 @@ def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -
 def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign: bool) -> dict[str, int]:
     """Load what fits, in torch's way.
 
-    With `assign`, the model has its own tensors again after an error.
+    With `assign`, the model gets its own tensors back after an error.
 
     Returns:
-        Name of the model -> numbers that left the range of its dtype, for what was copied.
+        Key of the model -> count of numbers that left the range of its dtype, for each copied tensor.
 
     Raises:
-        LoadMismatch: a module refused what it had accepted in the rehearsal; some tensors may have changed.
-        DamagedFile: the file changed meanwhile; the message says what the modules were given.
+        LoadMismatch: a module refused what it accepted in the rehearsal; some tensors may have changed.
+        DamagedFile: the file changed in the meantime; the message lists what the modules had received.
     """
     state = _state(fit, maker, extra, keeps=assign)
     before = [(place, getattr(place.module, place.name)) for place in fit.target.places] if assign else []
@@ -297,7 +297,7 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign
         if not isinstance(error, CkptfixError) or isinstance(error, LoadMismatch):
             raise
         cause = cause_of(error)
-        given = f"what the model's modules were given before: {named(state.given) if state.given else 'nothing'}"
+        given = f"the model's modules had already received {named(state.given) if state.given else 'nothing'}"
         cause.message = f"{cause.message}; {'the model has its own tensors again' if assign else given}"
         raise cause from error.__cause__
     return dict(state.given)
@@ -342,7 +342,7 @@ def _torch_walk(
 
 
 def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """`value` as `like` wants it: of its number of dimensions, and distributed as it is (DTensor)."""
+    """Return `value` with the number of dimensions of `like`, and distributed in the same way (DTensor)."""
     if value.dim() == 1 and not is_lazy(like) and like.dim() == 0:
         value = value[0]
     mesh = getattr(like, "device_mesh", None)
@@ -353,7 +353,7 @@ def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     except ImportError:  # before torch 2.5
         from torch.distributed._tensor import distribute_tensor  # type: ignore[attr-defined]
 
-    # Every rank has read the file itself, so that nothing is sent. Before torch 2.7 the first rank sends what it read.
+    # Every rank has read the file itself, so nothing is sent. Before torch 2.7, the first rank sends what it read.
     nothing_sent = "src_data_rank" in inspect.signature(distribute_tensor).parameters
     options = {"src_data_rank": None} if nothing_sent else {}
     return distribute_tensor(value.to(mesh.device_type), mesh, getattr(like, "placements", None), **options)

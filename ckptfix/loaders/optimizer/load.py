@@ -1,4 +1,4 @@
-"""Resuming an optimizer: its state is loaded to the parameters that it belongs to, or not at all."""
+"""Resuming an optimizer: each parameter gets its own state back, or nothing is loaded."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupReport:
-    """What became of a parameter group.
+    """Report on one parameter group.
 
     Attributes:
-        index: in the optimizer.
-        saved: in the file.
-        parameters: how many it holds.
+        index: number of the group in the optimizer.
+        saved: number of the group in the file.
+        parameters: count of its parameters.
         restored: option -> (value before, value from the file), for those that changed.
         kept: options that the file does not have, and those that say how to compute on this machine (foreach, fused,
-            capturable, differentiable) and are others in the file.
+            capturable, differentiable) and differ in the file.
     """
 
     index: int
@@ -60,17 +60,17 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class OptimizerReport:
-    """What `load_optimizer` did.
+    """Report of what `load_optimizer` did.
 
     Attributes:
         path, at: the file, and the address of the optimizer's state in it.
-        by: what identified parameters: ``"param_names"`` or ``"names"`` (if the file has them), ``"model order"`` (the
-            order of the model's state dict in the file), ``"order"`` (the optimizer's own, as torch does).
-        rule: how names were matched, as in `LoadReport`; ``""`` where there were none.
+        by: how parameters were identified: by ``"param_names"`` or ``"names"`` (if the file has them), by ``"model
+            order"`` (that of the model's state dict in the file), or by ``"order"`` (the optimizer's own, as in torch).
+        rule: how names were matched, as in `LoadReport`; ``""`` if there were no names.
         restored: parameters that got their state.
-        fresh: parameters for which the file has no state, as they had no step yet.
+        fresh: parameters for which the file has no state, because they had no step yet.
         dropped: parameters of the file, without state, that this optimizer does not hold.
-        groups: what became of each group's options.
+        groups: reports on the options of each group.
     """
 
     path: str
@@ -91,13 +91,13 @@ class OptimizerReport:
         if self.fresh:
             rows.append(f"without state in the file: {named(self.fresh)}")
         if self.dropped:
-            rows.append(f"not held here, and without state: {named(self.dropped)}")
+            rows.append(f"not held by the optimizer, and without state: {named(self.dropped)}")
         for group in self.groups:
             if group.restored:
                 changes = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in group.restored.items())
                 rows.append(f"group {group.index}: {changes}")
             if group.kept:
-                rows.append(f"group {group.index}: as they are here: {', '.join(group.kept)}")
+                rows.append(f"group {group.index}: unchanged: {', '.join(group.kept)}")
         return tuple(map(printable, rows))
 
     def __str__(self) -> str:
@@ -113,7 +113,7 @@ class OptimizerReport:
         return html(self.lines, [("options", ("group", "option", "before", "from the file"), rows)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON; option values that JSON does not have become text."""
+        """Return the report for JSON; option values that JSON does not support become text."""
         found = asdict(self)
         for row in found["groups"]:
             row["restored"] = {key: [_plain(old), _plain(new)] for key, (old, new) in row["restored"].items()}
@@ -136,31 +136,32 @@ def load_optimizer(
     map_location: MapLocation = None,
     verify: bool = True,
 ) -> OptimizerReport:
-    """Load the optimizer's state from the checkpoint at `path`, each parameter's to that parameter.
+    """Load the optimizer's state from the checkpoint at `path`, matching each saved state to its parameter.
 
-    Of a trainer's folder, such as ``checkpoint-500``, it is the file of the optimizer.
+    If `path` is a trainer's folder, such as ``checkpoint-500``, the optimizer's file in it is loaded.
 
-    Parameters are found by name where the file has names (``param_names`` in its groups, or state keyed by name), with
-    wrappers' and base prefixes on either side. Where it has none, the order of the model's state dict in the same file
-    gives names to the numbers; so the model may define its parameters in another order now. Options of the groups
-    (lr, betas, ...) come from the file, but for those that say how to compute on this machine (foreach, fused,
-    capturable, differentiable). Numbers are taken to have been given in the model's order, as ``model.parameters()``
-    gives them. Where nothing has names, the order alone counts, with a warning if parameters of one shape might be
-    swapped. All or nothing: on an error the optimizer is as it was.
+    Parameters are matched by name if the file has names (``param_names`` in its groups, or state keyed by name), with
+    wrapper and base prefixes allowed on either side. Otherwise the numbers get names from the order of the model's
+    state dict in the same file, so the model may now define its parameters in a different order. This assumes that the
+    numbers were given in the order of ``model.parameters()``. If there are no names anywhere, only the order counts,
+    with a warning if parameters of the same shape could be swapped.
+
+    Options of the groups (lr, betas, ...) come from the file, except those that say how to compute on this machine
+    (foreach, fused, capturable, differentiable). All or nothing: on an error the optimizer is unchanged.
 
     Args:
         model: the model whose parameters `optimizer` holds, wrapped or not. Without it, names come from the
-            optimizer's own ``param_names``, and without those the order alone counts, as in torch.
-        at: address of the optimizer's state, when the file has several.
-        map_location: asked for each storage if it is a callable; state is moved to its parameter's device anyway.
+            optimizer's own ``param_names``; without those, only the order counts, as in torch.
+        at: address of the optimizer's state, if the file has several.
+        map_location: a callable is called for each storage; the state moves to its parameter's device in any case.
         verify: as for `load_into`.
 
     Raises:
-        Refused: what belongs to which parameter is not certain: counts, groups or shapes differ, or names are
-            missing; the message says which. Or the state belongs to an optimizer of another class, or the file holds
-            no optimizer, or several and no `at`.
-        NoSuchTensor: no optimizer at `at`.
-        DamagedFile: what is read has another checksum than the file states, or the file was written to meanwhile.
+        Refused: it is not certain which state belongs to which parameter: counts, groups or shapes differ, or names are
+            missing; the message says which. Or the state belongs to an optimizer of a different class. Or the file
+            holds no optimizer, or several while `at` is not given.
+        NoSuchTensor: there is no optimizer at `at`.
+        DamagedFile: a checksum does not match, or the file was written to while it was read.
         MissingExtra: torch is not installed.
     """
     need_torch("load_optimizer")
@@ -189,8 +190,8 @@ def load_optimizer(
         raise
     if found.by == "order" and _interchangeable(found, state):
         warnings.warn(
-            f"{checkpoint.path}: no names say whose state is whose: it was loaded by order alone, as torch does"
-            + ("" if model is not None else " (model= takes the names that a file with the model's state dict has)"),
+            f"{checkpoint.path}: there are no names to match parameters by, so the order alone was used, as torch does"
+            + ("" if model is not None else " (pass model= to use the names of a model's state dict in the file)"),
             stacklevel=caller(),
         )
     order = {id(parameter): index for index, parameter in enumerate(held.parameters)}
@@ -222,7 +223,7 @@ PARAMETER_SHAPED = frozenset((
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
     *("exp_inf", "prev", "step_size", "ax", "mu_product_buffer"),
 ))  # fmt: skip
-"""State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Others' may have any shape."""
+"""State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Other state may have any shape."""
 
 
 def _own(group: Mapping[str, object]) -> dict[str, object]:
@@ -230,15 +231,15 @@ def _own(group: Mapping[str, object]) -> dict[str, object]:
 
 
 def _refuse_loose(groups: Sequence[SavedGroup], state: State) -> None:
-    """State of a parameter that no group has would be lost; other state under a text is the optimizer's own affair."""
+    """Refuse state of a parameter that is in no group, since it would be lost. Other state under text keys may stay."""
     known = {key for group in groups for key in group.ids}
     loose = [
         str(key) for key, own in state.items()
         if key not in known and (not isinstance(key, str) or _is_of_a_parameter(own))
     ]  # fmt: skip
     if loose:
-        hint = "the groups of the file are not those that its state was saved with"
-        raise Refused(f"state of parameters that are in no group: {named(loose)}", hint=hint)
+        hint = "the groups of the file do not belong to its state"
+        raise Refused(f"the state has parameters that are in no group: {named(loose)}", hint=hint)
 
 
 def _is_of_a_parameter(own: object) -> bool:
@@ -246,15 +247,15 @@ def _is_of_a_parameter(own: object) -> bool:
 
 
 def _refuse_flat(held: Held, found: Matched, state: State) -> None:
-    """State of all parameters in one piece is right only for the same parameters in the same order."""
+    """Refuse state that covers all parameters in one flat tensor, unless their order is unchanged."""
     flat = any(FLAT & set(state.get(key) or ()) for key in found.owners)
     if flat and [id(owner) for owner in found.owners.values()] != [id(one) for one in held.parameters]:
-        message = "its state is of all parameters in one piece, and their order is another now"
-        raise Refused(message, hint="define the model and its optimizer in the order that they had")
+        message = "its state covers all parameters in one flat tensor, and their order has changed"
+        raise Refused(message, hint="define the model and its optimizer in their original order")
 
 
 def _interchangeable(found: Matched, state: State) -> bool:
-    """Whether two parameters of one shape have a state, so that nothing would show if the two were swapped."""
+    """Return whether two parameters of the same shape have state, so that swapping them would go unnoticed."""
     shapes = [tuple(parameter.shape) for key, parameter in found.owners.items() if state.get(key)]
     return len(shapes) > len(set(shapes))
 
@@ -266,20 +267,20 @@ def _refuse_shapes(held: Held, found: Matched, state: State) -> None:
     for key, parameter in found.owners.items():
         own = state.get(key) or {}
         if not isinstance(own, Mapping):
-            raise Refused(f"the state of {held.name(parameter)} is not a mapping")
+            raise Refused(f"the state of {held.name(parameter)} is not a dict")
         for name, value in own.items():
             if name in PARAMETER_SHAPED and isinstance(value, Tensor) and value.shape != parameter.shape:
                 shapes = f"{list(value.shape)} in the file, {list(parameter.shape)} in the model"
                 wrong.append(f"{name} of {held.name(parameter)}: {shapes}")
     if wrong:
-        hint = "the file's parameters are other ones, or in another order than was found"
-        raise Refused(f"state that does not fit its parameter: {named(wrong)}", hint=hint)
+        hint = "the file's parameters are different ones, or in a different order than was found"
+        raise Refused(f"the state does not fit its parameter: {named(wrong)}", hint=hint)
 
 
 def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> dict[int, int]:
-    """Index of a group of the optimizer -> index of the saved one with the same parameters.
+    """Return index of a group of the optimizer -> index of the saved group with the same parameters.
 
-    Saved groups with equal options may be one here: it is certain what its options were.
+    Saved groups with equal options may be merged into one group here, since its options are still certain.
     """
     saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}
     origin = {id(parameter): saved_in[key] for key, parameter in found.owners.items()}
@@ -291,13 +292,13 @@ def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> 
         first = min(sources, default=0)
         if any(not _same_options(groups[first].options, groups[other].options) for other in sources):
             mixed = " and ".join(map(str, sorted(sources)))
-            message = f"group {index} has parameters of the groups {mixed} of the file"
+            message = f"group {index} has parameters of groups {mixed} of the file"
             raise Refused(message, hint="group the parameters as they were when the file was saved")
         if sources:
             pairing[index] = first
     twice = [index for index, times in split.items() if times > 1]
     if twice:
-        message = f"the parameters of group {twice[0]} of the file are in several groups here"
+        message = f"the optimizer has the parameters of the file's group {twice[0]} in several groups"
         raise Refused(message, hint="group the parameters as they were when the file was saved")
     # Groups without parameters have nothing but their order.
     rest = [index for index in range(len(groups)) if index not in pairing.values() and not groups[index].owned(found)]
@@ -312,10 +313,10 @@ def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> 
 def _options(
     optimizer: torch.optim.Optimizer, groups: Sequence[SavedGroup], held: Held, pairing: Mapping[int, int]
 ) -> tuple[list[dict[str, object]], tuple[GroupReport, ...]]:
-    """The groups of the new state dict, and what of their options changes.
+    """Return the groups of the new state dict, and a report on their options.
 
     Raises:
-        Refused: the options belong to another optimizer.
+        Refused: the options belong to a different optimizer.
     """
     made: list[dict[str, object]] = []
     reports = []
@@ -354,10 +355,10 @@ def _same(one: object, other: object) -> bool:
 
 
 def _own_copy(value: object, parameter: torch.Tensor, given: set[int]) -> object:
-    """The state with tensors that no other state shares memory with: an optimizer writes into it.
+    """Return the state with tensors that share no memory with other state, because an optimizer writes into it.
 
     Args:
-        given: addresses of the memory that was given out as it is.
+        given: addresses of the memory that was handed out without a copy.
     """
     from torch import Tensor
 
@@ -384,7 +385,7 @@ def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
 
 
 def _give(optimizer: torch.optim.Optimizer, new: dict[str, object], path: str) -> None:
-    """Optimizer.load_state_dict, undone if it fails."""
+    """Call optimizer.load_state_dict, and undo it if it fails."""
     before = dict(vars(optimizer))
     groups = [dict(group) for group in optimizer.param_groups]
     state = {key: dict(value) if isinstance(value, dict) else value for key, value in optimizer.state.items()}
@@ -396,5 +397,5 @@ def _give(optimizer: torch.optim.Optimizer, new: dict[str, object], path: str) -
         optimizer.param_groups[:] = groups
         optimizer.state.clear()
         optimizer.state.update(state)
-        message = f"{type(optimizer).__name__} does not take it: {' '.join(str(error).split())}"
+        message = f"{type(optimizer).__name__} rejects the state: {' '.join(str(error).split())}"
         raise Refused(message, path=path) from error

@@ -1,4 +1,4 @@
-"""Which saved parameter of an optimizer is which parameter of the model."""
+"""Matching the saved parameters of an optimizer to the parameters of the model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 Key: TypeAlias = int | str
-"""What stands for a parameter in the file: its number, or its name."""
+"""Identifier of a parameter in the file: its number or its name."""
 
 State: TypeAlias = Mapping[Key, Mapping[str, object]]
-"""What an optimizer keeps for each parameter."""
+"""The values that an optimizer keeps for each parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class SavedGroup:
     options: Mapping[str, object]
 
     def owned(self, found: Matched) -> bool:
-        """Whether any of its parameters is one of the optimizer's."""
+        """Return whether any of its parameters belongs to the optimizer."""
         return any(key in found.owners for key in self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The parameters of an optimizer by group, and what the model calls them.
+    """The parameters of an optimizer by group, with their names in the model.
 
     Attributes:
-        names: id of a parameter -> its names in the model's state dict, several if it is tied; empty if not known.
+        names: id of a parameter -> its keys in the model's state dict, several if it is tied; empty if unknown.
         places: id of a parameter -> its number in the optimizer.
     """
 
@@ -54,7 +54,7 @@ class Held:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Held:
-        """Of `optimizer`, with names from `model`, or from its own ``param_names``.
+        """Collect the parameters of `optimizer`, with names from `model` or from its own ``param_names``.
 
         Raises:
             Refused: it holds parameters that are not the model's.
@@ -81,7 +81,7 @@ class Held:
         return [parameter for group in self.groups for parameter in group]
 
     def name(self, parameter: torch.Tensor) -> str:
-        """Its first name, or its number."""
+        """Return the first name of a parameter, or else its number as text."""
         known = self.names.get(id(parameter))
         if known:
             return known[0]
@@ -90,7 +90,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Saved key -> the parameter that it is, in the order of the file; and how that is known."""
+    """Saved key -> the matching parameter, in the order of the file, and the way in which they were matched."""
 
     owners: Mapping[Key, torch.Tensor]
     by: str
@@ -108,7 +108,7 @@ def matched(
     """Match the saved parameters to the optimizer's.
 
     Raises:
-        Refused: it is not certain which is which; the message says what is missing.
+        Refused: the match is not certain; the message says what is missing.
     """
     keys = [key for group in groups for key in group.ids]
     if all(group.names is not None for group in groups) and keys:
@@ -126,9 +126,9 @@ def matched(
 
 def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Matched:
     if not held.names:
-        raise Refused("the file has names, and the optimizer has none", hint="give model=, whose parameters it holds")
+        raise Refused("the file has names, but the optimizer does not", hint="pass model=, whose parameters it holds")
     if len(set(names.values())) != len(names):
-        raise Refused("two parameters of the file have one name")
+        raise Refused("two parameters of the file have the same name")
     owner = {name: parameter for parameter in held.parameters for name in held.names[id(parameter)]}
 
     def complete(new: Mapping[str, str]) -> bool:
@@ -144,8 +144,8 @@ def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Mat
         if parameter is None:
             over.append((name, bool(state.get(key))))
         elif id(parameter) in taken:
-            message = f"{taken[id(parameter)]} and {name} of the file are one parameter of the model"
-            raise Refused(message, hint="the model ties what was trained apart")
+            message = f"{taken[id(parameter)]} and {name} of the file are the same parameter in the model"
+            raise Refused(message, hint="the model ties parameters that were trained separately")
         else:
             taken[id(parameter)] = name
             owners[key] = parameter
@@ -154,15 +154,15 @@ def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Mat
     if missing or lost:
         reasons = [f"not in the file: {named(missing)}"] if missing else []
         reasons += [f"not held by the optimizer: {named(lost)}"] if lost else []
-        hint = "hold the same parameters as when the file was saved; load_into(..., match=...) is for the model alone"
+        hint = "hold the same parameters as when the file was saved; load_into(..., match=...) works only on the model"
         raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(reasons)}", hint=hint)
     return Matched(owners, by, renaming.rule, tuple(name for name, _ in over))
 
 
 def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[str] | None:
-    """First names of the model's parameters in the order in which the file's state dict has them.
+    """Return the first keys of the model's parameters in the order of the file's state dict.
 
-    None if the file has no state dict of this model.
+    The result is None if the file has no state dict of this model.
 
     Raises:
         Refused: it has several, in different orders.
@@ -197,10 +197,10 @@ def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[st
 
 
 def _by_order(held: Held, groups: Sequence[SavedGroup], state: State, order: list[str]) -> Matched:
-    """Numbers stand for the model's parameters in the order of the file."""
+    """Match by number: the numbers count the model's parameters in the order of the file."""
     sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):
-        # It held the whole model then, and holds a part or other groups of it now.
+        # It held the whole model when it was saved, and now holds a part of it or different groups.
         found = _by_name(held, dict(zip(groups[0].ids, order, strict=True)), state, "model order")
         return Matched(found.owners, found.by, "", found.dropped)
     _same_sizes(held, groups)
@@ -215,14 +215,14 @@ def _by_order(held: Held, groups: Sequence[SavedGroup], state: State, order: lis
         elif _ids(in_file) == _ids(in_model):
             meant = parameters
         else:
-            message = f"group {index} has its own order, and the model has another order now than in the file"
+            message = f"group {index} has its own order, and the model's order has changed since the file was saved"
             raise Refused(message, hint="it is not certain which state belongs to which parameter")
         owners.update(zip(group.ids, meant, strict=True))
     return Matched(owners, "model order")
 
 
 def _model_order(held: Held) -> list[str]:
-    """First names of all tensors in the order of the model; `names` was filled in it."""
+    """Return the first keys of all tensors in the order of the model, which is the order of `names`."""
     return [names[0] for names in held.names.values()]
 
 
@@ -233,5 +233,5 @@ def _ids(parameters: Sequence[torch.Tensor]) -> list[int]:
 def _same_sizes(held: Held, groups: Sequence[SavedGroup]) -> None:
     sizes, own = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own:
-        message = f"the file has groups of {sizes} parameters without names, the optimizer of {own}"
+        message = f"the file has groups of {sizes} parameters without names, but the optimizer has groups of {own}"
         raise Refused(message, hint="hold the same parameters in the same groups as when the file was saved")

@@ -1,4 +1,4 @@
-"""Where the optimizers' states in a file are, and what is in them."""
+"""Finding and reading the optimizer states in a file."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Build: TypeAlias = Callable[[], tuple[Saved, list[object]]]
 
 
 def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[str, Build]]:
-    """(address, a function that builds it) of every mapping with ``state`` and ``param_groups``, flattened or not.
+    """Yield (address, function that builds it) for every dict with ``state`` and ``param_groups``, flattened or not.
 
-    The function returns the mapping and every value that was made on the way.
+    The function returns the dict, and all values that were made for it.
     """
     parts = pickled(checkpoint)
     if parts is None:
@@ -61,7 +61,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
 
 
 def _read(checkpoint: Checkpoint, maker: TensorMaker, at: str) -> tuple[Saved, list[object]]:
-    """The mapping at `at` of a format without an object; no other tensors are read."""
+    """Return the dict at `at` in a format that stores no object; no other tensors are read."""
     found = from_entries(checkpoint, lambda entry: maker(entry) if is_inside(entry.at, at) else None)
     for part in at.split("/") if at else ():
         found = found[part] if isinstance(found, dict) else {}
@@ -72,7 +72,7 @@ def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Node) -> tuple[Save
     builder = Builder(checkpoint, maker)
     value = builder.build(node)
     made = list(builder.made.values())
-    if not isinstance(value, Mapping):  # of a class of its own, which is refused
+    if not isinstance(value, Mapping):  # an object of a foreign class, which the caller refuses
         return {}, made
     return _as_torch_has_it(value), made
 
@@ -85,14 +85,14 @@ _STATE, _GROUPS = "state.", "param_groups."
 
 
 def _nested(flat: Mapping[str, object]) -> dict[str, object]:
-    """A flattened state as torch.optim has it, each parameter in a separate group, by name.
+    """Return a flattened state in the form of torch.optim, with one group for each parameter, and names as keys.
 
     Raises:
-        Refused: a parameter has state and no group, or the names are those of another library.
+        Refused: a parameter has state but no group, or the names are not those of torch.distributed.checkpoint.
     """
     other = [key for key in flat if not key.startswith((_STATE, _GROUPS))]
     if other:
-        raise Refused(f"a flattened optimizer's state that torch.distributed.checkpoint did not name: {named(other)}")
+        raise Refused(f"the optimizer's state is flattened, but not by torch.distributed.checkpoint: {named(other)}")
     found: dict[str, dict[str, dict[str, object]]] = {_STATE: {}, _GROUPS: {}}
     for key, value in flat.items():
         kind = _STATE if key.startswith(_STATE) else _GROUPS
@@ -100,23 +100,23 @@ def _nested(flat: Mapping[str, object]) -> dict[str, object]:
         found[kind].setdefault(name, {})[option] = value
     loose = [name for name in found[_STATE] if name not in found[_GROUPS]]
     if loose:
-        raise Refused(f"state of parameters that are in no group: {named(loose)}")
+        raise Refused(f"the state has parameters that are in no group: {named(loose)}")
     groups = [{**options, "params": [name]} for name, options in found[_GROUPS].items()]
     return {"state": found[_STATE], "param_groups": groups}
 
 
 def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) -> tuple[str, Mapping[str, object]]:
-    """(address, saved state) of the optimizer in the file."""
+    """Return (address, saved state) of the optimizer in the file."""
     found = list(optimizers_in(checkpoint, maker))
     addresses = [address for address, _ in found]
     if at is not None:
         found = [row for row in found if row[0] == given(at)]
         if not found:
-            hint = where_else(addresses) if addresses else "the file holds none"
+            hint = where_else(addresses) if addresses else "the file holds no optimizer"
             raise NoSuchTensor(f"no optimizer at {at!r}", path=checkpoint.path, hint=hint)
     if not found:
-        hint = "a training checkpoint has one beside the model's state dict; `ckptfix inspect` shows what this one has"
-        raise Refused("no optimizer's state was found in it", path=checkpoint.path, hint=hint)
+        hint = "a training checkpoint has one beside the model's state dict; run `ckptfix inspect` to see what it holds"
+        raise Refused("it has no optimizer state", path=checkpoint.path, hint=hint)
     if len(found) > 1:
         hint = f"choose one with at={found[0][0]!r}"
         listed = ", ".join(shown(at, to_type=True) for at in addresses)
@@ -137,7 +137,7 @@ def saved_optimizer(checkpoint: Checkpoint, maker: TensorMaker, at: str | None) 
 
 
 def _class_of(foreign: ForeignObject) -> str:
-    """The class of a foreign object: of a tensor that a rebuild call of torch makes, the one that the call is given."""
+    """Return the class of a foreign object. For a tensor made by a rebuild call of torch, the tensor's class."""
     name = f"{foreign.module}.{foreign.name}"
     place = {calls.FROM_TYPE.full: 1, calls.FROM_TYPE_V1.full: 1, calls.WRAPPER.full: 0}.get(name)
     given = foreign.args[place] if place is not None and len(foreign.args) > place else None
@@ -145,42 +145,43 @@ def _class_of(foreign: ForeignObject) -> str:
 
 
 def parts(saved: Mapping[str, object]) -> tuple[list[SavedGroup], State]:
-    """The groups and the state of an optimizer's state dict.
+    """Return the groups and the state in an optimizer's state dict.
 
     Raises:
-        Refused: it is none as torch.optim writes it.
+        Refused: it does not have the form that torch.optim writes.
     """
     groups, state = saved["param_groups"], saved["state"]
     if not isinstance(groups, list | tuple) or not isinstance(state, Mapping):
-        raise Refused("no optimizer's state as torch.optim writes it")
+        raise Refused("the optimizer's state does not have the form that torch.optim writes")
     found = []
     for group in groups:
         if not isinstance(group, Mapping) or not isinstance(group.get("params"), list | tuple):
-            raise Refused("a parameter group without its parameters")
+            raise Refused("a parameter group has no list of parameters")
         ids, names = list(group["params"]), group.get("param_names")
         if names is not None and (not isinstance(names, list | tuple) or len(names) != len(ids)):
-            raise Refused("a parameter group with other names than parameters")
+            raise Refused("a parameter group has a different number of names than of parameters")
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         found.append(SavedGroup(ids, None if names is None else [str(name) for name in names], options))
     everything = [key for group in found for key in group.ids]
     if not all(isinstance(key, int | str) for key in everything):
-        raise Refused("a parameter that is neither a number nor a name")
+        raise Refused("a parameter is neither a number nor a name")
     if len(set(everything)) != len(everything):
-        raise Refused("a parameter that is in two groups")
+        raise Refused("a parameter is in two groups")
     return found, _numbered(state, everything)
 
 
 def _numbered(state: State, keys: Collection[Key]) -> State:
-    """The state by the keys of the groups, where it has the numbers among them as text: see `was_flattened`."""
+    """Return the state under the keys of the groups, if its own keys are the same numbers as text (`was_flattened`)."""
     names = {str(key): key for key in keys if isinstance(key, int) and key not in state}
     return {names.get(str(key), key) if isinstance(key, str) and key not in keys else key: own
             for key, own in state.items()}  # fmt: skip
 
 
 def was_flattened(saved: Mapping[str, object], groups: Iterable[SavedGroup]) -> bool:
-    """Whether numbers are text, as after torch.distributed.checkpoint: there no order is that of the model.
+    """Return whether numbers became text, as in torch.distributed.checkpoint, so that no order is that of the model.
 
-    It flattens an object to names, ``optim.state.0.exp_avg``, lists what each rank wrote, and gives it back so.
+    It flattens an object into names such as ``optim.state.0.exp_avg``, lists what each rank wrote, and rebuilds the
+    object in that order.
     """
     state, keys = saved["state"], {key for group in groups for key in group.ids}
     return isinstance(state, Mapping) and any(isinstance(key, int) and str(key) in state for key in keys)

@@ -200,10 +200,10 @@ def test_two_orders_are_never_certain(source: Shapes, target: Shapes) -> None:
     [
         # CodeGen: four blocks of query, value and key each.
         (layered({"attn.qkv_proj.weight": (3 * D, D), "mlp.fc_in.weight": (H, D)}),
-         layered({**split("q_proj", "k_proj", "v_proj"), "mlp.fc_in.weight": (H, D)}), "order of its own"),
+         layered({**split("q_proj", "k_proj", "v_proj"), "mlp.fc_in.weight": (H, D)}), "special order"),
         # A renaming alone would be complete.
         (layered({"attn.query_key_value.weight": (3 * D, D), **OUT}),
-         layered({"attn.c_attn.weight": (3 * D, D), **OUT}), "orders of their own"),
+         layered({"attn.c_attn.weight": (3 * D, D), **OUT}), "different orders"),
         # torchtune, under the names that transformers has.
         ({"tok_embeddings.weight": (20, D), **layered(split("q_proj", "k_proj", "v_proj"))},
          {"model.embed_tokens.weight": (20, D), **layered(split("q_proj", "k_proj", "v_proj"), "model.layers")},

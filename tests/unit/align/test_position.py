@@ -154,7 +154,7 @@ def test_dtypes(ours: str, theirs: str, fits: bool) -> None:
 
 def test_reshape_only_when_asked() -> None:
     source, target = slots("a", (4, 6, 1, 1), (4,)), slots("b", (4, 6), (4,))
-    with pytest.raises(NoMatch, match="of equally many elements"):
+    with pytest.raises(NoMatch, match="with equally many elements"):
         match(source, target)
     matching = match(source, target, reshape=True)
     assert [pair.reshape for pair in matching.pairs] == [(4, 6), None]

@@ -167,7 +167,7 @@ ARCHIVES = [
     sample(
         "again.zip",
         lambda: zip_of({"outer/model/data.pkl": b".", "outer/model/data/0": b"", "__MACOSX/._outer": b""}),
-        "a torch checkpoint that was unpacked and zipped again, with the __MACOSX files",
+        "a torch checkpoint that was unpacked and zipped again, with the macOS Finder's __MACOSX files",
         hint="zip -0 -r",
     ),
     sample("flat.zip", lambda: zip_of({"data.pkl": b".", "data/0": b""}), "zipped again", hint="zip -0 -r"),

@@ -221,7 +221,7 @@ def test_together_with_new_names(tmp_path: Path, suffix: str) -> None:
         ("strided", (6,), "strided view"),
         ("sparse", (4,), "only a dense tensor"),
         ("quantized", (4,), "only a dense tensor"),
-        ("dense", (5,), r"cannot become \[5\]: it holds \[2, 3\]"),
+        ("dense", (5,), r"cannot be reshaped to \[5\]: its shape is \[2, 3\]"),
         ("epoch", (1,), "no such tensor"),
         ("missing", (1,), "no such tensor"),
     ],

@@ -300,7 +300,7 @@ def test_a_store_that_was_used_before(tmp_path: Path, together: Together) -> Non
 def test_ranks_that_plan_other_things_are_refused(tmp_path: Path, together: Together) -> None:
     dest = tmp_path / "out"
     done = together(2, lambda rank: write_folder(planned(tmp_path, dest, (10, 20 + rank)), str(dest)))
-    assert isinstance(done[1], Refused) and "plans another output" in str(done[1])
+    assert isinstance(done[1], Refused) and "plans a different output" in str(done[1])
     assert isinstance(done[0], RankFailed)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 

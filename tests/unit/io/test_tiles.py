@@ -97,13 +97,13 @@ def test_rows_are_ranges_and_only_shared_rows_are_streams(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("boxes", "message"),
     [
-        ([((0, 0), (2, 4))], "nothing holds rows 2 to 5"),
-        ([((0, 0), (6, 3))], r"nothing holds rows 3 to 3 at \[0\]"),
+        ([((0, 0), (2, 4))], "no chunk holds rows 2 to 5"),
+        ([((0, 0), (6, 3))], r"no chunk holds rows 3 to 3 at \[0\]"),
         ([((0, 0), (6, 4)), ((1, 0), (2, 4))], "2 chunks hold"),
         ([((0, 0), (7, 4))], r"reaches outside of \[6, 4\]"),
         ([((-1, 0), (6, 4))], r"reaches outside of \[6, 4\]"),
-        ([((0,), (6,))], r"of a tensor of \[6, 4\]"),
-        ([], r"nothing holds its \[6, 4\]"),
+        ([((0,), (6,))], r"wrong number of dimensions for \[6, 4\]"),
+        ([], r"no chunk holds its \[6, 4\]"),
     ],
 )
 def test_what_does_not_tile_is_named(boxes: list[Box], message: str) -> None:
@@ -114,7 +114,7 @@ def test_what_does_not_tile_is_named(boxes: list[Box], message: str) -> None:
 
 
 def test_a_chunk_has_as_many_bytes_as_its_sizes_say() -> None:
-    with pytest.raises(DamagedFile, match="needs 96 bytes, and has 95"):
+    with pytest.raises(DamagedFile, match="needs 96 bytes, but has 95"):
         tiled((6, 4), 4, [Chunk((0, 0), (6, 4), ByteRange("none", 0, 95))])
 
 

@@ -96,7 +96,7 @@ class TestContent:
         assert names(tmp_path) == []
 
     def test_a_file_of_another_size_than_its_plan(self, tmp_path: Path) -> None:
-        with pytest.raises(WriteFailed, match="5 bytes written, 3 arrived"):
+        with pytest.raises(WriteFailed, match="5 bytes were written, but 3 arrived"):
             write_plan(Plan((OutputFile(str(tmp_path / "out"), (b"abc",), 5),)))
         assert names(tmp_path) == []
 
@@ -568,7 +568,7 @@ def test_where_undoing_fails_too_the_old_file_is_named(
     monkeypatch.setattr(Output, "restore", restore)
     with pytest.raises(WriteFailed) as caught:
         write_plan(plan, overwrite=True, keep_old=(lambda path: True) if kept else None)
-    assert f"{tmp_path / 'a'} is the new file already, and could not be put back" in caught.value.message
+    assert f"{tmp_path / 'a'} is already the new file, and the old one could not be restored" in caught.value.message
     assert (tmp_path / "a").read_bytes() == b"new" and (tmp_path / "b").read_bytes() == b"old"
     (old,) = (path for path in tmp_path.iterdir() if path.name not in ("a", "b", "source", "b.~1~"))
     assert old.read_bytes() == b"old" and old.name in caught.value.message

@@ -364,7 +364,7 @@ def test_a_file_in_the_middle_of_a_write_is_read_twice(
         look(self)
 
     monkeypatch.setattr(reading.Reading, "refuse_changes", late)
-    with pytest.raises(ChangedFile, match="a second reading gave other bytes"):
+    with pytest.raises(ChangedFile, match="a second reading gave different bytes"):
         ckptfix.load_state_dict(path, at="" if kind.endswith("safetensors") else "model")
     put(path, old)
     monkeypatch.setattr(time, "time_ns", lambda: path.stat().st_ctime_ns + reading.RECENT)

@@ -148,7 +148,7 @@ def test_depth_is_no_limit(tmp_path: Path) -> None:
 
 def test_an_object_that_cannot_be_is_one_error(tmp_path: Path) -> None:
     ops = assemble(("PROTO", 2), "EMPTY_DICT", "EMPTY_LIST", *push(1), "SETITEM", "STOP")
-    with pytest.raises(BadPickle, match="could not hold: unhashable"):
+    with pytest.raises(BadPickle, match="cannot represent: unhashable"):
         ckptfix.load_checkpoint(written(tmp_path / "a.pth", torch_zip(ops)))
 
 
@@ -278,7 +278,7 @@ def test_a_tensor_of_a_subclass_comes_plain_and_that_is_said_once(tmp_path: Path
             loaded = getattr(ckptfix, how)(path)
     assert type(loaded["a.w"]) is torch.Tensor and torch.equal(loaded["a.w"], tensor(2))
     told = [str(row.message) for row in caught]
-    plain = f".w is a {__name__}.Marked, which is not imported: it comes as a plain tensor"
+    plain = f".w is a {__name__}.Marked, which is not imported: it becomes a plain tensor"
     assert [text[1:] for text in told] == ([] if how == "copy" else [plain])
     if how == "load_checkpoint":
         assert vars(loaded["a.w"]) == {"note": "hi"}

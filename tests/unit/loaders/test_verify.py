@@ -135,7 +135,7 @@ class TestNothing:
 
     def test_little_is_reported(self, tmp_path: Path) -> None:
         torch.save({"0.bias": torch.ones(8), "a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "x.pth")
-        with pytest.warns(UserWarning, match="only 1 of the file's 3 names and the model's 4 go together"):
+        with pytest.warns(UserWarning, match="only 1 of the file's 3 keys and the model's 4 match"):
             ckptfix.load_into(net(), tmp_path / "x.pth", strict=False)
 
     @pytest.mark.parametrize("names", [["0.weight"], ["0.weight", "0.bias", "1.weight", "head"]])

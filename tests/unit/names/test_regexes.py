@@ -32,7 +32,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stopped(work: object) -> str:
     """The error of what ends for a pattern and a name."""
-    with pytest.raises(Refused, match="was not done after") as caught:
+    with pytest.raises(Refused, match="did not finish within") as caught:
         work()  # type: ignore[operator]
     return f"{caught.value} {caught.value.where} {caught.value.shell_hint}"
 

@@ -224,11 +224,11 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
 def test_swapped_arguments_are_named(tmp_path: Path) -> None:
     path: Any = sound(tmp_path)
     model: Any = nn.Linear(2, 2)
-    with pytest.raises(WrongType, match="the first argument is the model, the second the path"):
+    with pytest.raises(WrongType, match="the first argument must be the model and the second the path"):
         ckptfix.load_into(path, model)
     optimizer: Any = optim.SGD(model.parameters(), 0.1)
     name: Any = str(path)
-    with pytest.raises(WrongType, match="the first argument is the optimizer, the second the path"):
+    with pytest.raises(WrongType, match="the first argument must be the optimizer and the second the path"):
         ckptfix.load_optimizer(name, optimizer)
 
 

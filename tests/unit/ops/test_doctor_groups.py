@@ -131,7 +131,7 @@ def test_advice_of_what_is_not_the_cause_stands_below_it(tmp_path: Path) -> None
     texts = [line.text for line in lines]
     at = next(index for index, text in enumerate(texts) if text.endswith("[nan-values]"))
     assert at and texts[0].endswith("[foreign-global]")
-    assert texts[at + 1].startswith("  Try: go back to an earlier checkpoint")
+    assert texts[at + 1].startswith("  Try: use an earlier checkpoint")
     assert [line.label for line in lines if line.text.startswith("warning: ")] == [len("warning")]
 
 

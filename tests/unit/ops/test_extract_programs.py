@@ -139,8 +139,8 @@ def rewritten(source: Path, dest: Path, change: Callable[[str, bytes], bytes]) -
 
 
 BAD: dict[str, tuple[str, Any]] = {
-    "no mapping": ("not a mapping", {"config": [1]}),
-    "no config": ("no description", {}),
+    "no mapping": ("not a JSON object", {"config": [1]}),
+    "no config": ("description of the tensors cannot be read", {}),
     "no path": ("is not what torch writes", {"config": {"w": {"use_pickle": False}}}),
     "a row of text": ("is not what torch writes", {"config": {"w": "x"}}),
 }
@@ -165,7 +165,7 @@ def test_a_bad_description_gives_one_error(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (b'"sizes": [{"as_int": 4}, {"as_int": 3}]', b'"sizes": [{"as_int": 4}, {"as_int": 9}]', "needed"),
+        (b'"sizes": [{"as_int": 4}, {"as_int": 3}]', b'"sizes": [{"as_int": 4}, {"as_int": 9}]', "needs"),
         (b'"sizes": [{"as_int": 4}, {"as_int": 3}]', b'"sizes": [{"as_int": 4}, {"as_int": -3}]', "not what torch"),
         (b'"dtype": 7', b'"dtype": 99', "not what torch"),
         (b'"path_name": "weight_0"', b'"path_name": "../../x"', "no record"),

@@ -154,7 +154,7 @@ def unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, b
     with monkeypatch.context() as patch:
         patch.setattr(edit, "_apply", fail)
         patch.setattr(edit, "_restore", fail)
-        with pytest.raises(WriteFailed, match="taking the edit back failed too"):
+        with pytest.raises(WriteFailed, match="undoing the edit failed too"):
             ckptfix.strip_module(path, in_place=True)
         with pytest.raises(WriteFailed) as caught:
             ckptfix.undo(path)
@@ -173,7 +173,7 @@ def test_what_another_program_wrote_meanwhile_is_named_by_its_sector(unfinished:
     path, before = unfinished
     now = before[:700] + b"?" + before[701:]
     path.write_bytes(now)
-    with pytest.raises(DamagedFile, match="what stands at 0x200 is neither what was there nor what it wrote"):
+    with pytest.raises(DamagedFile, match="the bytes at 0x200 are neither the old nor the new ones"):
         ckptfix.undo(path)
     assert path.read_bytes() == now
 
@@ -357,7 +357,7 @@ def test_another_file_under_the_name_is_not_touched(tmp_path: Path) -> None:
     ckptfix.strip_module(path, in_place=True)
     saved(path, prefix="other.")
     before = path.read_bytes()
-    with pytest.raises(CkptfixError, match="it changed since"):
+    with pytest.raises(CkptfixError, match="it has changed"):
         ckptfix.undo(path)
     assert path.read_bytes() == before
 

@@ -56,7 +56,7 @@ def test_what_a_missing_rank_held_is_named_and_the_rest_kept(tmp_path: Path) -> 
     done = ckptfix.repair(tmp_path / "in", tmp_path / "out.pth")
     assert done.exit_code == 3
     reasons = {loss.name: loss.reason for loss in done.losses}
-    assert reasons["module/b.weight"].endswith("it is missing, and holds rows 2 to 5 of b.weight")
+    assert reasons["module/b.weight"].endswith("it is missing; it holds rows 2 to 5 of b.weight")
     assert "module/a.weight" not in reasons and "optimizer/state/b.weight/exp_avg" in reasons
     made = load(tmp_path / "out.pth")
     assert_same(run.groups[0]["a.weight"], made["module"]["a.weight"])

@@ -82,23 +82,23 @@ def test_torchrun(here: Path) -> None:
 
 
 WRONG = [
-    ("--parallel dpp", "'dpp' is none of none, auto, dp, ddp, fsdp2, compile, checkpoint"),
-    ("--parallel dp,ddp", "dp and ddp each spread the work"),
+    ("--parallel dpp", "'dpp' is unknown; use none, auto, dp, ddp, fsdp2, compile, checkpoint"),
+    ("--parallel dp,ddp", "dp and ddp each distribute the work"),
     ("--parallel compile,checkpoint", "name it first"),
     ("--nested --format safetensors", "leave out --nested"),
     ("--parallel fsdp2 --format module", "sharded module"),
     ("--parallel fsdp2 --averaged", "cannot be copied"),
     ("--gpu_ids 0,x", "'0,x' is not a list"),
     ("--gpu_ids 0,0", "'0,0' is not a list"),
-    ("--replicas 0", "'0' is not a number from 1 on"),
+    ("--replicas 0", "'0' is not an integer of at least 1"),
     ("--replicas 3 --gpu_ids 0,1", "contradict"),
-    ("--replicas 2 --parallel ddp", "--replicas is for DataParallel"),
-    ("--output-device 1", "--output-device is for DataParallel"),
+    ("--replicas 2 --parallel ddp", "--replicas requires DataParallel"),
+    ("--output-device 1", "--output-device requires DataParallel"),
     ("--log-steps", "--replicas N"),
-    ("--epochs -1", "'-1' is not a number from 0 on"),
-    ("--output-device x --parallel dp", "'x' is not a number from 0 on"),
+    ("--epochs -1", "'-1' is not an integer of at least 0"),
+    ("--output-device x --parallel dp", "'x' is not an integer of at least 0"),
     ("--rate -1", "'-1' is not a learning rate"),
-    ("--model bert --full-size", "one size only"),
+    ("--model bert --full-size", "only one size"),
     ("--resume text.txt", "text.txt: a text file"),
     ("--resume foreign.pth", "foreign.pth: this trainer did not write it"),
     ("--resume foreign.pth --parallel ddp", "foreign.pth: this trainer did not write it"),
@@ -176,7 +176,7 @@ def test_gpu_ids(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option, key in (("--gpu_ids 0,1", "module.fc.weight"), ("--gpu-ids 0", "fc.weight")):
         assert main([*option.split(), "--epochs", "0", "--save", "saved.pth"]) == 0
         said = capsys.readouterr().out
-        assert f"no GPU is here: training on the CPU, without {option.replace('-ids', '_ids')}\n" in said
+        assert f"this machine has no GPU: training on the CPU, without {option.replace('-ids', '_ids')}\n" in said
         assert next(iter(torch.load("saved.pth", weights_only=True))) == key
 
 
@@ -188,7 +188,7 @@ def test_visible_devices_are_told_of(
     assert main(["--epochs", "0", "--parallel", "auto"]) == 0
     said = capsys.readouterr().out
     assert "--parallel auto: none" in said
-    assert "CUDA_VISIBLE_DEVICES=3, and training is on the CPU: tensors will be tagged cpu" in said
+    assert "CUDA_VISIBLE_DEVICES=3, but training runs on the CPU: tensors will be tagged cpu" in said
 
 
 def test_the_help_shows_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:

@@ -505,8 +505,8 @@ def test_a_copy_or_a_pickle_works_like_the_original_and_is_silent(
     ("replicas", "options", "words"),
     [
         (0, {}, "at least one replica, not 0"),
-        (3, {"device_ids": [0, 1]}, "3 replicas need as many GPUs, not 2"),
-        (3, {"output_device": 1}, "leave their outputs there"),
+        (3, {"device_ids": [0, 1]}, "3 replicas need the same number of GPUs, not 2"),
+        (3, {"output_device": 1}, "cannot have another output device"),
     ],
 )
 def test_impossible_arguments_are_refused(replicas: int, options: dict[str, Any], words: str) -> None:

@@ -121,7 +121,7 @@ def test_a_bare_one_brings_back_weights_and_says_so(container: str, stack: tuple
     lines: list[str] = []
     resumed = trained(model="mlp", resume=path, epochs=0, log=lines.append)
     assert same_weights(resumed, before)
-    assert "only weights" in lines[0]
+    assert "only the weights" in lines[0]
     assert resumed.losses == [] and not resumed.optimizer.state
 
 
@@ -166,7 +166,7 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path) -> None:
         ({**own, "rng_state": {"torch": [3], "cuda": []}}, LoadMismatch, "does not fit"),
         ({**own, "args": "none"}, Refused, "its args are not a dict"),
         ({"fc.weight": torch.zeros(2, 2), "fc.bias": torch.zeros(5), "x": torch.zeros(1)}, LoadMismatch,
-         r"1 unexpected \(x\); 1 of another shape \(fc.weight\)"),
+         r"1 unexpected \(x\); 1 of a different shape \(fc.weight\)"),
         (TASKS["vgg"].model().state_dict(), LoadMismatch, "2 missing"),
     ]  # fmt: skip
     for number, (value, kind, words) in enumerate(cases):
@@ -196,7 +196,7 @@ def test_a_hostile_directory_is_not_run(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(BadPickle, match=r"it names builtins\.print"):
         trained(resume=path)
     (path / METADATA).write_bytes(pickle.dumps([1]))
-    with pytest.raises(DamagedFile, match="holds no metadata"):
+    with pytest.raises(DamagedFile, match="does not hold metadata"):
         trained(resume=path)
     assert "it ran" not in capsys.readouterr().out
 
@@ -304,7 +304,7 @@ def test_from_processes_into_one(group: Path) -> None:
     for name in ("ddp", "fsdp2-dcp"):
         lines: list[str] = []
         assert len(trained(resume=group / name, epochs=2, log=lines.append).losses) == 2
-        assert lines[1].startswith("RNG state is of 2 processes and there are 1 now")
+        assert lines[1].startswith("RNG state is from 2 processes, and this run has 1")
 
 
 @pytest.mark.campaign

@@ -114,7 +114,7 @@ def test_tied_tensors_in_safetensors_are_written_once_and_come_back(tmp_path: Pa
 
 @pytest.mark.parametrize("container", ["safetensors", "module"])
 def test_what_holds_no_training_checkpoint_says_so(container: str, data_parallel: Training, tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match=f"{container} holds no training checkpoint"):
+    with pytest.raises(Unsupported, match=f"{container} cannot hold a training checkpoint"):
         save(data_parallel, tmp_path / "never", nested=True, container=container)
     assert not list(tmp_path.iterdir())
 
@@ -160,7 +160,7 @@ def test_a_path_that_can_not_be_written_is_found_before_training(tmp_path: Path)
         ("absent/saved", "zip", WriteFailed, "does not exist"),
         ("folder", "zip", Unsupported, "folder|directory"),
         ("file", "dcp", Unsupported, "is a file"),
-        ("folder", "dcp", WouldOverwrite, "other things in it"),
+        ("folder", "dcp", WouldOverwrite, "other files in it"),
         ("absent/saved", "dcp", WriteFailed, "does not exist"),
     ]
     for name, container, kind, words in cases:

@@ -72,9 +72,9 @@ def test_wrappers_are_the_real_ones() -> None:
 @pytest.mark.parametrize(
     ("stack", "words"),
     [
-        (("dp", "ddp"), "dp and ddp each spread the work"),
+        (("dp", "ddp"), "dp and ddp each distribute the work"),
         (("fsdp2", "compile", "dp"), "fsdp2 and dp each"),
-        (("compile", "compile"), "compile is there twice"),
+        (("compile", "compile"), "compile is named twice"),
         (("compile", "checkpoint"), "name it first, before compile"),
     ],
 )
@@ -168,14 +168,14 @@ def test_processes_share_each_batch_equally_and_leave_nothing_out(number: int, p
 
 
 def test_a_full_size_is_for_models_that_have_one() -> None:
-    with pytest.raises(Refused, match=r"one size only; --full-size is for vgg, vgg19, vgg-named"):
+    with pytest.raises(Refused, match=r"only one size; --full-size is for vgg, vgg19, vgg-named"):
         trained(model="demo", full_size=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_and_trains_on_the_cpu() -> None:
     lines = logged(epochs=1, parallel=("dp",), gpus=(1, 0), output_device=0)
-    assert lines[0] == "no GPU is here: training on the CPU, without --gpu_ids 1,0 and --output-device 0"
+    assert lines[0] == "this machine has no GPU: training on the CPU, without --gpu_ids 1,0 and --output-device 0"
     assert lines[1].startswith("epoch 1/1")
 
 
@@ -252,7 +252,7 @@ def test_the_log_tells_how_visible_gpus_are_numbered(machine: Machine) -> None:
     ]
     machine(0, CUDA_VISIBLE_DEVICES="3")
     assert list(devices.notes(devices.CPU)) == [
-        "CUDA_VISIBLE_DEVICES=3, and training is on the CPU: tensors will be tagged cpu"
+        "CUDA_VISIBLE_DEVICES=3, but training runs on the CPU: tensors will be tagged cpu"
     ]
     machine(2)
     assert list(devices.notes(devices.choose())) == []

@@ -69,7 +69,7 @@ def test_a_file_of_another_step_is_named(copied: Copied) -> None:
                 file.seek(data.offset)
                 file.write(struct.pack("<f", 9.0))
     row = {row.id: row for row in ckptfix.doctor(folder).findings}["steps-differ"]
-    assert row.where == "__1_0.distcp" and "of step 9, most in the other files of step 2" in row.message
+    assert row.where == "__1_0.distcp" and "at step 9, and most of those in the other files at step 2" in row.message
 
 
 def test_leftovers_and_entries_of_nothing_are_named(copied: Copied) -> None:

@@ -140,7 +140,7 @@ def test_a_link_out_of_the_folder_is_not_followed(copied: Copied, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [(".metadata.tmp", "its save did not end"), ("x", "without its")],
+    [(".metadata.tmp", "the save did not finish"), ("x", "without its")],
 )
 def test_what_can_be_known_without_metadata_is_said(copied: Copied, name: str, words: str) -> None:
     folder = copied("mesh")

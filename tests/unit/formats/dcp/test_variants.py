@@ -71,7 +71,7 @@ def test_a_rank_without_metadata_is_named_with_its_rows(copied: Copied, tmp_path
     folder = copied("fsdp-ranks")
     (folder / "__1.metadata").unlink()
     (row,) = (row for row in doctor(folder).findings if row.id == "missing-rank")
-    assert "__1.metadata is missing" in row.message and "model/embed.weight (nothing holds rows 4 to 7)" in row.message
+    assert "__1.metadata is missing" in row.message and "model/embed.weight (no chunk holds rows 4 to 7)" in row.message
     with pytest.raises(WouldLoseData, match=r"__1\.metadata"):
         ckptfix.convert(folder, tmp_path / "out.pth")
     done = ckptfix.repair(folder, tmp_path / "out.pth")
@@ -96,7 +96,7 @@ def test_a_rank_beyond_measure_makes_no_thousand_findings(copied: Copied) -> Non
     rows = [row for row in doctor(folder).findings if row.id == "missing-rank"]
     assert len(rows) < 100 and "59,933 more are missing" in rows[-1].message
     (folder / "__60000.metadata").rename(folder / "__70000.metadata")
-    with pytest.raises(DamagedFile, match="no job has so many ranks"):
+    with pytest.raises(DamagedFile, match="no job has that many ranks"):
         open_checkpoint(folder)
 
 
@@ -134,7 +134,7 @@ def test_ranks_that_contradict_each_other_are_named(copied: Copied, tmp_path: Pa
 def test_what_differs_among_ranks_is_named(saved: Path, tmp_path: Path) -> None:
     done = ckptfix.convert(saved / "own", tmp_path / "out.pth")
     (row,) = (row for row in done.findings if row.id == "ranks-differ")
-    assert row.message.endswith("first one: own, epoch")
+    assert row.message.endswith("the first rank were used: own, epoch")
     made = load(tmp_path / "out.pth")
     assert set(made) == {"same", "own", "only0", "only1", "epoch"} and made["epoch"] == 0 and not made["own"].any()
 
@@ -158,7 +158,7 @@ def test_a_header_that_the_file_does_not_hold_is_named(tmp_path: Path) -> None:
     assert whole is not None and list(whole.tensors) == ["a"]
     length = int.from_bytes(path.read_bytes()[:8], "little")
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(Truncated, match=f"a header of {length} bytes promised, 32 left"):
+    with pytest.raises(Truncated, match=f"the header should have {length} bytes, and 32 are left"):
         Images().at(str(path), 0)
 
 
@@ -167,7 +167,7 @@ def test_the_part_of_another_place_is_refused(copied: Copied, tmp_path: Path) ->
     said = rb'model.few\": {\"saved_offsets\": '
     for path in folder.glob("*.distcp"):
         path.write_bytes(path.read_bytes().replace(said + b"[1, 0]", said + b"[0, 1]"))
-    with pytest.raises(DamagedFile, match=r"is the part at \[0, 1\], and the metadata says \[1, 0\]"):
+    with pytest.raises(DamagedFile, match=r"is the part at \[0, 1\], but the metadata says \[1, 0\]"):
         ckptfix.convert(folder, tmp_path / "out.pth")
 
 

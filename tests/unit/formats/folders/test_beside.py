@@ -19,7 +19,7 @@ def test_more_files_than_lie_beside_any_checkpoint_are_not_copied(
         (tmp_path / str(number)).touch()
     assert len(beside(str(tmp_path), [str(tmp_path / "0")]).files) == 10
     (tmp_path / "11").touch()
-    with pytest.raises(CkptfixError, match="more than 10 other files"):
+    with pytest.raises(CkptfixError, match="more than 10 files besides"):
         beside(str(tmp_path), [str(tmp_path / "0")])
 
 
@@ -39,9 +39,9 @@ def test_regular_files_go_along_and_all_else_is_named(tmp_path: Path) -> None:
     found = beside(str(folder), [str(folder / "model.safetensors")])
     assert found.files == (".gitattributes", "config.json", "empty.txt", "inner")
     assert dict(found.left) == {
-        "nothing": "a link to nothing",
-        "out": "a link that leads out of the folder",
-        "pipe": "it is no regular file",
+        "nothing": "it is a broken link",
+        "out": "it is a link that leads out of the folder",
+        "pipe": "it is not a regular file",
         "runs": "it is a folder",
     }
     assert [finding.where for finding in found.findings()] == ["nothing", "out", "pipe", "runs"]

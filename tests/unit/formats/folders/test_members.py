@@ -104,7 +104,7 @@ def test_a_folder_of_folders_names_one(tmp_path: Path) -> None:
     with pytest.raises(UnknownFormat, match="checkpoint-3, checkpoint-6") as raised:
         ckptfix.convert(path, tmp_path / "out.pth")
     assert raised.value.hint is not None
-    assert raised.value.hint.startswith(f"name one of its folders: {path}/checkpoint-3; -r takes all of them")
+    assert raised.value.hint.startswith(f"name one of its folders: {path}/checkpoint-3; -r selects all of them")
 
 
 def test_an_empty_folder_is_none(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_stripes_that_the_mesh_does_not_make_are_refused(stripes: int, tmp_path:
         ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
         assert torch.equal(torch.load(tmp_path / "out.pth")["w"], WHOLE)
     else:
-        with pytest.raises(Unsupported, match=f"cut in {stripes} stripes"):
+        with pytest.raises(Unsupported, match=f"split into {stripes} stripes"):
             ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
 
 
@@ -76,7 +76,7 @@ def other_place(rank: int, mesh: Any, made: Any) -> None:
 @pytest.mark.parametrize(
     ("lie", "error", "message"),
     [
-        (other_shape, DamagedFile, r"its shape is \[8, 2\], and \[4611686018427387904, 2\] in its metadata"),
+        (other_shape, DamagedFile, r"its shape is \[8, 2\], but its metadata has \[4611686018427387904, 2\]"),
         (other_place, WouldLoseData, r"rank1.pt has another rank's part, and lacks w \(rows 4 to 7\)"),
     ],
 )
@@ -93,14 +93,14 @@ ROWS: list[Box] = [([0, 0], [4, 2], 0), ([4, 0], [4, 2], 1)]
 @pytest.mark.parametrize(
     ("rows", "own", "shape", "message"),
     [
-        (ROWS, ROWS, (9, 2), "in its metadata"),
-        (ROWS, ROWS, (1 << 60, 2), "in its metadata"),
-        (ROWS, [ROWS[0], ([2, 0], [4, 2], 1)], (8, 2), "not in its list"),
-        (ROWS, [([4, 0], [4, 2], 0), ([0, 0], [4, 2], 1)], (8, 2), "not in its list"),
+        (ROWS, ROWS, (9, 2), "but its metadata has"),
+        (ROWS, ROWS, (1 << 60, 2), "but its metadata has"),
+        (ROWS, [ROWS[0], ([2, 0], [4, 2], 1)], (8, 2), "lacks the shard"),
+        (ROWS, [([4, 0], [4, 2], 0), ([0, 0], [4, 2], 1)], (8, 2), "lacks the shard"),
         ([ROWS[0], ([3, 0], [4, 2], 1)], None, (8, 2), "2 chunks hold"),
-        ([ROWS[0], ([-4, 0], [4, 2], 1)], None, (8, 2), "without offsets"),
+        ([ROWS[0], ([-4, 0], [4, 2], 1)], None, (8, 2), "no valid offsets"),
         ([ROWS[0], ([(1 << 63) - 2, 0], [4, 2], 1)], None, (8, 2), "a shard of"),
-        ([ROWS[0], ([0, 0], [4, 2], 1)], None, (8, 2), "two shards are at one place"),
+        ([ROWS[0], ([0, 0], [4, 2], 1)], None, (8, 2), "two shards have the same position"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -141,5 +141,5 @@ def test_more_parts_than_any_job_has_are_not_looked_at(tmp_path: Path, monkeypat
     monkeypatch.setattr(merge._Budget, "__init__", lambda self: setattr(self, "left", 4 + 2 * merge._NAMED))
     assert "missing-rank" in {row.id for row in open_checkpoint(tmp_path / "in").findings}
     monkeypatch.setattr(merge._Budget, "__init__", lambda self: setattr(self, "left", 4 + merge._NAMED))
-    with pytest.raises(DamagedFile, match="more parts than any job's"):
+    with pytest.raises(DamagedFile, match="more parts than in any real job"):
         open_checkpoint(tmp_path / "in")

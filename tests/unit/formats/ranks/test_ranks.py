@@ -185,7 +185,7 @@ def test_what_is_not_cut_is_taken_from_the_first_and_compared(tmp_path: Path) ->
     distributed(tmp_path / "in" / "model_rank2.pt", 2, shape, tensors, mean=torch.zeros(3), steps=torch.tensor(1))
     done = ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     assert done.exit_code == 0
-    assert "not the same on all ranks, and taken from model_rank0.pt: mean" in str(done)
+    assert "differs between ranks, so the values of model_rank0.pt were used: mean" in str(done)
     assert torch.equal(torch.load(tmp_path / "out.pth")["mean"], torch.ones(3))
 
 
@@ -199,7 +199,7 @@ def test_a_file_of_another_step_is_named(steps: Callable[[float], dict[str, Any]
     (tmp_path / "other" / "model_rank1.pt").replace(tmp_path / "in" / "model_rank1.pt")
     row = {row.id: row for row in doctor(tmp_path / "in").findings}["other-save"]
     assert "rank 1: model_rank1.pt" in row.message
-    assert "step is 9, in the other ranks' files 3" in row.message
+    assert "step is 9, but 3 in the other ranks' files" in row.message
     with pytest.raises(WouldLoseData, match="model_rank1"):
         ckptfix.convert(tmp_path / "in", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
@@ -211,7 +211,7 @@ def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "model_rank1.pt").replace(tmp_path / "in" / "model_rank1.pt")
     with pytest.raises(DamagedFile, match="model_rank1"):
         open_checkpoint(tmp_path / "in")
-    with pytest.raises(Refused, match="of rank 0, and so is"):
+    with pytest.raises(Refused, match="belongs to rank 0, as does"):
         ckptfix.convert([tmp_path / "in" / "model_rank0.pt"] * 2, tmp_path / "out.pth")
     torch.save({"w": torch.ones(2)}, tmp_path / "plain.pt")
     with pytest.raises(Refused, match="whole tensors"):

@@ -184,7 +184,7 @@ def test_nothing_intact_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="none of its 4 tensors is intact"):
         ckptfix.repair(folder, tmp_path / "out")
     write_index(folder / "other.safetensors.index.json", {})
-    with pytest.raises(Refused, match="2 indexes"):
+    with pytest.raises(Refused, match="2 checkpoint indexes"):
         ckptfix.repair(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -130,7 +130,7 @@ def test_inspect_says_what_is_missing(tmp_path: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
     shown = CliRunner().invoke(commands, ["inspect", str(folder)])
     assert shown.exit_code == 0
-    assert "Hugging Face shards" in shown.output and "model-00002-of-00002.safetensors is not there" in shown.output
+    assert "Hugging Face shards" in shown.output and "model-00002-of-00002.safetensors is missing" in shown.output
 
 
 def test_slices_of_one_rank_lead_to_their_folder(tmp_path: Path) -> None:

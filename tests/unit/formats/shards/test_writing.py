@@ -66,7 +66,7 @@ def test_sizes(text: int | str, wanted: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "5XB", "-1", "0", 0, -5, "1e9", "5 G B", "9" * 400, "\u0665GB"])
 def test_what_is_no_size_is_refused(text: int | str) -> None:
-    with pytest.raises(Refused, match="is no size of a shard"):
+    with pytest.raises(Refused, match="is not a shard size"):
         parse_size(text)
 
 
@@ -153,7 +153,7 @@ def test_other_formats_have_no_shards(tmp_path: Path) -> None:
     torch.save(state(2), tmp_path / "in.pth")
     with pytest.raises(Refused, match="is one file, without shards"):
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors", shard_size="1GB")
-    with pytest.raises(Refused, match=r"20,000 shards of 4 bytes; at most 10,000"):
+    with pytest.raises(Refused, match=r"20,000 shards of 4 bytes are too many; the limit is 10,000"):
         FORMATS["hf"].sized(4)([entry(str(number), 4) for number in range(20_000)], str(tmp_path / "o"))  # type: ignore[misc]
 
 
@@ -175,7 +175,7 @@ def test_the_command(tmp_path: Path) -> None:
     bad = CliRunner().invoke(
         commands, ["convert", str(tmp_path / "in.pth"), str(tmp_path / "no"), "--to", "hf", "--shard-size", "big"]
     )
-    assert bad.exit_code == 2 and "'big' is no size of a shard" in bad.output
+    assert bad.exit_code == 2 and "'big' is not a shard size" in bad.output
     taken = ckptfix.extract(tmp_path / "in.pth", tmp_path / "taken", to="hf")
     assert taken.exit_code == 0 and same(load_file(tmp_path / "taken" / "model.safetensors"), state(8))
 

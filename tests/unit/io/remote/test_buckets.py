@@ -178,7 +178,7 @@ class TestWriting:
             with pytest.raises(CkptfixError) as raised:
                 call("s3://none-of-that-name/x.pth")
             assert str(raised.value).startswith("s3://none-of-that-name/x.pth: ")
-        with pytest.raises(CkptfixError, match="names no object"):
+        with pytest.raises(CkptfixError, match="does not name an object"):
             ckptfix.strip_module(large["model.pth"], "s3://bucket")
 
 

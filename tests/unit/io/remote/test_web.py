@@ -182,14 +182,14 @@ FINAL: dict[str, tuple[Callable[[_Web], object], type[CkptfixError], str]] = {
     "500, always": (lambda handler: handler.reply(500, b""), WriteFailed, r"500.*6 tries"),
     "another part": (
         lambda handler: handler.reply(206, b"x" * 10, {"Content-Range": "bytes 5-14/99999"}),
-        *(DamagedFile, "another part"),
+        *(DamagedFile, "the wrong part"),
     ),
-    "a part of what": (lambda handler: handler.reply(206, b"x" * 10), DamagedFile, "does not say which"),
+    "a part of what": (lambda handler: handler.reply(206, b"x" * 10), DamagedFile, "without its range"),
     "of what size": (
         lambda handler: handler.reply(206, b"x" * 131072, {"Content-Range": "bytes 0-131071/*"}),
-        *(Unsupported, "how large"),
+        *(Unsupported, "report its size"),
     ),
-    "packed": (lambda handler: handler.reply(200, b"x", {"Content-Encoding": "gzip"}), Unsupported, "packs it"),
+    "packed": (lambda handler: handler.reply(200, b"x", {"Content-Encoding": "gzip"}), Unsupported, "compresses it"),
 }  # fmt: skip
 
 
