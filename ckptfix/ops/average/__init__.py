@@ -100,9 +100,9 @@ def average(
         total = sum(shares)
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
-            lines.append(f"copied from {checkpoint.path}: {some(done.taken)}")
+            lines.append(f"not averaged, copied from {checkpoint.path}: {some(done.taken)}")
         if done.moments:
-            lines.append(f"optimizer state copied from {checkpoint.path}: {some(done.moments)}")
+            lines.append(f"not averaged, optimizer state copied from {checkpoint.path}: {some(done.moments)}")
         findings = [found("batchnorm", where=checkpoint.path)] if done.norms else []
         made = plan_edits(checkpoint, done.edits, dest)
         return Draft(

@@ -55,7 +55,7 @@ class Oddities:
     _lock: Lock = field(default_factory=Lock)
 
     def note(self, name: str, first: int, number: int, odd: Odd) -> None:
-        """Record the non-finite elements of a piece of tensor `name` that begins at element `first`, in input `number`."""
+        """Record the non-finite elements of a piece of tensor `name`, from element `first` on, in input `number`."""
         with self._lock:
             self._pieces[name, first, number] = odd
 

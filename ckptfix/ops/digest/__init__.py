@@ -68,7 +68,7 @@ class Digests:
             without = (f"no data: {some(self.no_data)}",) if self.no_data else ()
             return (f"{plural(len(self.entries), noun)}, {self.algorithm}", *without)
         present = plural(check.same + len({row.old for row in check.moved}), noun)
-        lines = [f"{'verified' if check.verified else 'DIFFERENT'}: {present} of {check.against} intact"]
+        lines = [f"{'verified' if check.verified else 'DIFFERENT'}: {present} intact (against {check.against})"]
         if check.moved:
             first = check.moved[0]
             lines[0] += f", {len(check.moved):,} under other names, such as {first.old} -> {first.new}"

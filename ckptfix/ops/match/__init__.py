@@ -247,7 +247,7 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     name = os.fspath(path)
     if name.endswith(".json"):
         if found.planned.tensors is not None:
-            raise Refused("JSON holds only key pairs, but these rules change tensors", path=name, hint="name a .txt file")
+            raise Refused("JSON holds only names, but these rules change tensors", path=name, hint="name a text file")
         text = json.dumps({rule.old: rule.new for rule in names}, indent=1, ensure_ascii=False) + "\n"
     else:
         odd = next((text for rule in names for text in (rule.old, rule.new) if not _is_word(text)), None)
