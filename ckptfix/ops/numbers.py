@@ -99,7 +99,7 @@ def once(numbers: Elements, target: str) -> Elements:
     near = numbers.astype(numpy.float32)
     bits = near.view(numpy.uint32)
     # Rounding twice differs from rounding once only if the first result is halfway between two numbers of the target.
-    # The target has 8 significant bits, or fewer, or the number is below its smallest normal one.
+    # Such numbers have 8 significant bits, or fewer, as subnormal ones do.
     halves = bits & numpy.uint32(0x7FFF) == 0
     if numpy.count_nonzero(halves) > numbers.size // 16:
         halves &= near != numbers

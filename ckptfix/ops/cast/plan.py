@@ -280,7 +280,7 @@ def _count(block: numbers.Elements, made: numbers.Elements, to: str, tally: Tall
     import numpy
 
     most = numbers.MOST[to]
-    # Between the two, a float64 passes through float32.
+    # torch converts a float64 to a narrower dtype by way of float32.
     near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
     if to == "float8_e4m3fn":
         tally.saturated += int(numpy.count_nonzero(near > most))

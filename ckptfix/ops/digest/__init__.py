@@ -76,7 +76,7 @@ class Digests:
             if names:
                 lines.append(f"{what}: {some(names)}")
         for at, count in check.left_out.items():
-            lines.append(f"left out: {at} ({plural(count, noun)})")
+            lines.append(f"not in it: {at} ({plural(count, noun)})")
         return tuple(lines)
 
     def __str__(self) -> str:

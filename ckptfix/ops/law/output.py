@@ -31,7 +31,7 @@ def kind_of(part: TensorEntry, made: Data | None = None) -> Kind:
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """Yield the tensors with their own bytes that `entry` consists of; itself if it has no parts.
+    """Yield the tensors with their own bytes that `entry` consists of, or `entry` itself if it has no parts.
 
     A wrapper without parts yields nothing: a ShardedTensor without a shard in this rank's file holds no bytes to lose.
     """
@@ -145,7 +145,7 @@ class Output:
             self._sources += found.sources
 
     def take(self, part: TensorEntry, promise: Promise) -> bool:
-        """Count off this tensor in the output; return whether the output has another one."""
+        """Count off one occurrence of this tensor in the output; return whether there was one left."""
         storage = part.storage
         if storage is None or storage.data is None or not part.numel:
             return _taken(self._bare, (part.dtype, part.shape))

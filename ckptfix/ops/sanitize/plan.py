@@ -94,7 +94,7 @@ def sanitize(
         message = f"a {checkpoint.format} file holds only tensors and text; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
     if keep_only is not None and keep_only not in KEEP:
-        raise Unsupported(f"{keep_only!r} is not something to keep", hint=f"use --keep-only {' or '.join(KEEP)}")
+        raise Unsupported(f"cannot keep only {keep_only!r}", hint=f"use --keep-only {' or '.join(KEEP)}")
     if encoding is not None:
         _refuse_codec(encoding)
     by_file = format_of(checkpoint).by_file
@@ -296,7 +296,7 @@ def _refuse_parts(checkpoint: Checkpoint, report: Report) -> None:
     for at, what in rows:
         library = tensor_classes.library_of(what)
         if library is not None:
-            message = f"{what} is a tensor class of {library.name}; its plain values would be only its parts"
+            message = f"{what} is a tensor class of {library.name}; plain values would hold only its parts"
             hint = f"run `{library.statement}` before torch.load(..., weights_only=True), which then accepts the file; "
             hint += "--parts writes dicts of the parts"
             raise Refused(message, path=checkpoint.path, where=at or None, hint=hint)

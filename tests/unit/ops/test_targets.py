@@ -144,7 +144,7 @@ def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": [' + "1" * 5000 + "]}", "digits"),
-        ('{"entries": [], "state_dicts": 3}', "no tensor at"),
+        ('{"entries": [], "state_dicts": 3}', "no tensors at"),
         ('{"entries": [{"name": "a", "shape": [1], "storage": [], "stride": 5}], "state_dicts": []}', ""),
     ],
 )
