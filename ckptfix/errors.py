@@ -228,9 +228,9 @@ class Undecided(Refused):
     """Several state dicts could be meant.
 
     Attributes:
-        choices: their addresses.
+        choices: the addresses of those that the call accepts.
         choice: the arguments that choose the first of them, such as ``{"at": "generator"}``; the hint names them as
-            arguments of Python, and `shell_hint` as options.
+            arguments of Python, and `shell_hint` as options. ``at`` by default; empty if there is no choice.
         averages: whether ``ema`` chooses the averages that are stored beside them.
     """
 
@@ -239,25 +239,31 @@ class Undecided(Refused):
         message: str,
         *,
         choices: tuple[str, ...] = (),
-        choice: Mapping[str, object],
+        choice: Mapping[str, object] | None = None,
         averages: bool = False,
         **place: object,
     ) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]
         self.choices = choices
         self.averages = averages
-        self.choose_with(choice)
+        self.choose_with(({"at": choices[0]} if choices else {}) if choice is None else choice)
 
     def choose_with(self, choice: Mapping[str, object]) -> None:
         """Set the arguments that choose the first state dict, and the hint that names them."""
         self.choice = dict(choice)
         said = ", ".join(f"{name}={value!r}" for name, value in choice.items())
-        self.hint = f"choose one with {said}" + ("; ema=True chooses the averaged one" if self.averages else "")
+        self.hint = self._asking(said, "ema=True")
 
     @property
     def shell_hint(self) -> str:
         said = " ".join(_option(name, value) for name, value in self.choice.items())
-        return f"choose one with {said}" + ("; --ema chooses the averaged one" if self.averages else "")
+        return self._asking(said, "--ema")
+
+    def _asking(self, said: str, averaged: str) -> str:
+        """Return the hint, with the options spelled for Python or for the shell."""
+        if not self.choice:
+            return "this command cannot use any of them; `ckptfix inspect` shows what the file holds"
+        return f"choose one with {said}" + (f"; {averaged} chooses the averaged one" if self.averages else "")
 
 
 def _option(name: str, value: object) -> str:

@@ -242,6 +242,12 @@ def two_steps(folder: Path) -> Path:
     return folder
 
 
+@sample("ranks-unverified")
+def files_from_buffers(folder: Path) -> Path:
+    zero_files.from_buffers(zero_files.example(2, 3).save(folder))
+    return folder
+
+
 @sample("model-steps")
 def a_model_of_another_step(folder: Path) -> Path:
     run = zero_files.example(2, 2)

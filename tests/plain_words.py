@@ -71,8 +71,8 @@ def _pattern(regex: str, instead: str) -> Pattern:
 
 
 PATTERNS = (
-    _pattern(r"(?<!here )\b(is|are|was|were) none\b", "say what is missing: 'it has no header', 'is not a number'"),
-    _pattern(r"(?<!here )\b(is|are|was|were) no (?!longer|more|less|worse|different)\b", "'is not a ...'"),
+    _pattern(r"(?<!here\s)\b(is|are|was|were) none\b", "say what is missing: 'it has no header', 'is not a number'"),
+    _pattern(r"(?<!here\s)\b(is|are|was|were) no (?!longer|more|less|worse|different)\b", "'is not a ...'"),
     _pattern(r"\balike\b", "'the same', 'equal'"),
     _pattern(r"\bof which\b", "'whose', or two sentences"),
     _pattern(r"\b(stands?|stood)\b(?! for\b|-|alone)", "'is', 'are', 'is stored'"),
@@ -102,7 +102,7 @@ class Hit(NamedTuple):
 
 def hits_of_text(path: Path, line: int, text: str) -> Iterator[Hit]:
     """Yield the patterns found in `text`, which begins on `line`."""
-    joined = re.sub(r"``?[^`]*``?", "``", text)
+    joined = re.sub(r"[ \t]*\n[ \t]*", "\n", re.sub(r"``?[^`]*``?", "``", text))
     for pattern in PATTERNS:
         for found in pattern.regex.finditer(joined):
             begin = max(0, found.start() - 30)

@@ -77,6 +77,23 @@ def fixtures() -> list[Fixture]:
         ("mx-pairs", {f"{w}.blocks": _ints(u8, 64, 4, 16), f"{w}.scales": e8}, None),
         ("bitsandbytes-int8", {w: _ints(i8, 64, 128), f"{m}.SCB": _floats(64), f"{m}.weight_format":
                                torch.tensor(0, dtype=u8)}, "bitsandbytes"),
+        ("bitsandbytes-int8-attribute", {w: _ints(i8, 64, 128), f"{w}.SCB": _floats(64), f"{m}.weight_format":
+                                         torch.tensor(0, dtype=u8)}, "bitsandbytes"),
+        ("smoothquant", {w: _ints(i8, 64, 128), f"{m}.dequant_scale": torch.tensor(0.5)}, None),
+        ("smoothquant", {w: _ints(i8, 64, 128), f"{m}.dequant_scale": torch.tensor(0.5),
+                         f"{m}.quant_scale": torch.tensor(2.0)}, None),
+        ("smoothquant", {w: _ints(i8, 64, 128), f"{m}.dequant_scale": _floats(3)}, None),
+        ("smoothquant-qkv", {w: _ints(i8, 96, 128), **{f"{m}.{part}_dequant_scale": torch.tensor(0.5)
+                                                       for part in "qkv"}}, None),
+        *(("higgs", {w: _ints(torch.int16, 64 * bits // 16, 1024), f"{m}.scales": _floats(64, 4, dtype=half),
+                     f"{m}.tables": _floats(2**bits, dtype=half),
+                     f"{m}.tables2": _floats(2**bits, 2**bits, 2, dtype=half)}, "higgs") for bits in (2, 3, 4)),
+        ("spqr", {f"{m}.dense_weights": _ints(torch.int64, 512), f"{m}.row_offsets": _ints(i32, 65),
+                  f"{m}.col_vals": _ints(i32, 40), f"{m}.in_perm": _ints(i32, 64)}, "spqr"),
+        ("spqr", {f"{m}.dense_weights": _ints(torch.int64, 512), f"{m}.row_offsets": _ints(i32, 65),
+                  f"{m}.col_vals": _ints(i32, 40)}, None),
+        *(("gptq-zeros", {f"{m}.qweight": _ints(i32, 128 * bits // 32, 64), f"{m}.scales": _floats(64, 1),
+                          f"{m}.zeros": _floats(64, 1)}, None) for bits in (2, 3, 4, 8)),
         ("bitsandbytes-4bit", {w: _ints(u8, 4096, 1), f"{w}.absmax": _floats(128), f"{w}.quant_map": _floats(16),
                                f"{w}.quant_state.bitsandbytes__nf4": _ints(u8, 80)}, "bitsandbytes"),
         ("bitsandbytes-4bit", {w: _ints(u8, 4096, 1), f"{w}.absmax": _ints(u8, 128), f"{w}.quant_map": _floats(16),
@@ -157,6 +174,32 @@ PLAIN: dict[str, Callable[[], State]] = {
     "fp8 alone": lambda: {"l.weight": torch.rand(8, 8).to(FP8), "l.bias": torch.rand(8)},
     "int32 positions": lambda: {"pos.index": torch.arange(8, dtype=torch.int32), "pos.scales": torch.rand(8)},
     "codes of tokens": lambda: {"tok.codes": torch.arange(8, dtype=torch.int32), "tok.scales": torch.rand(8)},
+    "an int8 buffer beside dequant_scale": lambda: {
+        "mask.codes": torch.ones(4, 4, dtype=torch.int8), "mask.dequant_scale": torch.tensor(0.5),
+    },
+    "a float weight beside dequant_scale": lambda: {"l.weight": torch.rand(4, 4), "l.dequant_scale": torch.rand(1)},
+    "two of three dequant_scales": lambda: {
+        "l.weight": torch.ones(4, 4, dtype=torch.int8), "l.q_dequant_scale": torch.rand(1),
+        "l.k_dequant_scale": torch.rand(1),
+    },
+    "a float weight beside SCB": lambda: {"l.weight": torch.rand(4, 4), "l.weight.SCB": torch.rand(4)},
+    "a float weight beside tables": lambda: {
+        "l.weight": torch.rand(4, 64), "l.scales": torch.rand(16, 1), "l.tables": torch.rand(16),
+        "l.tables2": torch.rand(16, 16, 2),
+    },
+    "int16 samples beside scales": lambda: {
+        "audio.weight": torch.ones(4, 64, dtype=torch.int16), "audio.scales": torch.rand(16, 1),
+    },
+    "rows of a sparse matrix": lambda: {
+        "csr.row_offsets": torch.arange(5, dtype=torch.int32), "csr.col_vals": torch.arange(9, dtype=torch.int32),
+    },
+    "float dense_weights": lambda: {
+        "l.dense_weights": torch.rand(16), "l.row_offsets": torch.arange(5, dtype=torch.int32),
+        "l.col_vals": torch.arange(9, dtype=torch.int32),
+    },
+    "zeros beside a float weight": lambda: {
+        "l.qweight": torch.rand(8, 8), "l.scales": torch.rand(8, 1), "l.zeros": torch.zeros(8, 1),
+    },
     "s and B of other dtypes": lambda: {"ssm.B": torch.rand(8, 8), "ssm.s": torch.rand(8)},
 }  # fmt: skip
 """Names, dtypes or shapes of a scheme, but never the first two."""
@@ -167,7 +210,8 @@ ODD: dict[str, Callable[[], State]] = {
     }
     for codes, suffix in (
         (FP8, "weight_scale"), (torch.float8_e5m2, "weight_scale_inv"), (FP8, "scale_weight"),
-        (torch.int8, "weight_scale"), (torch.int8, "SCB"), (torch.uint8, "weight_scale"),
+        (torch.int8, "weight_scale"), (torch.int8, "SCB"), (torch.uint8, "weight_scale"), (torch.int8, "weight.SCB"),
+        (torch.int8, "dequant_scale"),
     )
     for shape in ((7,), (3, 5, 2), (9, 9))
 }  # fmt: skip

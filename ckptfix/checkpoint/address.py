@@ -81,6 +81,13 @@ def holders_of(addresses: Iterable[str]) -> set[str]:
     return found
 
 
+def key_below(address: str, at: str) -> str | None:
+    """Return the key of the mapping at `at` under which `address` is; None unless it is below that mapping."""
+    depth = len(keys_of(at))
+    keys = keys_of(address)
+    return keys[depth] if len(keys) > depth and is_inside(address, at) else None
+
+
 def top_of(address: str) -> str:
     """Return the first key on the way to `address`; ``""`` for the top level."""
     return keys_of(address)[0] if address else ""
@@ -89,6 +96,11 @@ def top_of(address: str) -> str:
 def given(text: str) -> str:
     """Return the address that a user gave, without slashes around it."""
     return text.strip("/")
+
+
+def is_typed(address: str) -> bool:
+    """Return whether a user can type `address`: not where a key at its ends is empty, or has a slash there."""
+    return given(str(address)) == address
 
 
 def is_inside(address: str, at: str) -> bool:

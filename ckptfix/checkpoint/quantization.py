@@ -132,6 +132,32 @@ def awq_zeros(codes: Shape, own: Shape) -> bool:
     return len(own) == len(codes) == 2 and own[1] == codes[1] and 0 < own[0] <= codes[0]
 
 
+def per_row(codes: Shape, own: Shape) -> bool:
+    """Tell whether there is one number for each output, the codes having a column for each."""
+    return len(codes) == 2 and own in ((codes[1],), (codes[1], 1))
+
+
+def fused_parts(codes: Shape, own: Shape) -> bool:
+    """Tell whether there is one number for the tensor, or for each of a few layers that were fused in it."""
+    return math.prod(own) == 1 or (len(own) == 1 and own[0] in (2, 3))
+
+
+def flute_groups(codes: Shape, own: Shape) -> bool:
+    """Tell whether there is a number for each group of a row, the rows being packed in elements of 16 bits."""
+    if len(codes) != 2 or len(own) != 2 or not all(codes) or not all(own):
+        return False
+    return codes[1] % own[1] == 0 and any(own[0] * bits == codes[0] * 16 for bits in (2, 3, 4))
+
+
+def table_of(dimensions: int) -> Fits:
+    """Return what accepts a table with a row for each code of 2 to 4 bits, or for each pair of codes."""
+
+    def fits(codes: Shape, own: Shape) -> bool:
+        return len(own) == dimensions and own[0] in (4, 8, 16) and (dimensions == 1 or own[1] == own[0])
+
+    return fits
+
+
 def mx_groups(codes: Shape, own: Shape) -> bool:
     """Return whether the companion has the shape of the codes without their last dimension, which is one group."""
     return len(codes) >= 2 and own == codes[:-1]
@@ -285,12 +311,48 @@ SCHEMES: tuple[Scheme, ...] = (
         ),
         "codes * scale", "ComfyUI comfy/ops.py fp8_linear: linear and convolution",
     ),
+    *(
+        Scheme(
+            f"bitsandbytes-int8{kind}", "int8 with SCB (bitsandbytes)", "weight", frozenset({"int8"}),
+            (Companion("scale", suffix, FLOATS, rows), _also("state", "weight_format", INTEGERS)),
+            "codes * scale / 127, a scale for each row",
+            "bitsandbytes/nn/modules.py Int8Params; functional.int8_vectorwise_dequant", frozenset({"bitsandbytes"}),
+            frozenset({2}),
+        )
+        # Linear8bitLt writes SCB; exporters that copy the attributes of an Int8Params write weight.SCB.
+        for kind, suffix in (("", "SCB"), ("-attribute", "weight.SCB"))
+    ),
+    *(
+        Scheme(
+            f"smoothquant{kind}", "int8 with dequant_scale (AutoSmoothQuant)", "weight", frozenset({"int8"}),
+            (
+                *(Companion("scale", f"{part}dequant_scale", FLOATS, fused_parts) for part in parts),
+                _also("activation scale", "quant_scale", FLOATS, one),
+            ),
+            "", "autosmoothquant/layers/nn/linear.py W8A8BFP32OFP32Linear: the scale has that of the activations in it",
+            frozenset({"smoothquant"}), frozenset({2}),
+        )
+        for kind, parts in (("", ("",)), ("-qkv", ("q_", "k_", "v_")))
+    ),
     Scheme(
-        "bitsandbytes-int8", "int8 with SCB (bitsandbytes)", "weight", frozenset({"int8"}),
-        (Companion("scale", "SCB", FLOATS, rows), _also("state", "weight_format", INTEGERS)),
-        "codes * scale / 127, a scale for each row",
-        "bitsandbytes/nn/modules.py Int8Params; functional.int8_vectorwise_dequant", frozenset({"bitsandbytes"}),
-        frozenset({2}),
+        "higgs", "HIGGS (FLUTE)", "weight", frozenset({"int16"}),
+        (
+            Companion("scale", "scales", FLOATS, flute_groups),
+            Companion("codebook", "tables", FLOATS, table_of(1)),
+            Companion("codebook", "tables2", FLOATS, table_of(3)),
+        ),
+        "", "transformers integrations/higgs.py HiggsLinear: codes in the order of FLUTE's kernel, after a Hadamard "
+        "transform", frozenset({"higgs"}), frozenset({2}),
+    ),
+    Scheme(
+        "spqr", "SpQR", "dense_weights", frozenset({"int64"}),
+        (
+            Companion("group index", "row_offsets", frozenset({"int32"}), flat),
+            Companion("state", "col_vals", frozenset({"int32"}), flat),
+            _also("group index", "in_perm", frozenset({"int32"}), flat),
+        ),
+        "", "SpQR inference_lib/src/spqr_quant/inference.py QuantizedLinear: codes and scales in one, outliers apart",
+        frozenset({"spqr"}), frozenset({1}), frozenset({"dense_weights"}),
     ),
     Scheme(
         "bitsandbytes-4bit", "4 bits (bitsandbytes nf4, fp4)", "weight",
@@ -316,6 +378,13 @@ SCHEMES: tuple[Scheme, ...] = (
         "(codes - zero point) * scale, a scale for each group of inputs",
         "gptqmodel/nn_modules/qlinear/torch.py", frozenset({"gptq", "autoround", "auto-round", "intel/auto-round"}),
         frozenset({2}), frozenset({"qweight"}),
+    ),
+    Scheme(
+        "gptq-zeros", "GPTQ with zeros (of early 2023)", "qweight", frozenset({"int32"}),
+        (Companion("scale", "scales", FLOATS, per_row), Companion("zero point", "zeros", FLOATS, per_row)),
+        "codes * scale - zero point, a scale for each output",
+        "IST-DASLab/gptq quant.py Quant3Linear; GPTQ-for-LLaMa quant.py QuantLinear at 0334e25",
+        frozenset({"gptq"}), frozenset({2}), frozenset({"qweight"}),
     ),
     Scheme(
         "awq", "AWQ", "qweight", frozenset({"int32"}),
@@ -407,25 +476,22 @@ SCHEMES: tuple[Scheme, ...] = (
         "codes * scale, two codes a byte along the rows, a scale for each group",
         "modelopt/torch/export/quant_utils.py", frozenset({"modelopt", "W4A16_AWQ"}), frozenset({2}),
     ),
-    Scheme(
-        "quanto", "quanto", "._data", FLOAT8 | {"int8", "uint8"},
-        (
-            Companion("scale", "._scale", FLOATS),
-            _also("zero point", "._shift", FLOATS | INTEGERS),
-            _also("zero point", "._zeropoint", FLOATS | INTEGERS),
-        ),
-        "codes * scale, or codes * scale - zero point", "optimum/quanto/tensor/weights/qbytes.py",
-        frozenset({"quanto"}), last=frozenset({"_data"}),
-    ),
-    Scheme(
-        "quanto-packed", "quanto, packed", "._data._data", frozenset({"uint8", "int32"}),
-        (
-            Companion("scale", "._scale", FLOATS),
-            _also("zero point", "._shift", FLOATS | INTEGERS),
-            _also("zero point", "._zeropoint", FLOATS | INTEGERS),
-        ),
-        "codes * scale - zero point, several codes a byte", "optimum/quanto/tensor/weights/qbits.py, packed.py",
-        frozenset({"quanto"}), last=frozenset({"_data"}),
+    *(
+        Scheme(
+            id, title, suffix, dtypes,
+            (
+                Companion("scale", "._scale", FLOATS),
+                _also("zero point", "._shift", FLOATS | INTEGERS),
+                _also("zero point", "._zeropoint", FLOATS | INTEGERS),
+            ),
+            formula, f"optimum/quanto/tensor/weights/{source}", frozenset({"quanto"}), last=frozenset({"_data"}),
+        )
+        for id, title, suffix, dtypes, formula, source in (
+            ("quanto", "quanto", "._data", FLOAT8 | {"int8", "uint8"},
+             "codes * scale, or codes * scale - zero point", "qbytes.py"),
+            ("quanto-packed", "quanto, packed", "._data._data", frozenset({"uint8", "int32"}),
+             "codes * scale - zero point, several codes a byte", "qbits.py, packed.py"),
+        )
     ),
     *(
         Scheme(

@@ -91,7 +91,7 @@ def command(
     else:
         for line, meaning in report(result, console.rows(limit, ROWS), console.width):
             console.say(line, meaning)
-        console.findings(result.unread)
+        console.findings((*result.unread, *result.notes))
     reports.say(console, html)
     return result.exit_code
 
@@ -106,7 +106,7 @@ def text(result: DiffResult) -> str:
     lines = Lines()
     for line, _ in report(result, 0):
         lines.say(line)
-    lines.findings(result.unread)
+    lines.findings((*result.unread, *result.notes))
     return str(lines)
 
 

@@ -31,6 +31,9 @@ _SORTS: dict[str, Callable[[Row], Any]] = {
     "finding": lambda row: (RANK[row.severity or "info"], row.finding or ""),
 }
 
+NOTES = 20
+"""Notes printed below the table; --json has all."""
+
 HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "finding")
 SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
 """Columns that are dropped first if the terminal is too narrow."""
@@ -91,6 +94,8 @@ def _show(console: Console, rows: Sequence[Row]) -> None:
     if few and len(rows) > 1:
         console.say()
         console.prose(_summary(rows, folder))
+    notes = [replace(note, where=row.path.removeprefix(folder) or row.path) for row in rows for note in row.notes]
+    console.findings(notes, most=NOTES)
 
 
 def _cells(row: Row, few: bool, folder: str) -> tuple[str, ...]:

@@ -51,6 +51,12 @@ FOLDERS: tuple[Entry, ...] = (
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),
     Entry(
+        "ranks-unverified", "info", "only the file name shows the rank of a DeepSpeed file",
+        "torch.save gives the records in a file the file's name, which shows the rank. With stages 1 and 2 the "
+        "weights show it too. Stage 3 files that were written to a buffer do not state their rank: if two of them "
+        "were swapped, nothing in them shows it.",
+    ),
+    Entry(
         "model-steps", "warning", "DeepSpeed's model states and optimizer states count different steps",
         "DeepSpeed writes both at once, so the files may be from two saves: then the fp32 weights are from one "
         "save, and the buffers and settings from the other. Training that continued without the optimizer's "

@@ -16,7 +16,8 @@ VERBS: tuple[Entry, ...] = (
           "AveragedModel and similar classes hold the model as module, and the code that loads them expects "
           "that prefix. --at removes it too."),
     Entry("partial-prefix", "info", "only some keys of a state dict have the prefix",
-          "The model may have a part with that name. strip-module refuses such a state dict without --partial."),
+          "The model may have a part with that name. strip-module refuses such a state dict without --partial. "
+          "Tensors without a dimension do not count: they keep their keys, and the result names them."),
     Entry("unused-rule", "warning", "a rule that matched no key",
           "rename got a rule that changes nothing, or select or cast got a glob that matches nothing."),
     Entry("optimizer-names-left", "info", "names in an optimizer that were not changed",

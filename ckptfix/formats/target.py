@@ -80,16 +80,28 @@ def refuse_other_suffix(source: str, dest: str, name: str, *, chosen: bool = Fal
     Raises:
         Refused: the suffix of `dest` belongs to another format, and not to `name`.
     """
-    own = FORMATS[name].suffixes
-    for other in FORMATS.of(folder=False):
-        if dest.lower().endswith(other.suffixes) and not dest.lower().endswith(own):
-            way = command("convert", source, dest)
-            first = f"without --to it writes {other.name}" if chosen else f"run `{way}` first, then work on its output"
-            raise Refused(
-                f"the output would be {FORMATS[name].title}, but its suffix suggests {other.title}",
-                path=dest,
-                hint=f"{first}; or call the output {f'*{own[0]}' if own else 'something else'}",
-            )
+    other = _other_format(dest, name)
+    if other is not None:
+        own = FORMATS[name].suffixes
+        way = command("convert", source, dest)
+        first = f"without --to it writes {other.name}" if chosen else f"run `{way}` first, then work on its output"
+        raise Refused(
+            f"the output would be {FORMATS[name].title}, but its suffix suggests {other.title}",
+            path=dest,
+            hint=f"{first}; or call the output {f'*{own[0]}' if own else 'something else'}",
+        )
+
+
+def suits(dest: str, name: str) -> bool:
+    """Return whether a file of the format `name` may be called `dest`."""
+    return _other_format(dest, name) is None
+
+
+def _other_format(dest: str, name: str) -> Format | None:
+    """Return the format whose suffix `dest` has, unless it has one of the format `name` too."""
+    if dest.lower().endswith(FORMATS[name].suffixes):
+        return None
+    return next((other for other in FORMATS.of(folder=False) if dest.lower().endswith(other.suffixes)), None)
 
 
 def fitting(

@@ -351,6 +351,7 @@ def _plain(value: object) -> str:
 def _notes(result: DiffResult, made: Grid, drawn: dict[int, Distribution]) -> Iterator[str]:
     if made.left:
         yield f"The table has no room for {plural(made.left, 'tensor')}, most of them equal; --json has all."
+    yield from (note.message for note in result.notes)
     changed = sum(map(_looked_at, result.tensors.compared))
     if drawn and changed > HISTOGRAMS:
         yield f"Histograms show the {HISTOGRAMS:,} tensors that changed most, of {changed:,}."

@@ -125,7 +125,9 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
 
 def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], wrappers.Rule]:
     """Return old -> new for the keys at `at`, and the same renames as a rule for module paths."""
-    if strip is None:
+    payload = any(state.payload for state in checkpoint.state_dicts if state.at == at)
+    # Only the class knows the meaning of keys in its own data: they have no wrapper's prefix.
+    if strip is None or (strip == "auto" and payload):
         return {}, lambda name: name
     try:
         renames = sites.unwrap(checkpoint, at=at) if strip == "auto" else sites.strip(checkpoint, prefix=strip, at=at)

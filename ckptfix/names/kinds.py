@@ -291,6 +291,16 @@ def optimizer_names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def flat_levels(name: str) -> tuple[str, str]:
+    """Split a key of a flattened optimizer: the levels before a parameter, such as ``optimizer.state.``, and the rest.
+
+    Both are empty for a key without such a level.
+    """
+    front = _front(name)
+    level = next((level for level in (_STATE, _GROUPS) if name.startswith(level, len(front))), "")
+    return (front + level, name[len(front + level) :]) if level else ("", "")
+
+
 def _front(name: str) -> str:
     """Return the levels before an optimizer's state; empty if a word only starts like one: ``optimal_transport``."""
     front = _FRONT.match(name)

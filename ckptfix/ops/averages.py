@@ -73,6 +73,18 @@ def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *pref
     return [name for name, before, has in rows if has or before in shaped or name in wrappers.COUNTERS]
 
 
+def scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
+    """Return the 0-d tensors that `counting` leaves out: they lack the prefix, and keep their names."""
+    if site.kind != "state_dict":
+        return []
+    seen = set(counting(checkpoint, site, names, *prefixes))
+    if seen.issuperset(names):
+        return []
+    tensors = {entry.key for entry in checkpoint.entries_at(site.at)} - kinds.optimizer_names(site.names)
+    rows = zip(names, site.names, strict=True)
+    return [name for name, before in rows if name not in seen and before in tensors]
+
+
 def _levels(names: Sequence[str]) -> int:
     """Count how many times ``module.`` is repeated at the start of all `names`."""
     levels = 0

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
-from ckptfix.checkpoint.address import is_inside, is_inside_any
+from ckptfix.checkpoint.address import is_inside, is_inside_any, key_below
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
 from ckptfix.findings import table
@@ -75,12 +75,33 @@ COPIES: dict[str, str] = {
 _NAMED, _PARAMETERS, _COPY, _OTHER, _OTHER_COPY, _ASIDE = range(6)
 
 
-def choose(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """The kinds of state dicts that a verb accepts at an address, besides plain ones.
+
+    Attributes:
+        modules: whole pickled modules.
+        payloads: mappings whose keys only the class of an object knows (`StateDict.payload`).
+    """
+
+    modules: bool = True
+    payloads: bool = True
+
+
+ANY = Takes()
+MAPPINGS = Takes(modules=False)
+EDITABLE = Takes(modules=False, payloads=False)
+
+
+def choose(
+    checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: Takes = ANY
+) -> Candidate:
     """The state dict or whole module that is meant, for verbs that take one and leave the rest.
 
     Args:
         at: its address, where the caller says it.
         doubt: refuse one that is in doubt (`refuse_doubt`); False where nothing is written or returned.
+        takes: what the verb accepts at an address, so that the error lists no other.
 
     Raises:
         NoSuchTensor: there is none at `at`.
@@ -93,9 +114,9 @@ def choose(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True)
     if not rows:
         raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=_instead(checkpoint))
     if len(rows) > 1:
-        raise undecided(checkpoint, rows)
+        raise undecided(checkpoint, rows, takes=takes)
     if doubt:
-        refuse_doubt(checkpoint, rows)
+        refuse_doubt(checkpoint, rows, takes)
     return rows[0]
 
 
@@ -108,19 +129,23 @@ def _instead(checkpoint: Checkpoint) -> str:
     return "`ckptfix inspect` shows what it holds"
 
 
-def mapping(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Candidate:
+def mapping(
+    checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: Takes = MAPPINGS
+) -> Candidate:
     """The state dict that is meant, for verbs that work on mappings alone.
 
     Raises:
         Refused: it is a whole module; or as `choose`.
     """
-    row = choose(checkpoint, at, doubt=doubt)
+    row = choose(checkpoint, at, doubt=doubt, takes=takes)
     if row.module is not None:
         raise whole_module(checkpoint, row.at)
     return row
 
 
-def best(checkpoint: Checkpoint, score: Callable[[Candidate], Any]) -> Candidate | None:
+def best(
+    checkpoint: Checkpoint, score: Callable[[Candidate], Any], *, takes: Takes = ANY
+) -> Candidate | None:
     """The candidate that fits a model better than the others; None where none of them fits, or there is one only.
 
     Args:
@@ -138,7 +163,7 @@ def best(checkpoint: Checkpoint, score: Callable[[Candidate], Any]) -> Candidate
         return None
     found = meant(checkpoint, [row for row in rows if scores[row.at] == top])
     if len(found) > 1:
-        raise undecided(checkpoint, found, fit=True)
+        raise undecided(checkpoint, found, fit=True, takes=takes)
     return found[0]
 
 
@@ -174,7 +199,7 @@ def _standings(rows: Sequence[Candidate]) -> dict[str, tuple[int, int]]:
 
 
 def _standing(row: Candidate, around: Collection[str]) -> tuple[int, int]:
-    parts = row.at.split("/") if row.at else []
+    parts = address.keys_of(row.at)
     kind = kind_of(row)
     if kind not in (None, "average"):
         return _ASIDE, 0
@@ -191,7 +216,7 @@ def _standing(row: Candidate, around: Collection[str]) -> tuple[int, int]:
 
 def is_named(row: Candidate) -> bool:
     """Whether the key of a candidate is one that training code gives its model."""
-    parts = row.at.split("/") if row.at else []
+    parts = address.keys_of(row.at)
     return bool(parts) and parts[-1] in NAMES and all(part in NAMES or part in AROUND for part in parts)
 
 
@@ -244,16 +269,46 @@ def states(checkpoint: Checkpoint) -> list[StateDict]:
     return [by_at[row.at] for row in models(checkpoint) if row.module is None]
 
 
-def undecided(checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False) -> Undecided:
-    """The error that asks for one of `rows`, which the file holds, or which fit a model equally well."""
-    addresses = ", ".join(address.shown(row.at, to_type=True) for row in rows)
+def choices(checkpoint: Checkpoint, ats: Iterable[str], takes: Takes) -> tuple[str, ...]:
+    """Return those of the addresses `ats` that ``--at`` accepts as they are printed, each once."""
+    modules = set() if takes.modules else {row.at for row in candidates(checkpoint) if row.module is not None}
+    payloads = set() if takes.payloads else _payloads(checkpoint)
+    return tuple(at for at in dict.fromkeys(ats) if address.is_typed(at) and at not in modules and at not in payloads)
+
+
+def _payloads(checkpoint: Checkpoint) -> set[str]:
+    return {state.at for state in checkpoint.state_dicts if state.payload}
+
+
+def undecided(
+    checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False, takes: Takes = ANY
+) -> Refused:
+    """Return the error that asks for one of `rows`; where the verb takes none of them, the error that says so.
+
+    Args:
+        rows: the candidates that the file holds, or with `fit` those that fit a model equally well.
+        takes: what the verb accepts at an address.
+    """
+    ats = choices(checkpoint, (row.at for row in rows), takes)
+    modules = [row.at for row in rows if row.module is not None]
+    if not ats and modules:
+        return whole_module(checkpoint, modules[0])
+    if not ats and rows[0].at in _payloads(checkpoint):
+        return _not_edited(checkpoint, rows[0].at)
+    addresses = listed(ats)
     several = f"{len(rows)} state dicts"
     message = f"{several} fit equally well: {addresses}" if fit else f"it holds {several}: {addresses}"
-    modules = [row.at for row in rows if row.module is not None]
     if modules and len(modules) < len(rows):
         message += f"; {', '.join(modules)} {'is a whole pickled module' if len(modules) == 1 else 'are whole modules'}"
-    ats = tuple(row.at for row in rows)
-    return Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
+    rest = [row.at for row in rows if row.at not in (*ats, *modules)]
+    if rest:
+        message += f"; {listed(rest)} cannot be chosen here"
+    return Undecided(message, choices=ats, path=checkpoint.path)
+
+
+def listed(ats: Iterable[str]) -> str:
+    """Return addresses for a sentence, the top level as ``--at`` takes it."""
+    return ", ".join(address.shown(at, to_type=True) for at in ats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +375,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
             held = {place: nbytes for place, nbytes in _held([entry]).items() if place not in taken}
             taken |= dict.fromkeys(held, 0)
             count = sum(held.values())
-            top = entry.name.partition("/")[0]
+            top = address.top_of(entry.name)
             tops[top] = tops.get(top, 0) + count
             sizes[at] = sizes.get(at, 0) + count
     found = sorted((at for at in sizes if at in names), key=lambda at: -sizes[at])
@@ -329,18 +384,25 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
 
 def _parts(checkpoint: Checkpoint, row: Candidate) -> Iterator[str]:
     """Addresses in a state dict below which tensors are its module's own: packed weights, attributes of tensors."""
-    front = f"{row.at}/" if row.at else ""
-    tensors = {entry.name for entry in checkpoint.entries_at(row.at)}
+    tensors = {entry.key for entry in checkpoint.entries_at(row.at)}
     others = {site.at for site in checkpoint.sites if site.kind == "state_dict"}
-    for at in {entry.at for entry in checkpoint.entries if entry.at != row.at and entry.at.startswith(front)}:
-        key = at[len(front) :].partition("/")[0]
-        name = front + key
-        if name in tensors or (name not in others and ("." in key or key.startswith("_"))):
+    for key in dict.fromkeys(key_below(at, row.at) for at in dict.fromkeys(entry.at for entry in checkpoint.entries)):
+        if key is None:
+            continue
+        name = address.join(row.at, key)
+        if key in tensors or not (name in others or _is_trainers(key)):
             yield name
 
 
-def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> None:
+def _is_trainers(key: str) -> bool:
+    """Return whether a key that holds no tensor is a trainer's own; a module's has dots or begins with ``_``."""
+    return "." not in key and not key.startswith("_")
+
+
+def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate], takes: Takes) -> None:
     """Refuse to take `rows` for all models of the file, where more bytes of tensors would be left than taken.
+
+    The error lists the choices that the verb accepts.
 
     Raises:
         Undecided: no key names one of them as the model's, and what is outside is larger.
@@ -348,9 +410,9 @@ def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> None:
     found = outside(checkpoint, rows)
     if found is None or not found.doubtful:
         return
-    ats = tuple(dict.fromkeys((*(row.at for row in rows), *found.ats)))
-    message = f"{doubt(rows, found)}; state dicts are {', '.join(address.shown(at, to_type=True) for at in ats)}"
-    raise Undecided(message, choices=ats, choice={"at": ats[0]}, path=checkpoint.path)
+    ats = choices(checkpoint, (*(row.at for row in rows), *found.ats), takes)
+    message = f"{doubt(rows, found)}; state dicts are {listed(ats)}" if ats else doubt(rows, found)
+    raise Undecided(message, choices=ats, path=checkpoint.path)
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -413,7 +475,7 @@ def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
 def optimizers(checkpoint: Checkpoint) -> list[str]:
     """Addresses of the optimizers inside it."""
     fronts, flat = _states_of_optimizers(checkpoint)
-    ats = (*(front.removesuffix("/state") for front in fronts if front != "state"), *flat)
+    ats = (*map(address.holder_of, fronts), *flat)
     return [at for at in dict.fromkeys(ats) if at]
 
 
@@ -425,9 +487,9 @@ def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], froze
     for state in checkpoint.state_dicts:
         if not state.optimizer:
             continue
-        above = state.at.split("/")[:-1]
+        above = address.keys_of(state.at)[:-1]
         if "state" in above and not kinds.is_flat_optimizer(names.get(state.at, ())):
-            fronts.add("/".join(above[: len(above) - above[::-1].index("state")]))
+            fronts.add(address.of_keys(above[: len(above) - above[::-1].index("state")]))
         else:
             flat.add(state.at)
     return frozenset(fronts), frozenset(flat)
@@ -483,34 +545,38 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
         Refused: a whole module is there.
         Undecided: with `weights_only`, those that were found are in doubt.
     """
-    fixed = {state.at for state in checkpoint.state_dicts if state.payload}
+    fixed = _payloads(checkpoint)
     sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at not in fixed]
     if at is not None:
         row = at_address(checkpoint, at)
         if row.module is not None:
             raise whole_module(checkpoint, row.at)
         if row.at in fixed:
-            hint = f"`{command('extract', checkpoint.path, 'OUT', at=row.at)}` takes its tensors"
-            message = "only the class of the object around it knows what its keys mean, so they are not edited"
-            raise Refused(message, path=checkpoint.path, where=row.at, hint=hint)
+            raise _not_edited(checkpoint, row.at)
         return [site for site in sites if site.at == row.at]
     inside = module_of(checkpoint)
     sites = [site for site in sites if site.at not in inside]
     if weights_only:
-        weights = {state.at for state in states(checkpoint)}
-        refuse_doubt(checkpoint, [row for row in models(checkpoint) if row.at in weights])
+        weights = {state.at for state in states(checkpoint)} - fixed
+        refuse_doubt(checkpoint, [row for row in models(checkpoint) if row.at in weights], EDITABLE)
         return [site for site in sites if site.at in weights]
     return sites
 
 
+def _not_edited(checkpoint: Checkpoint, at: str) -> Refused:
+    """Return why the keys of the payload at `at` are left."""
+    hint = f"`{command('extract', checkpoint.path, 'OUT', at=at)}` takes its tensors"
+    message = "only the class of the object around it knows what its keys mean, so they are not edited"
+    return Refused(message, path=checkpoint.path, where=at, hint=hint)
+
+
 def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
     """Keys of a state dict under which a trainer keeps other mappings: ``optimizer``, ``normalizer``."""
-    front = f"{site.at}/" if site.at else ""
     tensors = _tensor_keys(checkpoint, site.at)
-    below = [other.at for other in checkpoint.sites if other.at != site.at and other.at.startswith(front)]
-    below += [place for place, _ in checkpoint.values() if place.startswith(front) and "/" in place[len(front) :]]
-    found = {place[len(front) :].partition("/")[0] for place in below}
-    return frozenset(key for key in found if key not in tensors and "." not in key and not key.startswith("_"))
+    depth = len(address.keys_of(site.at)) + 1
+    places = [place for place, _ in checkpoint.values() if len(address.keys_of(place)) > depth]
+    found = {key_below(place, site.at) for place in (*places, *(other.at for other in checkpoint.sites))}
+    return frozenset(key for key in found if key is not None and key not in tensors and _is_trainers(key))
 
 
 def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
@@ -521,7 +587,7 @@ def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
     """
     tensors = _tensor_keys(checkpoint, site.at) | (set() if site.at else format_of(checkpoint).ties(checkpoint).keys())
     gone = kinds.optimizer_names(site.names)
-    others = {name for name in site.names if name not in tensors and "." not in name and not name.startswith("_")}
+    others = {name for name in site.names if name not in tensors and _is_trainers(name)}
     counters = {name for name in site.names if others and name in tensors and kinds.is_progress(name)}
     if counters:
         counters -= checkpoint.shaped(site.at, site.names)

@@ -157,7 +157,7 @@ def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
 
 def count_edits(checkpoint: Checkpoint) -> int:
     """How many edits in place can be taken back; 0 where that cannot be said."""
-    with suppress(CkptfixError):
+    with suppress(CkptfixError, MemoryError):
         return sum(1 for _ in edits_of(checkpoint))
     return 0
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.errors import CkptfixError
-from ckptfix.findings.row import Severity
-from ckptfix.findings.table import ENTRIES
+from ckptfix.findings.row import Finding, Severity
+from ckptfix.findings.table import ENTRIES, as_rows
 from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
 from ckptfix.formats.members import members
 from ckptfix.io.source import found_as, opened_once
+from ckptfix.ops import choose
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.inspect import describe
 from ckptfix.pickles.collector import without_collections
@@ -31,6 +32,7 @@ class Row:
         finding: id of the worst finding that is not just a note; None where there is none.
         severity: of it.
         error: why it cannot be read, in a few words; None where it can.
+        notes: whether the choice of the model is in doubt (`choose.remarks`).
     """
 
     path: str
@@ -44,6 +46,7 @@ class Row:
     finding: str | None = None
     severity: Severity | None = None
     error: str | None = None
+    notes: tuple[Finding, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -59,6 +62,7 @@ class Row:
             "finding": self.finding,
             "severity": self.severity,
             "reason": self.error,
+            "findings": as_rows(self.notes, self.path),
         }
 
 
@@ -105,6 +109,7 @@ def listed(path: str) -> Row:
         wrappers=tuple(seen.wrappers),
         finding=None if worst is None else worst.id,
         severity=None if worst is None else worst.severity,
+        notes=tuple(choose.remarks(checkpoint)),
     )
 
 

@@ -6,7 +6,8 @@
     _flat_param               the parameters of an FSDP unit in one row, and a part of that
     ZeRO-3 model states       shapes in param_shapes, and tensors of shape [0] in module
     ZeRO optimizer states     the fp32 weights of a rank as flat groups, without names
-    model-parallel states     slices of the parameters, or some layers: the sizes in Megatron's args, in mp_world_size
+    model-parallel states     slices of the parameters, or some layers: the sizes in Megatron's args, in the
+                              hyper_parameters of NeMo, in mp_world_size; or folders of other ranks beside that of it
     DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: where each slice lies in its tensor
 
 A replicated DTensor and a ShardedTensor of one shard are complete. Edits of names and devices do not concern
@@ -20,6 +21,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.commands import command, verbatim
@@ -28,7 +30,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.deepspeed import to_universal, way_out
-from ckptfix.formats.folders.nodes import class_name, fields, listed, number
+from ckptfix.formats.folders.nodes import class_name, fields, listed, number, text_of
 from ckptfix.formats.ranks import names
 from ckptfix.formats.ranks.merge import NAME as JOINED
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
@@ -41,6 +43,7 @@ from ckptfix.formats.torch.tensors import BadTensor, sizes
 from ckptfix.ops import choose
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.urls import as_path
+from ckptfix.words import some
 
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
@@ -244,12 +247,23 @@ _MEGATRON = (
 _MEGATRON_MODEL = re.compile(r"model\d*|state_dict")
 """Keys of the model in its checkpoint: there are several with a virtual pipeline."""
 
-_MP_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
+_MP_RANK = re.compile(r"(?:mp|tp)_rank_(\d+)(?:_(?:pp_rank_)?(\d+))?(?:_(\d+))?")
+"""Name of the folder of a rank: ``mp_rank_01_002`` of Megatron, ``tp_rank_01_pp_rank_002`` of NeMo.
+
+Source: megatron/training/checkpointing.py get_checkpoint_name; nemo/utils/model_utils.py inject_model_parallel_rank.
+"""
+
+_MOST_FOLDERS = 10_000
 
 _MEGATRON_JOINS = (
     "Megatron-LM joins the files of all ranks: tools/checkpoint/convert.py with --target-tensor-parallel-size 1 and "
     "--target-pipeline-parallel-size 1; or save with --ckpt-format torch_dist, whose folder `ckptfix convert FOLDER "
     "OUT` reads"
+)
+
+_NEMO_JOINS = (
+    "NeMo joins the files of all ranks: examples/nlp/language_modeling/megatron_change_num_partitions.py with "
+    "--target_tensor_model_parallel_size 1 and --target_pipeline_model_parallel_size 1"
 )
 
 
@@ -266,18 +280,61 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
         where = "module" if "module" in top else ""
         words = to_universal(str(place.parent))
         return Piece("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
-    if "checkpoint_version" not in top and own is None:
-        return None
-    args = fields(top.get("args"))
+    numbers = [] if own is None else [int(part) for part in own.groups() if part]
     model = next((name for name in top if _MEGATRON_MODEL.fullmatch(name)), None)
-    sizes = {name: size for name, _ in _MEGATRON if (size := number(args.get(name))) is not None and size > 1}
-    if model is None or not sizes:
+    config = _nemo_config(top.get("hyper_parameters"))
+    is_nemo = "nemo_version" in config or (text_of(config, "target") or "").startswith("nemo.")
+    for key, args, known in (("args", fields(top.get("args")), "checkpoint_version" in top),
+                             ("hyper_parameters", config, is_nemo)):  # fmt: skip
+        sizes = {name: size for name, _ in _MEGATRON if (size := number(args.get(name))) is not None}
+        if not sizes or not (known or own is not None):
+            continue
+        sizes = {name: size for name, size in sizes.items() if size > 1}
+        if model is None or not sizes:
+            return None
+        means = dict(_MEGATRON)
+        said = " and ".join(f"{name} in its {key} is {size}, {means[name]}" for name, size in sizes.items())
+        missing = f"several files hold the model: {said}"
+        rank, world = _megatron_rank(numbers, sizes) if numbers else None, math.prod(sizes.values())
+        joins = _MEGATRON_JOINS if key == "args" else _NEMO_JOINS
+        return Piece("model parallel", rank, world, missing, model, joins)
+    return _of_rank_folders(checkpoint, numbers, model or "") if own is not None and checkpoint.entries else None
+
+
+def _nemo_config(node: Node) -> Mapping[str, Node]:
+    """Return the settings of a NeMo model, which Lightning saves as `hyper_parameters`: a dict or an OmegaConf.
+
+    Source: nemo/core/classes/modelPT.py, ``save_hyperparameters("cfg")``.
+    """
+    found = _settings(node)
+    return _settings(found.get("cfg")) or found
+
+
+def _settings(node: Node) -> Mapping[str, Node]:
+    """Return the fields of a mapping, without the objects that OmegaConf puts around it and around its values."""
+    around = fields(node)
+    found = fields(around["_content"]) if "_content" in around else around
+    return {name: fields(value).get("_val", value) for name, value in found.items()}
+
+
+def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str) -> Piece | None:
+    """A file that states no sizes, in a folder beside which those of other ranks hold a file of the same name."""
+    place = as_path(checkpoint.path)
+    above = place.parent.parent
+    try:
+        if not _MP_RANK.fullmatch(place.parent.name) or not above.is_dir():
+            return None
+        folders = [row.name for row in islice(above.iterdir(), _MOST_FOLDERS) if _MP_RANK.fullmatch(row.name)]
+        ranks = [name for name in folders if (above / name / place.name).is_file()]
+    except OSError:
         return None
-    means = dict(_MEGATRON)
-    said = " and ".join(f"{name} in its args is {size}, {means[name]}" for name, size in sizes.items())
-    rank = None if own is None else _megatron_rank([int(part) for part in own.groups() if part], sizes)
-    world = math.prod(sizes.values())
-    return Piece("model parallel", rank, world, f"several files hold the model: {said}", model, _MEGATRON_JOINS)
+    others = sorted(name for name in ranks if name != place.parent.name)
+    if not others:
+        return None
+    missing = f"several files hold the model: {place.name} is in {some(others)} too"
+    rank = numbers[0] if len(numbers) == 1 else None
+    joins = _MEGATRON_JOINS if place.name.startswith("model_optim_rng") else _NEMO_JOINS
+    return Piece("model parallel", rank, len(ranks), missing, model, joins)
 
 
 def _mp_rank_in_name(name: str) -> int | None:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip
+from campaigns.frame import Table, report, start
 from disks import Unavailable, mounted_image
 
 import ckptfix
@@ -119,7 +120,7 @@ def fill(folder: Path, free: int) -> None:
     os.close(fd)
 
 
-def run(folder: Path, frees: range) -> tuple[Counter[str], list[str]]:
+def run(folder: Path, frees: range) -> Table:
     """Edit one checkpoint of each kind in `folder`, a small file system; how that ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
@@ -185,19 +186,11 @@ def main(folder: Path) -> int:
     for kind in DISKS:
         try:
             with disk(kind, folder) as place:
-                ends, wrong = run(place, range(0, 192 * 1024, BLOCK))
+                found += report(f"full disk  {kind:6}", run(place, range(0, 192 * 1024, BLOCK)), 5)
         except Unavailable as error:
             print(f"full disk  {kind:6} not tried: {error}")
-            continue
-        print(f"full disk  {kind:6} {dict(sorted(ends.items()))}  {len(wrong)} wrong")
-        for line in wrong[:5]:
-            print(f"     {line}")
-        found += len(wrong)
     return found
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        sys.exit(main(Path(name).resolve()) > 0)
+    start(main)

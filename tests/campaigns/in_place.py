@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip
+from campaigns.frame import Table, report
 
 from ckptfix import formats
 from ckptfix.errors import CkptfixError
@@ -348,7 +349,7 @@ def _make_holes(content: Content) -> None:
             content.missing.add(number)
 
 
-def states(case: Case, count: int, seed: int, *, back: bool = False) -> tuple[Counter[str], list[str]]:
+def states(case: Case, count: int, seed: int, *, back: bool = False) -> Table:
     """How `count` cuts of the edit, or of taking it back, end, and what is wrong."""
     chance = random.Random(seed)
     first = case.after() if back else {path: content.copy() for path, content in case.before.items()}
@@ -421,10 +422,6 @@ def main(folder: Path, count: int = 4000) -> int:
     found = 0
     for name, case in cases(folder):
         for back in (False, True):
-            ends, wrong = states(case, count, 1, back=back)
             way = "undo" if back else "edit"
-            print(f"T106 {name:36} {way}  {count:6} states  {dict(sorted(ends.items()))}  {len(wrong)} wrong")
-            for line in wrong[:5]:
-                print(f"     {line}")
-            found += len(wrong)
+            found += report(f"T106 {name:36} {way}  {count:6} states", states(case, count, 1, back=back), 5)
     return found

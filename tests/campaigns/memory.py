@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from builders import Tensor, assemble, state_dict_ops, torch_zip
+from campaigns.frame import Table, report
 from faults.scenarios import OLD, SCENARIOS, complaint, plan, prepare, writing
 
 from ckptfix.errors import CkptfixError
@@ -75,7 +76,7 @@ def nth_request(folder: Path, name: str, first: int, how_many: int) -> tuple[str
     return word, complaint(folder, scenario, code, stacks.read_text()) or (None if code in (0, 2, 130, 131) else word)
 
 
-def requests(folder: Path, name: str, points: range, how_many: int) -> tuple[Counter[str], list[str]]:
+def requests(folder: Path, name: str, points: range, how_many: int) -> Table:
     """How the writes at `points` ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong = []
@@ -87,7 +88,7 @@ def requests(folder: Path, name: str, points: range, how_many: int) -> tuple[Cou
     return ends, wrong
 
 
-def limited(folder: Path, megabytes: range) -> tuple[Counter[str], list[str]]:
+def limited(folder: Path, megabytes: range) -> Table:
     """``ckptfix strip-module`` within real limits of its address space: old and exit 2, or new and exit 0."""
     values = 2_000_000
     tensor = Tensor("0", (values,), values, location="cuda:0")
@@ -126,13 +127,7 @@ def main(folder: Path) -> int:
         for how_many in (1, 8):
             ends, wrong = requests(files, name, range(0, 1200, 4), how_many)
             points = f"{sum(ends.values()):5} points, {how_many:2} requests each"
-            print(f"T9   {name:14} {points}  {dict(ends)}  {len(wrong)} wrong")
-            for line in wrong[:5]:
-                print(f"     {line}")
-            found += len(wrong)
+            found += report(f"T9   {name:14} {points}", (ends, wrong), 5)
     (folder / "limits").mkdir()
     ends, wrong = limited(folder / "limits", range(16, 160, 3))
-    print(f"T9   RLIMIT_AS      {sum(ends.values()):5} limits  {dict(ends)}  {len(wrong)} wrong")
-    for line in wrong[:5]:
-        print(f"     {line}")
-    return found + len(wrong)
+    return found + report(f"T9   RLIMIT_AS      {sum(ends.values()):5} limits", (ends, wrong), 5)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from campaigns.frame import Table, report, start
 
 import ckptfix
 
@@ -52,7 +53,7 @@ def _read(path: Path, taken: list[bytes]) -> None:
     taken.append(path.read_bytes())
 
 
-def run(folder: Path, verbs: tuple[tuple[str, ...], ...] = WRITERS + READERS) -> tuple[Counter[str], list[str]]:
+def run(folder: Path, verbs: tuple[tuple[str, ...], ...] = WRITERS + READERS) -> Table:
     """Every way of each verb; how they ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
@@ -103,15 +104,8 @@ def run(folder: Path, verbs: tuple[tuple[str, ...], ...] = WRITERS + READERS) ->
 
 def main(folder: Path) -> int:
     """Print the table; the number of faults that were found."""
-    ends, wrong = run(folder)
-    print(f"pipes  {dict(sorted(ends.items()))}  {len(wrong)} wrong")
-    for line in wrong[:20]:
-        print(f"     {line}")
-    return len(wrong)
+    return report("pipes", run(folder))
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        sys.exit(main(Path(name).resolve()) > 0)
+    start(main)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from campaigns.frame import report
 from property.mutants import mutant, seeds
 
 import ckptfix
@@ -90,7 +91,4 @@ def run(folder: Path, mutants: range, files: range) -> Count:
 def main(folder: Path) -> int:
     """Print the row of the table; the number of faults that were found."""
     count = run(folder, range(1500), range(2 * len(seeds())))
-    print(f"T12  {sum(count.ends.values()):,} wrecks  {dict(count.ends)}  {len(count.wrong)} wrong")
-    for line in count.wrong[:10]:
-        print(f"     {line}")
-    return len(count.wrong)
+    return report(f"T12  {sum(count.ends.values()):,} wrecks", (count.ends, count.wrong), 10)

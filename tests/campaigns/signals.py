@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from campaigns.frame import Table, report, start
 
 import ckptfix
 from ckptfix.errors import CkptfixError
@@ -26,7 +27,7 @@ COMMAND = [sys.executable, "-m", "ckptfix"]
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-def batches(folder: Path, count: int, files: int = 12) -> tuple[Counter[str], list[str]]:
+def batches(folder: Path, count: int, files: int = 12) -> Table:
     """Stop `count` batches at any moment, or replace their inputs; how they ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
@@ -80,7 +81,7 @@ def batches(folder: Path, count: int, files: int = 12) -> tuple[Counter[str], li
     return ends, wrong
 
 
-def large(folder: Path, count: int, size: int = 200 << 20) -> tuple[Counter[str], list[str]]:
+def large(folder: Path, count: int, size: int = 200 << 20) -> Table:
     """Kill `count` edits in place of a file of `size` bytes; how they ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
@@ -126,16 +127,9 @@ def main(folder: Path, count: int = 40) -> int:
     for name, run in (("batches", batches), ("kills at 200 MB", large)):
         place = folder / name.replace(" ", "-")
         place.mkdir()
-        ends, wrong = run(place, count)
-        print(f"{name:16} {count} runs  {dict(sorted(ends.items()))}  {len(wrong)} wrong")
-        for line in wrong[:10]:
-            print(f"     {line}")
-        found += len(wrong)
+        found += report(f"{name:16} {count} runs", run(place, count), 10)
     return found
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        sys.exit(main(Path(name).resolve(), int(sys.argv[1]) if len(sys.argv) > 1 else 40) > 0)
+    start(main)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from campaigns.frame import Table, report, start
 from stores import Bucket, Traffic, environment, moto
 
 import ckptfix
@@ -111,7 +111,7 @@ def inputs(folder: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
     return made[0], made[1]
 
 
-def run(folder: Path, count: int, first: int = 0) -> tuple[Counter[str], list[str]]:
+def run(folder: Path, count: int, first: int = 0) -> Table:
     """`count` calls, by number from `first` on; how they ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
@@ -175,15 +175,8 @@ def run(folder: Path, count: int, first: int = 0) -> tuple[Counter[str], list[st
 
 def main(folder: Path, count: int = 600) -> int:
     """Print the table; the number of faults that were found."""
-    ends, wrong = run(folder, count)
-    print(f"store faults  {count:6} calls  {dict(sorted(ends.items()))}  {len(wrong)} wrong")
-    for line in wrong[:20]:
-        print(f"     {line}")
-    return len(wrong)
+    return report(f"store faults  {count:6} calls", run(folder, count))
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        sys.exit(main(Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 600) > 0)
+    start(main)

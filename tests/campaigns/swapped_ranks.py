@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from campaigns.frame import Table, report, start
 from zero_files import KEYS, Run
 
 import ckptfix
@@ -108,7 +108,7 @@ def _same(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> boo
     return found.keys() == right.keys() and all(torch.equal(found[name], value) for name, value in right.items())
 
 
-def run(place: Path, count: int, first: int = 0) -> tuple[Counter[str], list[str]]:
+def run(place: Path, count: int, first: int = 0) -> Table:
     """Spoil `count` saves, by number from `first` on; how the calls ended, and what was wrong."""
     ends: Counter[str] = Counter()
     wrong: list[str] = []
@@ -152,15 +152,8 @@ def run(place: Path, count: int, first: int = 0) -> tuple[Counter[str], list[str
 
 def main(folder: Path, count: int = 300) -> int:
     """Print the table; the number of faults that were found."""
-    ends, wrong = run(folder, count)
-    print(f"swapped ranks  {count:6} saves  {dict(sorted(ends.items()))}  {len(wrong)} wrong")
-    for line in wrong[:20]:
-        print(f"     {line}")
-    return len(wrong)
+    return report(f"swapped ranks  {count:6} saves", run(folder, count))
 
 
 if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        sys.exit(main(Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 300) > 0)
+    start(main)

@@ -11,10 +11,10 @@ import pytest
 from builders import safetensors
 
 import ckptfix
-from ckptfix.errors import CkptfixError, DamagedFile
+from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK
-from ckptfix.io.inplace.record import Change, Record, decoded
+from ckptfix.io.inplace.record import MAGIC, Change, Record, decoded
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import edits
 
@@ -190,3 +190,93 @@ def test_a_real_journal_is_honoured(tmp_path: Path) -> None:
     assert not edit.discard_foreign(str(path))
     assert ckptfix.undo(path).undone
     assert path.read_bytes() == before
+
+
+def sparse(size: int, start: bytes = b"") -> Callable[[Path], None]:
+    def made(path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(start)
+            file.truncate(size)
+
+    return made
+
+
+HUGE: dict[str, Callable[[Path], None]] = {
+    "zeros": sparse(1 << 40),
+    "the beginning of a record": sparse(1 << 40, MAGIC),
+    "a record of a long text": sparse(1 << 40, MAGIC + (1 << 39).to_bytes(8, "little") + b"{"),
+    "a record, and zeros": sparse(1 << 40, Record("1", "an edit", "2020", (_header("a.ckpt"),)).encoded()),
+    "random bytes": sparse(1 << 40, bytes(range(256))),
+}
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("kind", [UNDO, JOURNAL])
+@pytest.mark.parametrize("name", HUGE)
+def test_a_huge_record_is_refused_by_name_and_the_file_is_used(
+    tmp_path: Path, name: str, kind: str, folder: bool
+) -> None:
+    """A terabyte that takes no room on the disk is not read: what is no record, or larger than records can be."""
+    source = (tmp_path / "a.ckpt").resolve()
+    saved(source, "safetensors", 1)
+    if folder:
+        ckptfix.convert(source, tmp_path / "run", to="hf", shard_size=1500)
+        source = (tmp_path / "run").resolve()
+    before = {path.name: path.read_bytes() for path in ([*source.iterdir()] if folder else [source])}
+    record = Path(beside(str(source), kind))
+    HUGE[name](record)
+    def whole() -> None:
+        place = source if folder else source.parent
+        assert all((place / name).read_bytes() == data for name, data in before.items())
+
+    if kind == JOURNAL:
+        with pytest.raises(CkptfixError, match="did not finish"):
+            ckptfix.inspect(source)
+        if name not in ("zeros", "random bytes"):
+            with pytest.raises(DamagedFile, match="at most") as caught:
+                ckptfix.undo(source)
+            assert caught.value.path == str(record) and "rm " in (caught.value.hint or "")
+            record.unlink()
+        else:
+            ckptfix.undo(source)
+        assert not record.exists()
+    else:
+        assert ckptfix.inspect(source).tensors == 3 and ckptfix.doctor(source).cause is not None
+        if name not in ("zeros", "random bytes"):
+            for verb in (ckptfix.undo, edits, lambda path: ckptfix.strip_module(path, in_place=True)):
+                with pytest.raises(DamagedFile, match="at most") as caught:
+                    verb(source)
+                assert caught.value.path == str(record) and "rm " in (caught.value.hint or "")
+            record.unlink()
+        else:
+            assert edits(source) == ()
+    whole()
+    assert ckptfix.strip_module(source, in_place=True).written
+    assert ckptfix.undo(source).undone
+    whole()
+
+
+def test_an_edit_whose_record_would_be_larger_than_records_can_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    before = saved(path, "safetensors", 1)
+    monkeypatch.setattr(edit, "MOST", 100)
+    with pytest.raises(Unsupported, match="more than 100 bytes"):
+        ckptfix.strip_module(path, in_place=True)
+    assert path.read_bytes() == before and not Path(beside(str(path), JOURNAL)).exists()
+
+
+def test_the_oldest_edits_are_forgotten_where_records_would_be_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    saved(path, "safetensors", 1)
+    ckptfix.strip_module(path, in_place=True)
+    after_one = path.read_bytes()
+    size = Path(beside(str(path), UNDO)).stat().st_size
+    monkeypatch.setattr(edit, "MOST", size + size // 2)
+    ckptfix.add_module(path, in_place=True)
+    assert len(edits(path)) == 1
+    assert ckptfix.undo(path).undone and path.read_bytes() == after_one
+    assert not ckptfix.undo(path).undone

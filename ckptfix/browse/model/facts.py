@@ -45,18 +45,19 @@ HEIGHT = 6
 
 
 
-def of_file(lines: Sequence[str], marks: Marks) -> Iterator[Line]:
-    """Yield the summary of `inspect`, and the findings of `doctor`."""
+def of_file(lines: Sequence[str], marks: Marks, notes: Sequence[Finding] = ()) -> Iterator[Line]:
+    """Yield the summary of `inspect`, the findings of `doctor`, and the given ones of its notes."""
     yield from (("", line) for line in lines)
-    yield from findings([row.finding for row in marks.rows if row.finding.severity != "info"], marks.fix)
+    yield from findings([*(row.finding for row in marks.rows if row.finding.severity != "info"), *notes], marks.fix)
 
 
-def of_two(node: Node, paths: Sequence[str]) -> Iterator[Line]:
-    """Yield the two files, and how many of their tensors differ."""
+def of_two(node: Node, paths: Sequence[str], notes: Sequence[Finding] = ()) -> Iterator[Line]:
+    """Yield the two files, how many of their tensors differ, and the notes about the choice of state dicts."""
     yield "strong", f"A  {shown(paths[0])}"
     yield "strong", f"B  {shown(paths[1])}"
     yield "", ""
     yield from _counts(node)
+    yield from findings(notes)
 
 
 def of_module(node: Node, marks: Marks) -> Iterator[Line]:

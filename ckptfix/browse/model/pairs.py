@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from ckptfix.browse.model.contents import METADATA, Contents, Item, Status, parts_of, placed, read
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of, states
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers, opened_once
 from ckptfix.io.threads import batches
-from ckptfix.ops.diff.pairs import At, Side, match, sides
+from ckptfix.ops.diff.pairs import At, Side, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import TensorChange
 from ckptfix.ops.diff.tensors import COMPARED, Tensors
@@ -31,11 +32,13 @@ class Pairs:
     Attributes:
         a, b: the checkpoints as `diff` compares them: a module that only one file has becomes its state dict.
         items: leaves of both files, or of one.
+        notes: for each file, a finding if the choice of its main state dict is in doubt.
     """
 
     a: Contents
     b: Contents
     items: Sequence[Item]
+    notes: tuple[Finding, ...] = ()
 
     def refuse_changed(self, *, again: bool = False) -> None:
         """Refuse files that changed since they were read; see `Contents.refuse_changed`."""
@@ -52,6 +55,7 @@ def read_pairs(path_a: str, path_b: str, at: At = None) -> Pairs:
         CkptfixError: one cannot be read, or several state dicts could be the ones to compare.
     """
     a, b = read(path_a), read(path_b)
+    notes = tuple(doubts(a.checkpoint, b.checkpoint, at))
     side_a, side_b, _, _ = sides(a.checkpoint, b.checkpoint, at=at, strip=(), filter=None)
     matched, rest_a, rest_b = match(side_a, side_b)
     tensors = _tensors(side_a.checkpoint, side_b.checkpoint)
@@ -67,7 +71,7 @@ def read_pairs(path_a: str, path_b: str, at: At = None) -> Pairs:
     items += (Item(entry.name, parts_of(entry.at, entry.key), None, entry, status="+") for entry in rest_b)
     items += _values(side_a, side_b)
     found_a = Contents(side_a.checkpoint, items)
-    return Pairs(found_a, Contents(side_b.checkpoint, items), items)
+    return Pairs(found_a, Contents(side_b.checkpoint, items), items, notes)
 
 
 def _listed(side: Side, *, matched_a: Sequence[TensorEntry], rest: Sequence[TensorEntry]) -> list[TensorEntry]:

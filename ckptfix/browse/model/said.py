@@ -90,9 +90,9 @@ def details(
     elif node is None or (node.items and node.items[0].pending):
         return
     elif everything and session.pairs is not None:
-        yield from facts.of_two(node, (session.path, session.other or ""))
+        yield from facts.of_two(node, (session.path, session.other or ""), session.notes)
     elif everything:
-        yield from facts.of_file(session.facts, session.marks)
+        yield from facts.of_file(session.facts, session.marks, session.notes)
     elif node.item is None:
         yield from facts.of_module(node, session.marks)
     elif node.item.is_value:

@@ -16,6 +16,7 @@ from ckptfix.browse.model.lines import Commands
 from ckptfix.browse.model.marks import Marks
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
+from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local
 
@@ -67,6 +68,7 @@ class Session:
         pairs: contents of both files; None with one file.
         marks: the findings of `doctor`.
         inspection, facts: description of one file, and the lines that show it.
+        notes: findings if the choice of the model is in doubt, for one file or for each of two.
         summaries: id of an entry -> its statistics.
         changes: id of an item -> the differences of its two sides.
         failures: id of an item -> why it could not be read.
@@ -95,6 +97,7 @@ class Session:
         self.pairs: pairs.Pairs | None = None
         self.inspection: Inspection | None = None
         self.facts: Sequence[str] = ()
+        self.notes: Sequence[Finding] = ()
         self.marks = Marks()
         self.summaries: dict[int, Summary] = {}
         self.changes: dict[int, tuple[TensorChange, ...]] = {}
@@ -168,16 +171,17 @@ class Session:
         self.items = contents.items
         self._watcher.filled(keep=keep)
 
-        def call(_: Progress) -> tuple[Inspection, list[str]]:
+        def call(_: Progress) -> tuple[Inspection, list[str], list[Finding]]:
+            from ckptfix.ops import choose
             from ckptfix.ops.inspect import describe
 
             found = describe.inspect(contents.checkpoint)
-            return found, describe.summary(found)
+            return found, describe.summary(found), list(choose.remarks(contents.checkpoint))
 
         self._start("inspect", call, self._inspected)
 
-    def _inspected(self, found: tuple[Inspection, list[str]]) -> None:
-        self.inspection, self.facts = found
+    def _inspected(self, found: tuple[Inspection, list[str], list[Finding]]) -> None:
+        self.inspection, self.facts, self.notes = found
         self._watcher.told()
         if len(self.items) <= MANY:
             self.judge()
@@ -185,6 +189,7 @@ class Session:
     def _paired(self, found: pairs.Pairs) -> None:
         _settle(found.items)
         self.pairs = found
+        self.notes = found.notes
         self.contents = found.a
         self.items = found.items
         self.counts = Counter(item.status for item in found.items)

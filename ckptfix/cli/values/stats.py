@@ -69,6 +69,7 @@ def command(
     if as_csv:
         for line in written(rows):
             console.say(line)
+        console.findings(done.findings)
         return done.exit_code
     most = console.rows(limit, ROWS)
     listed = [*rows[: most or None], *([done.total] if len(rows) > 1 else [])]

@@ -280,6 +280,9 @@ def _note_mapping(
         if metadata is not None:
             found.metadata[at] = metadata
             found.sites.append(Site(at, "metadata", _key_uses(metadata)))
+    elif uses and kinds.is_flat_optimizer(list(map(str, uses))):
+        # Of SGD without momentum there are options alone.
+        found.sites.append(Site(at, "optimizer_state", _key_uses(node)))
     parts = {key: value for key, value in mapping if isinstance(key, str)}
     if of.optimizer and not of.payload and kinds.OPTIMIZER <= parts.keys():
         _note_optimizer(found, at, parts)

@@ -100,6 +100,7 @@ def plan_rewrite(
     *,
     legacy: bool | None = None,
     alike: bool = False,
+    without: Collection[str] = (),
 ) -> Plan:
     """Plan a fresh file that holds the object of `rewritten` and the storages that it refers to.
 
@@ -107,6 +108,7 @@ def plan_rewrite(
         storages: key -> bytes, for keys that the file lacks or whose bytes change; the rest is copied.
         legacy: the container; by default that of `checkpoint`. References must have the fields of that container.
         `alike`: keep the root and the small records of the old archive, unless it has two records of one name.
+        without: keys of storages that neither the file nor the output has; the caller names the tensors on them.
 
     Raises:
         DamagedFile: the file lacks a storage that the object refers to, or its pickle does not match its checksum,
@@ -123,7 +125,7 @@ def plan_rewrite(
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}
     to_legacy = from_legacy if legacy is None else legacy
-    meta = {str(persid.fields[2]) for persid in rewritten.persids if persid.fields[3:4] == ("meta",)}
+    meta = _on_meta(rewritten)
     for key, numel in storage_sizes(rewritten).items():
         new = (storages or {}).get(key)
         if new is not None:
@@ -131,7 +133,7 @@ def plan_rewrite(
             counts[key] = new.data.length // new.itemsize
             continue
         data, _, crc32 = parts.storages.place(key)
-        if data is None and key in meta and to_legacy:
+        if data is None and (key in without or (key in meta and to_legacy)):
             continue
         if data is None:
             raise DamagedFile(f"the file has no storage {key!r}", path=checkpoint.path)
@@ -147,6 +149,16 @@ def plan_rewrite(
     else:
         segments = zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)
     return Plan((OutputFile.of(dest, segments),))
+
+
+def lacking(checkpoint: Checkpoint, rewritten: Rewritten, storages: Collection[str] = ()) -> list[str]:
+    """Return the keys of storages that a pickle refers to and the file does not have, but for `storages`."""
+    place, known = parts_of(checkpoint).storages.place, {*storages, *_on_meta(rewritten)}
+    return [key for key in storage_sizes(rewritten) if key not in known and place(key)[0] is None]
+
+
+def _on_meta(rewritten: Rewritten) -> set[str]:
+    return {str(persid.fields[2]) for persid in rewritten.persids if persid.fields[3:4] == ("meta",)}
 
 
 def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: str) -> None:

@@ -17,8 +17,9 @@ from ckptfix.formats.folders.assembled import mapping, part
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, parts_of
 from ckptfix.formats.zero.object import COPY, MODULE, NAME, OPTIMIZER, root_rows
-from ckptfix.formats.zero.read import judge_steps, read
+from ckptfix.formats.zero.read import judge_steps, ranks_of, read
 from ckptfix.io.planned import is_spliced
+from ckptfix.words import plural, some
 
 
 def score(path: str, head: bytes, size: int) -> int:
@@ -37,6 +38,16 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield found("bad-tensor", error.message, where=entry.name)
     for path, message in judge_steps(checkpoint):
         yield found("other-save", message, where=path)
+
+
+def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report the ranks whose files have nothing in them that shows their rank, and could have been exchanged."""
+    ranks = ranks_of(checkpoint)
+    left = [] if ranks is None else ranks.unverified()
+    if left:
+        numbers = some([str(rank) for rank in left])
+        message = f"nothing in the files of {plural(len(left), 'rank')} shows which rank each is of: {numbers}"
+        yield found("ranks-unverified", message)
 
 
 def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
@@ -100,6 +111,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
+    remarks=remarks,
     edits=False,
     writes=False,
     take=take,

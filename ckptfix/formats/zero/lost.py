@@ -8,10 +8,10 @@ from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.deepspeed import rank_of
 from ckptfix.formats.folders.nodes import number
 from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
 from ckptfix.formats.zero.states import Lost, Model, Optim, step_values
+from ckptfix.formats.zero.verified import Ranks
 from ckptfix.io.read import read_chunks
 from ckptfix.urls import as_path
 from ckptfix.words import some
@@ -30,12 +30,13 @@ def lost_rank(rank: int, ranks: int, lost: Lost, groups: Sequence[Mapping[str, S
     return found("missing-rank", message, where=lost.path)
 
 
-def other_steps(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
+def other_steps(ranks: Ranks) -> list[tuple[Optim, str]]:
     """Return ranks with a different step count or another rank's file, each with a message."""
+    there = ranks.there
     counts = {rank: _steps(own) for rank, own in there.items()}
     known = [count for count in counts.values() if count is not None]
     if len(set(known)) < 2:
-        return _doubled(there) or _exchanged(there)
+        return _doubled(there) or ranks.exchanged()
     usual = max(sorted(set(known)), key=known.count)
     return [
         (there[rank], f"its optimizer is at step {count:g}, the other ranks' at {usual:g}: it is from a different save")
@@ -74,13 +75,6 @@ def _doubled(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
     return made
 
 
-def _exchanged(there: Mapping[int, Optim]) -> list[tuple[Optim, str]]:
-    """Return ranks whose file was saved under another rank's name: no other field says which part a file holds."""
-    said = ((own, rank, rank_of(own.file.saved_as)) for rank, own in there.items())
-    wrong = ((own, other) for own, rank, other in said if other not in (None, rank))
-    return [(own, f"it was saved as the file of rank {other}") for own, other in wrong]
-
-
 def _varies(entry: TensorEntry) -> bool:
     """Return whether the first elements of a tensor differ, unlike those of padding."""
     data = None if entry.storage is None else entry.storage.data
@@ -90,13 +84,13 @@ def _varies(entry: TensorEntry) -> bool:
     return start != start[: entry.itemsize] * (len(start) // entry.itemsize)
 
 
-def refuse_other_steps(there: Mapping[int, Optim]) -> None:
+def refuse_other_steps(ranks: Ranks) -> None:
     """Refuse ranks from another save.
 
     Raises:
         DamagedFile: there is one.
     """
-    for own, message in other_steps(there):
+    for own, message in other_steps(ranks):
         raise DamagedFile(message, path=own.file.path, hint="copy the files of all ranks from one save")
 
 

@@ -31,6 +31,7 @@ from ckptfix.formats.zero.lost import lost_rank, other_model, other_steps, refus
 from ckptfix.formats.zero.moments import moments
 from ckptfix.formats.zero.object import Parameter, Whole, assembled, model_dtype
 from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
+from ckptfix.formats.zero.verified import Ranks
 from ckptfix.io.source import mark
 from ckptfix.urls import as_path
 
@@ -94,25 +95,48 @@ def _traits(whole: Whole) -> dict[str, object]:
     return {name: value for name, value in rows.items() if value is not None}
 
 
+def ranks_of(checkpoint: Checkpoint) -> Ranks | None:
+    """Read the files of the ranks again; None for a save without optimizer's states of ranks."""
+    save = read_save(checkpoint.path)
+    if save.universal or not save.optims:
+        return None
+    rows = (attempt(save, name, read_model, "") for _, name in sorted(save.models.items()))
+    first = next((model for model in rows if isinstance(model, Model)), None)
+    if first is None:
+        return None
+    there, optims = _optims(save, first, {0: first})
+    return Ranks(there, first, _cuts(first, optims, _is_partitioned(save, there)), len(optims))
+
+
 def judge_steps(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     """Return (file, message) of the ranks whose optimizer is at a different step; reads a few bytes of each file."""
-    save = read_save(checkpoint.path)
+    ranks = ranks_of(checkpoint)
+    return [] if ranks is None else [(own.file.path, message) for own, message in other_steps(ranks)]
+
+
+def _optims(save: Save, first: Model, models: Models) -> tuple[dict[int, Optim], Optims]:
+    """Return the optimizer states that can be read, by rank, and those of all ranks, lost ones included."""
     read = {rank: attempt(save, name, read_optim, "") for rank, name in sorted(save.optims.items())}
     there = {rank: own for rank, own in read.items() if isinstance(own, Optim)}
-    return [(own.file.path, message) for own, message in other_steps(there)]
+    ranks = _ranks(save, first, read, models)
+    return there, [read.get(rank) or Lost(save.expected(rank), "is missing") for rank in range(ranks)]
+
+
+def _is_partitioned(save: Save, there: Mapping[int, Optim]) -> bool:
+    """Tell whether each parameter is cut among the ranks, as of stage 3."""
+    return next(iter(there.values())).partitioned if there else save.partitioned
 
 
 def _partitioned(save: Save, first: Model, models: Models) -> Whole:
     """Join the parameters that ZeRO partitioned over the ranks."""
-    read = {rank: attempt(save, name, read_optim, "") for rank, name in sorted(save.optims.items())}
-    there = {rank: own for rank, own in read.items() if isinstance(own, Optim)}
-    ranks = _ranks(save, first, read, models)
-    optims: Optims = [read.get(rank) or Lost(save.expected(rank), "is missing") for rank in range(ranks)]
-    partitioned = next(iter(there.values())).partitioned if there else save.partitioned
+    there, optims = _optims(save, first, models)
+    ranks = len(optims)
+    partitioned = _is_partitioned(save, there)
     _refuse_others(there, partitioned)
     flats = [own if isinstance(own, Lost) else own.flat for own in optims]
     cuts = _cuts(first, optims, partitioned)
-    whole = Whole(first, Joiner(save.path, lambda: refuse_other_steps(there)), ranks=ranks, masters=True)
+    own_ranks = Ranks(there, first, cuts, ranks)
+    whole = Whole(first, Joiner(save.path, lambda: refuse_other_steps(own_ranks)), ranks=ranks, masters=True)
     said = next((own.stage for own in there.values() if own.stage is not None), None)
     whole.stage = 3 if partitioned else said
     whole.files += [own.file.mark for own in there.values()]

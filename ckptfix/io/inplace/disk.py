@@ -14,8 +14,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
-from ckptfix.errors import Refused, Unsupported
+from ckptfix.commands import quoted
+from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.io.durable import sync_folder
+from ckptfix.io.inplace.record import MAGIC, MOST
 from ckptfix.io.system import kind_of, named, open_regular
 from ckptfix.io.unfinished import busy
 
@@ -69,7 +71,11 @@ class Disk(Protocol):
         """Keep others from editing the folder until it is closed. Raises Refused if another program does."""
 
     def load(self, path: str) -> bytes | None:
-        """Return the content of a small file; None if it does not exist."""
+        """Return the records in a file, or the start of another file; None if it does not exist.
+
+        Raises:
+            DamagedFile: the file is larger than records can be.
+        """
 
     def create(self, path: str, data: bytes, like: str) -> None:
         """Create a file with the owner and mode of `like`. Raises FileExistsError if it already exists."""
@@ -222,7 +228,13 @@ class RealDisk:
                     return None
                 raise
             with open(fd, "rb") as file:
-                return file.read()
+                if (start := file.read(len(MAGIC))) != MAGIC:
+                    return start  # no record: what follows may be endless
+                size = os.fstat(fd).st_size
+                if size > MOST:
+                    message = f"it has {size:,} bytes, and records of edits in place have at most {MOST:,}"
+                    raise DamagedFile(message, path=path, hint=f"no edit in place left it: `rm {quoted(path)}`")
+                return start + file.read(MOST)
 
     def create(self, path: str, data: bytes, like: str) -> None:
         status = os.stat(like)

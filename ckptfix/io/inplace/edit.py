@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 
 from ckptfix.commands import quoted
-from ckptfix.errors import CkptfixError, DamagedFile, Refused, WriteFailed
+from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported, WriteFailed
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.inplace.disk import DISK, Disk, File, Opened, RealFile
-from ckptfix.io.inplace.record import Change, Record, decoded
+from ckptfix.io.inplace.record import MOST, Change, Record, decoded
 from ckptfix.io.inplace.shifted import close_gap
 from ckptfix.io.system import named
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside, refuse_long_name, unfinished
@@ -39,6 +39,9 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
         WriteFailed: the system failed; the file is unchanged, unless the error says that `undo` is needed.
     """
     refuse_long_name(target)
+    if len(record.encoded()) > MOST:
+        message = f"the edit would keep more than {MOST:,} bytes of what it replaces"
+        raise Unsupported(message, path=target, hint="write a copy: give OUT")
     journal = beside(target, JOURNAL)
     with _opened(target, record, disk) as pairs:
         for file, change in pairs:
@@ -233,8 +236,11 @@ def _left(file: File, change: Change) -> bool:
 
 def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:
     place = beside(target, UNDO)
-    if records:
-        disk.replace(place, b"".join(record.encoded() for record in records), target)
+    kept = [record.encoded() for record in records]
+    while sum(map(len, kept)) > MOST:
+        del kept[0]  # the oldest edit is forgotten
+    if kept:
+        disk.replace(place, b"".join(kept), target)
     elif disk.load(place) is not None:
         disk.delete(place)
 

@@ -23,6 +23,9 @@ from ckptfix.numbers import whole_number
 MAGIC = b"ckptfix edit 1\n"
 _DIGEST = 32
 
+MOST = 256 << 20
+"""Bytes that records beside a file have at most. A header of safetensors has 100 MB, and a record holds it twice."""
+
 LONGEST_PROBE = 4096
 """The longest probe, in bytes, unless its block is shorter."""
 

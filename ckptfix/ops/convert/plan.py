@@ -140,9 +140,20 @@ def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
     return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), promise, copied=True)
 
 
-def _one_state_dict(
-    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool
-) -> Conversion:
+def refuse_state_dict(checkpoint: Checkpoint, target: Format, at: str | None) -> None:
+    """Raise the error of a conversion to a format that holds one state dict; no tensor byte is read.
+
+    Raises:
+        CkptfixError: as `convert`.
+    """
+    _fitting(checkpoint, target, at, drop_unsupported=False)
+    refuse_damaged(checkpoint)
+
+
+def _fitting(
+    checkpoint: Checkpoint, target: Format, at: str | None, *, drop_unsupported: bool
+) -> tuple[Candidate, list[TensorEntry], tuple[str, ...], list[str]]:
+    """Return the chosen state dict, its tensors that fit `target`, the keys of the others, and the unreadable ones."""
     if at is None:
         refuse_piece(checkpoint)
     chosen = choose.mapping(checkpoint, at)
@@ -158,7 +169,13 @@ def _one_state_dict(
     unread = parts.found.unread(chosen.at) if parts is not None else []
     if unread and not drop_unsupported:
         raise WouldLoseData(f"built from a value that is not a tensor: {some(unread)}", path=checkpoint.path, hint=hint)
-    lost = (*lost, *unread)
+    return chosen, taken, (*lost, *unread), unread
+
+
+def _one_state_dict(
+    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool
+) -> Conversion:
+    chosen, taken, lost, unread = _fitting(checkpoint, target, at, drop_unsupported=drop_unsupported)
     refuse_damaged(checkpoint)
     kept, metadata, findings = target.share(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata

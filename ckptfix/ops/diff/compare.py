@@ -10,7 +10,7 @@ from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
 from ckptfix.ops.diff.content import Group, Renamed, find_renamed
-from ckptfix.ops.diff.pairs import At, Side, match, sides
+from ckptfix.ops.diff.pairs import At, Side, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, Entries, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff.tensors import COMPARED, Tensors, sharing
@@ -60,6 +60,7 @@ def diff(
     """
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
+    notes = tuple(doubts(a, b, at))
     side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
@@ -89,6 +90,7 @@ def diff(
         keys_only=keys_only,
         pairings=pairings,
         modules=modules,
+        notes=notes,
         only_a=tuple(OneSided.of(entry) for entry in rest_a if id(entry) not in taken),
         only_b=tuple(OneSided.of(entry) for entry in rest_b if id(entry) not in taken),
         wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.checkpoint.address import given, is_inside, shown
+from ckptfix.checkpoint.address import given, is_inside, is_typed, shown
 from ckptfix.errors import KeyConflict, NoSuchTensor, Undecided
+from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.names import wrappers
 from ckptfix.ops import choose
@@ -77,6 +78,14 @@ def sides(
     return side_a, side_b, pairings, modules
 
 
+def doubts(a: Checkpoint, b: Checkpoint, at: At) -> Iterator[Finding]:
+    """Yield a note for each side whose main state dict is in doubt, unless `at` chooses what is compared."""
+    for side, checkpoint in (("A", a), ("B", b)):
+        if at is None or (isinstance(at, str) and not _has(checkpoint, given(at))):
+            for note in choose.remarks(checkpoint):
+                yield replace(note, message=f"{side}: {note.message}")
+
+
 def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Iterator[Pairing]:
     """The mappings to pair although their addresses differ; mappings at one address need no word.
 
@@ -107,9 +116,10 @@ def _weights(checkpoint: Checkpoint) -> set[str]:
 def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Undecided:
     """Which of several to compare with the other file is asked for."""
     several, of = (main_a, a) if len(main_a) > 1 else (main_b, b)
-    message = f"it holds {len(several)} state dicts: {', '.join(shown(at, to_type=True) for at in several)}"
-    choice = {"at": (main_a[0], main_b[0])}
-    return Undecided(message, choices=tuple(several), choice=choice, path=of.path)
+    ats = choose.choices(of, several, choose.ANY)
+    pair = tuple(next(filter(is_typed, main), None) for main in (main_a, main_b))
+    message = f"it holds {len(several)} state dicts: {choose.listed(ats)}"
+    return Undecided(message, choices=ats, choice={} if None in pair else {"at": pair}, path=of.path)
 
 
 def _chosen(

@@ -180,6 +180,7 @@ class DiffResult:
         unread: what one of the files has and could not be read; the files are then not the same.
         counts: how much was compared.
         modules: whole pickled modules that were compared as their state dicts.
+        notes: for each side, whether the choice of its main state dict is in doubt (`choose.remarks`); no difference.
         tensors: all that took part, equal ones too; not in the JSON.
     """
 
@@ -201,6 +202,7 @@ class DiffResult:
     unread: tuple[Finding, ...]
     counts: Counts
     modules: tuple[ModuleRead, ...] = ()
+    notes: tuple[Finding, ...] = ()
     tensors: Entries = field(default=Entries(), compare=False)
 
     def __str__(self) -> str:
@@ -276,8 +278,8 @@ class DiffResult:
         """The same for JSON. Floats that JSON lacks and values of other types become strings."""
         plain = {name: jsonable(value) for name, value in asdict(replace(self, tensors=Entries())).items()}
         modules = [{"side": row.side, "at": row.at, "left_behind": list(row.left)} for row in self.modules]
-        del plain["unread"], plain["tensors"]
-        findings = as_rows(self.unread, self.path_a)
+        del plain["unread"], plain["notes"], plain["tensors"]
+        findings = as_rows((*self.unread, *self.notes), self.path_a)
         return {"same": self.same, **plain, "modules": modules, "findings": findings, "summary": list(self.lines)}
 
 

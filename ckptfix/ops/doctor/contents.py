@@ -24,7 +24,7 @@ from ckptfix.names import spellings, wrappers
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import averages, choose, quantized
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 WASTE = 4096
 """Unused bytes of a storage are reported from this many on, if they are also a tenth of it."""
@@ -116,6 +116,8 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         message = f"{begin} {prefixes} ({made}), as in {example}"
         if own and not whole:
             message += f", inside the module. of {averages.wrapper(site.names)}"
+        if left := averages.scalars_left(checkpoint, site, site.names, *wrappers.LEADING):
+            message += f"; {some(left)} {'lacks' if len(left) == 1 else 'lack'} it"
         simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
         fix = "ckptfix strip-module {source} {stripped}" if simple else None
         yield found("wrapped-names", message, where=site.at, fix=_OF_AVERAGES if whole else fix)

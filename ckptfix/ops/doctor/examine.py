@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, file_of
+from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import (
     CkptfixError,
@@ -29,7 +29,7 @@ from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
-from ckptfix.formats import format_of, located, open_checkpoint
+from ckptfix.formats import FORMATS, format_of, located, open_checkpoint
 from ckptfix.formats.members import members
 from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
@@ -43,7 +43,8 @@ from ckptfix.io.source import found_as, is_local, open_source, stamp
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops import pieces
 from ckptfix.ops.candidates import state_dict_of
-from ckptfix.ops.choose import BROKEN, meant
+from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
+from ckptfix.ops.convert.plan import refuse_state_dict
 from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
@@ -217,6 +218,8 @@ def _examined(
         # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks. Those of a
         # library's tensors are their parts.
         remedies = [_without(row, "sanitize") for row in remedies]
+    if checkpoint is not None:
+        remedies = _that_work(checkpoint, ordered, remedies)
     done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
@@ -234,6 +237,32 @@ def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, l
 
 def _without(row: Remedy, verb: str) -> Remedy:
     return Remedy() if any(line[1] == verb for line in row.commands) else row
+
+
+def _that_work(checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> list[Remedy]:
+    """Return the remedies without commands that refuse the file; `repair` takes any, and what follows reads another."""
+    rows = zip(findings, remedies, strict=True)
+    first = {row.commands[0][1] for finding, row in rows if row.commands and finding.severity != "info"}
+    if "repair" in first:
+        return list(remedies)
+    # An extraction or a sanitizing comes before a conversion, which then takes another object.
+    planned = not first & {"extract", "sanitize"}
+    return [Remedy() if row.commands and _is_refused(checkpoint, row.commands[0], planned) else row for row in remedies]
+
+
+def _is_refused(checkpoint: Checkpoint, words: Sequence[str], planned: bool) -> bool:
+    """Return whether a command refuses the file, as far as its headers show."""
+    verb, at = words[1], words[words.index("--at") + 1] if "--at" in words else None
+    try:
+        if verb == "extract":
+            refuse_damaged(checkpoint, MISREAD, address.given(at or ""))
+        else:
+            refuse_damaged(checkpoint, listed=verb not in ("sanitize", "slim"))
+        if planned and verb == "convert" and words[3].endswith(".safetensors"):
+            refuse_state_dict(checkpoint, FORMATS["safetensors"], at)
+    except CkptfixError:
+        return True
+    return False
 
 
 def _judge(

@@ -13,7 +13,7 @@ from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import Candidate, at_address
-from ckptfix.ops.choose import meant
+from ckptfix.ops.choose import ANY, choices, listed, meant
 from ckptfix.ops.extract.sources import picked, read
 from ckptfix.pickles import Call
 
@@ -50,13 +50,13 @@ def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> 
     if len(rows) == 1:
         return rows[0].read()
     if not rows:
-        addresses = ", ".join(address.shown(candidate.at, to_type=True) for candidate in found[:8])
-        hint = f"--at extracts the state dict at {addresses}" if found else "run `ckptfix inspect` to list its content"
+        ats = choices(checkpoint, (candidate.at for candidate in found[:8]), ANY)
+        hint = f"--at extracts the state dict at {listed(ats)}" if ats else "run `ckptfix inspect` to list its content"
         raise Refused("the file has no averaged weights that ckptfix recognizes", path=checkpoint.path, hint=hint)
-    ats = tuple(row.at for row in rows)
-    listed = ", ".join(address.shown(at, to_type=True) for at in ats)
-    message = f"it holds {len(rows)} sets of averaged weights: {listed}"
-    raise Undecided(message, choices=ats, choice={"ema": True, "at": ats[0]}, path=checkpoint.path)
+    ats = choices(checkpoint, (row.at for row in rows), ANY)
+    message = f"it holds {len(rows)} sets of averaged weights: {listed(ats)}"
+    choice = {"ema": True, "at": ats[0]} if ats else {}
+    raise Undecided(message, choices=ats, choice=choice, path=checkpoint.path)
 
 
 def _named(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:

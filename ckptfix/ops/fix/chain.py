@@ -7,6 +7,7 @@ as zeros, and folders. Then what is planned so far is written to a folder beside
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import Check, Derived, Mark, OutputFile, Plan, segment_length
 from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
-from ckptfix.formats.target import of_suffix
+from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.read import CHECKSUM
@@ -133,6 +134,7 @@ class Chain:
         self._checks: tuple[Check, ...] = ()
         self._holds: list[object] = []
         self._dry_run = dry_run
+        self._dest = None if dest is None else os.fspath(dest)
         near = real_path(path if dest is None else dest)
         self._beside = None if is_url(near) else as_path(near).parent
         self._folder: str | None = None
@@ -170,12 +172,21 @@ class Chain:
         new = False
         for words in commands:
             verb, options = words[1], words[4:]
-            if verb not in VERBS or (verb, options) in self._done:
+            if verb not in VERBS or (verb, options) in self._done or self._is_against_name(words):
                 continue
             self._done.add((verb, options))
             self._carry_out(verb, words[3], options)
             new = True
         return new
+
+    def _is_against_name(self, words: Words) -> bool:
+        """Return whether this is a conversion to a format that the output's name denies, and the present one suits."""
+        if words[1] != "convert" or self._dest is None:
+            return False
+        made = words[words.index("--to") + 1] if "--to" in words else of_suffix(words[3])
+        if made is None or suits(self._dest, made):
+            return False
+        return suits(self._dest, self.format or formats.detect(self._path).name)
 
     def _carry_out(self, verb: str, dest: str, options: Words) -> None:
         source = self._readable()

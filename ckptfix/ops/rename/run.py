@@ -15,7 +15,7 @@ from ckptfix.io.system import text_of
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.rename import optimizer
+from ckptfix.ops.rename import flattened, optimizer
 from ckptfix.ops.rename.objects import Rewriting
 from ckptfix.ops.rename.sites import Change, Renames
 from ckptfix.ops.rename.transform import Made
@@ -91,7 +91,7 @@ def transformed(
     for site in chosen_sites(checkpoint, at, weights_only=True):
         names = renamed.get(site.at, {})
         made.add(checkpoint, site, {key: names.get(key, key) for key in site.names})
-    references = 0
+    references = flattened.follow(checkpoint, made)
     if states(checkpoint, "objects"):
         rewriting = Rewriting(checkpoint)
         references += sum(rewriting.site(site) for site in made.sites)
@@ -106,7 +106,7 @@ def transformed(
         Change(site.at, key, name)
         for site in made.sites
         for key, (name, entry) in site.after()
-        if name != key or entry is not None
+        if (name != key or entry is not None) and (site.at, key) not in made.followed
     ]
     operations = sum(entry is not None for site in made.sites for _, (_, entry) in site.after())
     promise = Promise(

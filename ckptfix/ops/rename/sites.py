@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint, NameSite, Rename, address
@@ -22,7 +22,8 @@ from ckptfix.names.rules import NameRule, is_rule
 from ckptfix.names.wrappers import Rule
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.words import plural
+from ckptfix.ops.rename import flattened
+from ckptfix.words import plural, some
 
 Names = dict[str, str]
 
@@ -93,12 +94,22 @@ def strip(
                 break
             if others and not partial:
                 raise _partial(checkpoint, site, prefix, len(carrying), others)
+            if not steps and not others:
+                findings.extend(_scalars_left(checkpoint, site, current, prefix))
             step = wrappers.stripping(prefix)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
         return (_changed(site.names, current), wrappers.composed(steps)) if steps else None
 
     return _renames(checkpoint, at, site_rule, findings)
+
+
+def _scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], prefix: str) -> Iterator[Finding]:
+    """Name the tensors without a dimension that keep their names, because they lack the prefix of all others."""
+    left = averages.scalars_left(checkpoint, site, names, prefix)
+    if left:
+        message = f"left {some(left)}: not under '{prefix}.', as all tensors with dimensions are"
+        yield found("partial-prefix", message, where=site.at)
 
 
 def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
@@ -171,6 +182,8 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
             component = _leading(averages.inside(seen) if own else seen)
             if component is None:
                 break
+            if len(steps) == 1:
+                findings.extend(_scalars_left(checkpoint, site, current, component))
             step = wrappers.stripping(component)
             steps.append(averages.with_level(step) if own else step)
             current = [steps[-1](name) for name in current]
@@ -259,7 +272,7 @@ def rename(
         names = _changed(site.names, [name if name in inner else rule(name) for name in site.names])
         return (names, rule) if names else None
 
-    renames = _renames(checkpoint, at, site_rule, weights_only=True)
+    renames = _renames(checkpoint, at, site_rule, weights_only=True, by_parameter=False)
     unused = [text for text in (*(pattern.pattern for pattern, _ in compiled), *exact) if text not in used]
     everything = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
     findings = [
@@ -303,40 +316,67 @@ def _renames(
     findings: Sequence[Finding] = (),
     *,
     weights_only: bool = False,
+    by_parameter: bool = True,
 ) -> Renames:
-    """Apply `site_rule` to the chosen state dicts, and what it did to all that refers to their names."""
-    edits: list[Rename] = []
-    changes: list[Change] = []
+    """Apply `site_rule` to the chosen state dicts, and what it did to all that refers to their names.
+
+    Args:
+        by_parameter: the rule is for names of parameters alone, and not for the keys of a flattened optimizer.
+    """
+    flat = {(site.at, site.kind): frozenset(own) for site, own in flattened.sites(checkpoint)}
+    chosen: dict[str, Names] = {}
+    modules: dict[str, Names] = {}
     union: Names = {}
     metadata = {site.at: site for site in checkpoint.sites if site.kind == "metadata"}
-    references = 0
     for site in chosen_sites(checkpoint, at, weights_only=weights_only):
+        own = flat.get((site.at, site.kind), frozenset())
+        if by_parameter and own.issuperset(site.names):
+            continue
         result = site_rule(site)
         if not result or not result[0]:
             continue
         names, rule = result
-        _refuse_conflict(checkpoint, site, names)
-        edits.append(Rename(site.at, "state_dict", names))
-        changes += [Change(site.at, old, new) for old, new in names.items()]
-        union |= names
+        chosen[site.at] = names
+        union |= {old: new for old, new in names.items() if old not in own}
         if site.at in metadata:
-            modules = _module_names(metadata[site.at], names, rule)
-            references += len(modules)
-            edits.append(Rename(site.at, "metadata", modules))
-    if at is None and not changes:
+            modules[site.at] = _module_names(metadata[site.at], names, rule)
+    if at is None and not chosen:
         choose.refuse_module(checkpoint)
     others = _names_elsewhere(checkpoint, at)
-    left = 0
+
+    def follow(site: NameSite, *, alone: bool) -> Names:
+        result = site_rule(site) if alone and not union else None
+        if result:
+            return result[0]
+        return {name: union[name] for name in site.names if name in union and name not in others}
+
+    edits: list[Rename] = []
+    changes: list[Change] = []
+    references = left = 0
+    known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names} if flat else set()
     for site in checkpoint.sites:
-        if site.kind in ("param_names", "optimizer_state"):
+        own = flat.get((site.at, site.kind), frozenset())
+        direct = chosen.get(site.at, {}) if site.kind == "state_dict" else {}
+        names = dict(direct)
+        followed: Names = {}
+        if own:
+            flats = flattened.parsed((name for name in site.names if name in own), known - own)
+            inside = NameSite(site.at, "optimizer_state", tuple(dict.fromkeys(row.parameter for row in flats.values())))
+            meant = at is None or address.given(at) == site.at
+            followed = flattened.renamed(flats, follow(inside, alone=meant and by_parameter))
+            left += sum(name in union and name in others for name in inside.names)
+        elif site.kind in ("param_names", "optimizer_state"):
+            followed = follow(site, alone=at is None)
             left += sum(name in union and name in others for name in site.names)
-            names = {name: union[name] for name in site.names if name in union and name not in others}
-            if not union and at is None and (result := site_rule(site)):
-                names = result[0]
+        names |= followed
+        if names:
             _refuse_conflict(checkpoint, site, names)
-            references += len(names)
-            if names:
-                edits.append(Rename(site.at, site.kind, names))
+            edits.append(Rename(site.at, site.kind, names))
+        changes += [Change(site.at, old, new) for old, new in direct.items() if old not in followed]
+        references += len(followed)
+        if site.kind == "state_dict" and site.at in modules:
+            references += len(modules[site.at])
+            edits.append(Rename(site.at, "metadata", modules[site.at]))
     findings = list(findings)
     if left:
         message = f"left {left} names of an optimizer, which another state dict has too"

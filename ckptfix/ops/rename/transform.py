@@ -71,6 +71,7 @@ class Made:
         dropped: names of tensors that are left out.
         untied: second names that are left out, of tensors that stay.
         used: the lines that concerned a key.
+        followed: address and key of each name in a flattened optimizer that follows those of the model.
     """
 
     rules: Rules
@@ -82,6 +83,7 @@ class Made:
     dropped: list[str] = field(default_factory=list)
     untied: list[str] = field(default_factory=list)
     used: set[str | int] = field(default_factory=set)
+    followed: set[tuple[str, str]] = field(default_factory=set)
     _numbers: Iterator[int] = field(default_factory=count)
     _known: dict[object, list[tuple[Slot, TensorEntry]]] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
-from ckptfix.formats.torch.rewrite import plan_rewrite, written
+from ckptfix.formats.torch.rewrite import lacking, plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose, tensor_classes
 from ckptfix.ops.candidates import candidates, whole_module
@@ -136,7 +136,8 @@ def sanitize(
     if moved:
         container = own.title if own.folder else "zip container" if own.edits else f"{own.title} file"
         report.changes["", container, f"{'legacy' if settings.legacy else 'zip'} container"] += 1
-    plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy)
+    gone = lacking(checkpoint, rewritten, report.storages)  # the tensors on them are among `unloadable`
+    plan = plan_rewrite(checkpoint, rewritten, dest, report.storages, legacy=settings.legacy, without=gone)
     format = torch_legacy.NAME if settings.legacy else torch_zip.NAME
     return Sanitized(plan, format, dict(report.changes), tuple(report.losses), reason=reason, unloadable=unloadable)
 

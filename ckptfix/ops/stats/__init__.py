@@ -92,7 +92,7 @@ class Statistics:
         rows: of each tensor, in the order of the file.
         groups: of the tensors together, by the beginnings of their names; none where that was not asked for.
         total: of all tensors together.
-        findings: globs that matched nothing.
+        findings: globs that matched nothing, and whether the choice of the model is in doubt (`choose.remarks`).
     """
 
     path: str
@@ -187,7 +187,7 @@ def stats(
         rows=rows,
         groups=tuple(_joined(name, members) for name, members in groups.items()),
         total=_joined("", placed),
-        findings=tuple(globs.unused()),
+        findings=(*globs.unused(), *(choose.remarks(checkpoint) if at is None else ())),
     )
 
 

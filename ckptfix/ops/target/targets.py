@@ -71,18 +71,24 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
     try:
         return of_checkpoint(open_checkpoint(text), at, doubt=False)
     except Undecided as error:
-        error.choose_with({"like_at": error.choices[0]})
+        if error.choices:
+            error.choose_with({"like_at": error.choices[0]})
         raise
 
 
-def of_checkpoint(checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True) -> Side:
+def of_checkpoint(
+    checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: choose.Takes = choose.MAPPINGS
+) -> Side:
     """Return the state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
+
+    Args:
+        doubt, takes: as `choose.mapping`.
 
     Raises:
         Refused: there is no state dict, or there are several.
         NoSuchTensor: there is no state dict at `at`.
     """
-    return of_candidate(checkpoint, choose.mapping(checkpoint, at, doubt=doubt))
+    return of_candidate(checkpoint, choose.mapping(checkpoint, at, doubt=doubt, takes=takes))
 
 
 def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
@@ -110,10 +116,10 @@ def of_fitting(checkpoint: Checkpoint, target: Side) -> Side:
     def score(row: Candidate) -> int:
         return agreement(of_candidate(checkpoint, row), wanted).agreeing
 
-    row = choose.best(checkpoint, score)
+    row = choose.best(checkpoint, score, takes=choose.EDITABLE)
     if row is not None and row.module is not None:
         raise whole_module(checkpoint, row.at)
-    return of_checkpoint(checkpoint) if row is None else of_candidate(checkpoint, row)
+    return of_checkpoint(checkpoint, takes=choose.EDITABLE) if row is None else of_candidate(checkpoint, row)
 
 
 def agreement(side: Side, wanted: Sequence[str]) -> bases.Renaming:
@@ -249,8 +255,7 @@ def _inspection(path: str, document: Mapping[str, object], at: str | None) -> Si
     rows_of = [Candidate(each, None, _below(names, each)) for each in models]
     wanted = [row.at for row in choose.narrowed(rows_of)] if at is None else [address.given(at)]
     if len(wanted) > 1:
-        which = ", ".join(address.shown(state, to_type=True) for state in wanted)
-        message = f"it holds {len(wanted)} state dicts: {which}"
+        message = f"it holds {len(wanted)} state dicts: {choose.listed(wanted)}"
         raise Undecided(message, choices=tuple(wanted), choice={"like_at": wanted[0]}, path=path)
     prefix = f"{wanted[0]}/" if wanted[0] else ""
     others = [f"{state['at']}/" for state in states if state["at"] and len(state["at"]) >= len(prefix)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,6 +153,96 @@ def test_a_file_that_is_whole_is_no_piece(value: object, tmp_path: Path) -> None
     """Sizes of a job are settings: only Megatron's own files, and DeepSpeed's, say by them what they hold."""
     torch.save(value, tmp_path / "model.pt")
     assert piece_of(open_checkpoint(tmp_path / "model.pt")) is None
+
+
+def nemo(tensor: int, pipeline: int = 1, *, omegaconf: bool = False, **config: object) -> dict[str, object]:
+    """A rank's object, as NeMo's Lightning trainer saves it."""
+    sizes = {"tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline}
+    settings: object = {"nemo_version": "1.23.0", "micro_batch_size": 4, **sizes, **config}
+    if omegaconf:
+        settings = in_omegaconf(settings)
+    return {
+        "epoch": 0, "global_step": 7, "pytorch-lightning_version": "2.0.7", "state_dict": dict(LOCAL),
+        "hyper_parameters": {"cfg": settings}, "loops": {}, "callbacks": {},
+    }  # fmt: skip
+
+
+def in_omegaconf(value: object) -> object:
+    """Objects of classes with the names and the state of omegaconf 2's, which is not installed."""
+    known = sys.modules.get("omegaconf")
+    if known is None:
+        known = sys.modules["omegaconf"] = types.ModuleType("omegaconf")
+        for name in ("DictConfig", "AnyNode"):
+            setattr(known, name, type(name, (), {"__module__": "omegaconf"}))
+    made = known.DictConfig() if isinstance(value, dict) else known.AnyNode()
+    content = {key: in_omegaconf(own) for key, own in value.items()} if isinstance(value, dict) else value
+    made.__dict__.update({"_content" if isinstance(value, dict) else "_val": content, "_parent": None})
+    return made
+
+
+@pytest.mark.parametrize("name", ["model_weights.ckpt", "megatron_gpt--val_loss=5.67-step=100.ckpt"])
+@pytest.mark.parametrize(
+    ("folder", "value", "said"),
+    [
+        ("mp_rank_01", lambda: nemo(2), "rank 1 of 2"),
+        ("mp_rank_01", lambda: nemo(2, omegaconf=True), "rank 1 of 2"),
+        ("tp_rank_01_pp_rank_002", lambda: nemo(2, 4), "rank 5 of 8"),
+        ("tp_rank_00_pp_rank_001", lambda: nemo(1, 2), "rank 1 of 2"),
+        ("renamed", lambda: nemo(4), "one rank's piece of 4 ranks"),
+        ("renamed", lambda: nemo(2, target="nemo.collections.nlp.models.MegatronGPTModel", nemo_version=None),
+         "one rank's piece of 2 ranks"),
+    ],
+)  # fmt: skip
+def test_which_rank_of_a_nemo_model_it_is(
+    folder: str, value: Callable[[], object], said: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / folder / name
+    monkeypatch.delitem(sys.modules, "omegaconf", raising=False)
+    saved(value())(path)
+    monkeypatch.delitem(sys.modules, "omegaconf", raising=False)
+    found = piece_of(open_checkpoint(path))
+    assert found is not None and found.message.startswith(f"{said} (model parallel)")
+    assert "_size in its hyper_parameters is" in found.message and "NeMo" in found.way_out
+    for run in (
+        lambda: ckptfix.convert(path, tmp_path / "out.safetensors"),
+        lambda: ckptfix.extract(path, tmp_path / "out.pth"),
+        lambda: ckptfix.load_state_dict(path),
+        lambda: ckptfix.load_into(nn.ModuleDict({"fc": nn.Linear(3, 4)}), path, strict=False),
+    ):
+        with pytest.raises(WouldLoseData, match=said):
+            run()
+    assert [row.severity for row in ckptfix.doctor(path).findings if row.id == "one-rank"] == ["error"]
+
+
+def test_a_nemo_model_in_one_piece_is_no_piece(tmp_path: Path) -> None:
+    settings = {"tensor_model_parallel_size": 2}
+    for number, (folder, value) in enumerate((
+        ("mp_rank_00", nemo(1)),
+        ("whole", nemo(1)),
+        ("whole", {"state_dict": dict(LOCAL), "hyper_parameters": settings}),
+        ("whole", {"state_dict": dict(LOCAL), "hyper_parameters": {"cfg": settings}}),
+        ("mp_rank_00", dict(LOCAL)),
+    )):
+        path = tmp_path / str(number) / folder / "model_weights.ckpt"
+        saved(value)(path)
+        assert piece_of(open_checkpoint(path)) is None
+
+
+def test_the_folders_of_other_ranks_show_what_the_file_does_not_state(tmp_path: Path) -> None:
+    """The members of a .nemo are bare state dicts: one for each rank."""
+    for folder in ("mp_rank_00", "mp_rank_01", "mp_rank_02", "tokenizer"):
+        saved(dict(LOCAL))(tmp_path / "a" / folder / "model_weights.ckpt")
+    path = tmp_path / "a" / "mp_rank_01" / "model_weights.ckpt"
+    with pytest.raises(WouldLoseData, match=r"rank 1 of 3 .*model_weights\.ckpt is in mp_rank_00, mp_rank_02 too"):
+        ckptfix.convert(path, tmp_path / "out.safetensors")
+    assert piece_of(open_checkpoint(tmp_path / "a" / "tokenizer" / "model_weights.ckpt")) is None
+    for number in range(2):
+        saved(dict(LOCAL))(tmp_path / "b" / f"tp_rank_00_pp_rank_{number:03}" / "model_weights.ckpt")
+    path = tmp_path / "b" / "tp_rank_00_pp_rank_001" / "model_weights.ckpt"
+    with pytest.raises(WouldLoseData, match="one rank's piece of 2 ranks"):
+        ckptfix.load_state_dict(path)
+    (tmp_path / "b" / "tp_rank_00_pp_rank_000" / "model_weights.ckpt").unlink()
+    assert piece_of(open_checkpoint(path)) is None
 
 
 def test_a_deepspeed_folder_of_one_slice_is_refused(tmp_path: Path) -> None:

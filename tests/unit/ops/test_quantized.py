@@ -124,6 +124,11 @@ def test_what_moves_stays_as_it_is(tmp_path: Path, row: Fixture, kind: str) -> N
     }
 
 
+def has_names_below_tensors(state: dict[str, torch.Tensor]) -> bool:
+    """Tell whether a key begins with another one, as ``l.weight.SCB`` and ``l.weight``: no module has both."""
+    return any(name.startswith(f"{other}.") for name in state for other in state)
+
+
 class Holder(torch.nn.Module):
     """A model with one parameter or buffer of any name below a module."""
 
@@ -142,7 +147,7 @@ class Holder(torch.nn.Module):
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])
 def test_codes_are_loaded_as_codes_or_not_at_all(tmp_path: Path, row: Fixture, kind: str) -> None:
-    if any(name.startswith(f"{other}.") for name in row.tensors for other in row.tensors):
+    if has_names_below_tensors(row.tensors):
         pytest.skip("no module has a tensor and a module of one name")
     source = written({**row.tensors, **BESIDE}, tmp_path, kind)
     quantized = Holder({name: torch.zeros_like(tensor) for name, tensor in {**row.tensors, **BESIDE}.items()})
@@ -172,6 +177,8 @@ def test_what_only_looks_like_codes(tmp_path: Path, name: str, kind: str) -> Non
     assert set(done.cast) == (floating - stays) | set(BESIDE)
     mean = ckptfix.average([source, source], output(source, tmp_path, "mean"))
     assert set(mean.averaged) == floating | set(BESIDE)
+    if has_names_below_tensors(state):
+        return
     other = Holder({key: torch.zeros(tensor.shape) for key, tensor in {**state, **BESIDE}.items()})
     assert ckptfix.load_into(other, source).done
 
@@ -194,6 +201,8 @@ def test_codes_in_an_unknown_layout_are_not_computed_with(tmp_path: Path, name: 
         ckptfix.load_into(plain, source, strict=False)
     assert "l.weight" in error.value.message and UNKNOWN.title in error.value.message
     assert bool((plain.get_buffer("l.weight") == 7).all())
+    if has_names_below_tensors(state):
+        return
     same = Holder({key: torch.zeros_like(tensor) for key, tensor in {**state, **BESIDE}.items()})
     assert ckptfix.load_into(same, source).done
 

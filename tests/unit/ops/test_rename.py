@@ -58,6 +58,36 @@ def test_a_partial_prefix_is_refused_and_named(tmp_path: Path, out: Path) -> Non
     assert list(load(out)["model"]) == ["fc.weight", "head.weight"]
 
 
+@pytest.mark.parametrize("at", [None, "model"])
+@pytest.mark.parametrize("verb", [ckptfix.strip_module, ckptfix.unwrap])
+def test_a_scalar_beside_a_prefix_is_named(tmp_path: Path, out: Path, verb: Any, at: str | None) -> None:
+    """CLIP's logit_scale beside a wrapped tower: a tensor without a dimension does not stop the prefix."""
+    weights = {"module.a.weight": torch.ones(2, 2), "logit_scale": torch.tensor(4.6), "epoch": 3}
+    source = save(tmp_path / "a.pth", {at: weights} if at else weights)
+    result = verb(source, out)
+    found = load(out)[at] if at else load(out)
+    assert list(found) == ["a.weight", "logit_scale", "epoch"]
+    assert "left logit_scale: not under 'module.'" in str(result) and "epoch" not in str(result)
+    (note,) = [row for row in result.findings if row.id == "partial-prefix"]
+    assert (note.severity, note.where) == ("info", at or "")
+    (said,) = [row for row in ckptfix.doctor(source).findings if row.id == "wrapped-names"]
+    assert "logit_scale lacks it" in said.message and "strip-module" in (said.fix or "")
+    model = torch.nn.Module()
+    model.a = torch.nn.Linear(2, 2, bias=False)
+    model.logit_scale = torch.nn.Parameter(torch.tensor(0.0))
+    for path in (source, out):
+        ckptfix.load_into(model, path)
+        assert model.logit_scale.item() == pytest.approx(4.6) and bool((model.a.weight == 1).all())
+        for parameter in model.parameters():
+            torch.nn.init.zeros_(parameter)
+
+
+def test_a_scalar_under_the_prefix_is_the_models(tmp_path: Path, out: Path) -> None:
+    names = {"module.a.weight": torch.ones(2, 2), "module.a.num_batches_tracked": torch.tensor(1)}
+    result = ckptfix.strip_module(save(tmp_path / "a.pth", names), out)
+    assert list(load(out)) == ["a.weight", "a.num_batches_tracked"] and not result.findings
+
+
 def test_a_model_with_a_submodule_called_module(tmp_path: Path, out: Path) -> None:
     """Only some of its keys begin with it: refused plain, left by unwrap, taken once when it is wrapped."""
     plain = save(tmp_path / "plain.pth", weights("module.weight", "fc.weight"))

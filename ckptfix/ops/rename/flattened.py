@@ -1,0 +1,122 @@
+"""Names of parameters inside the keys of a flattened optimizer, which are renamed with the model's.
+
+::
+
+    state.fc.weight.exp_avg                  torch.distributed.checkpoint.state_dict, flatten_optimizer_state_dict=True
+    param_groups.fc.weight.lr
+    optimizer.state.exp_avg.fc.weight        Megatron: the parameter is last
+
+Source: torch/distributed/checkpoint/state_dict.py ``_flatten_optim_state_dict``; megatron/core/optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptfix.checkpoint import Checkpoint, NameSite
+from ckptfix.checkpoint.address import join
+from ckptfix.commands import command
+from ckptfix.errors import Refused
+from ckptfix.names import kinds
+from ckptfix.ops.choose import chosen_sites
+from ckptfix.ops.rename.transform import Made, Site
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A key of a flattened optimizer: the name of a parameter between what is before and behind it."""
+
+    before: str
+    parameter: str
+    behind: str
+
+    def of(self, parameter: str) -> str:
+        """Return the key that keeps the same of another parameter."""
+        return f"{self.before}{parameter}{self.behind}"
+
+
+def sites(checkpoint: Checkpoint) -> list[tuple[NameSite, tuple[str, ...]]]:
+    """Return the mappings that have keys of a flattened optimizer, and these keys."""
+    editable = {site.at for site in chosen_sites(checkpoint, None)}
+    found = []
+    for site in checkpoint.sites:
+        if site.kind == "optimizer_state" or (site.kind == "state_dict" and site.at in editable):
+            names = tuple(site.names) if kinds.is_flat_optimizer(site.names) else _among(site.names)
+            if names:
+                found.append((site, names))
+    return found
+
+
+def _among(names: Sequence[str]) -> tuple[str, ...]:
+    found = kinds.optimizer_names(names)
+    return tuple(name for name in names if name in found) if found else ()
+
+
+def parsed(names: Iterable[str], known: Collection[str]) -> dict[str, Flat]:
+    """Return each key in its parts, without those that name no parameter.
+
+    Args:
+        known: names of the model's tensors. Where none of them is in a key, what its optimizer calls its state
+            (`kinds.SLOTS`) says where the parameter is.
+    """
+    found: dict[str, Flat] = {}
+    for name in names:
+        before, rest = kinds.flat_levels(name)
+        first, _, after = rest.partition(".")
+        inside, _, last = rest.rpartition(".")
+        if not after or not before:
+            continue
+        ends, begins = Flat(f"{before}{first}.", after, ""), Flat(before, inside, f".{last}")
+        megatron = before.endswith("state.") and first in kinds.SLOTS | {"step"}
+        likely = (ends, begins) if megatron else (begins, ends)
+        if megatron and inside not in known and after not in known and last in kinds.SLOTS | {"step"}:
+            likely = (begins, ends)
+        found[name] = next((flat for flat in likely if flat.parameter in known), likely[0])
+    return found
+
+
+def renamed(flats: Mapping[str, Flat], new: Mapping[str, str]) -> dict[str, str]:
+    """Return what becomes of keys whose parameters have other names: old key -> new key."""
+    return {name: flat.of(new[flat.parameter]) for name, flat in flats.items() if flat.parameter in new}
+
+
+def follow(checkpoint: Checkpoint, made: Made) -> int:
+    """Let the keys of flattened optimizers follow what a rules file does; return how many of them changed.
+
+    Raises:
+        Refused: a parameter goes through an operation, or becomes several: what is kept of it cannot follow.
+    """
+    rows = {key: (site, own) for site in made.sites for key, own in site.rows.items()}
+    known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names}
+    changed = 0
+    for site, own in sites(checkpoint):
+        entries = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
+        target = next((row for row in made.sites if row.at == site.at), None)
+        if target is None:
+            target = Site(site.at, tuple(dict.fromkeys(site.names)), {}, entries, {}, {})
+        for name, flat in parsed(own, known.difference(own)).items():
+            # A line may speak of what is kept, too.
+            if flat.parameter not in rows or name in target.members:
+                continue
+            holder, new = rows[flat.parameter]
+            group = holder.members.get(flat.parameter)
+            if not new and group is not None and group.rule.operations[0].name in ("drop", "untie"):
+                target.rows[name] = []
+                made.dropped += [join(site.at, name)] if name in entries else []
+            elif len(new) == 1 and new[0][1] is None:
+                target.rows[name] = [(flat.of(new[0][0]), None)]
+            else:
+                raise _refused(checkpoint, join(site.at, name), flat.parameter)
+            made.followed.add((site.at, name))
+            changed += 1
+        if target not in made.sites and target.rows:
+            made.sites.append(target)
+    return changed
+
+
+def _refused(checkpoint: Checkpoint, where: str, parameter: str) -> Refused:
+    way = command("slim", checkpoint.path, "OUT")
+    message = f"it is kept of {parameter}, whose tensor changes, in a flattened optimizer: it cannot follow"
+    hint = f"`{way} --no-optimizer` leaves it out; work on that"
+    return Refused(message, path=checkpoint.path, where=where, hint=hint)
