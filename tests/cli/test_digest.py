@@ -14,8 +14,8 @@ def test_a_stripped_copy_verifies(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     result = cli("digest", out, "--check", ddp)
     assert result.exit_code == 0
     assert result.stdout == (
-        f"verified: 2 tensors intact (against {ddp}), 2 under other names, such as model_state_dict/module.fc.weight -> "
-        "model_state_dict/fc.weight\n"
+        f"verified: 2 tensors intact (against {ddp}), 2 under other names, such as model_state_dict/module.fc.weight "
+        "-> model_state_dict/fc.weight\n"
     )
 
 
