@@ -3,7 +3,7 @@
 ::
 
     models--ORG--NAME/blobs/64 digits     a large file, named by its SHA-256
-    models--ORG--NAME/blobs/40 digits     a small file, named as git does: the SHA-1 of "blob SIZE\\0" and its bytes
+    models--ORG--NAME/blobs/40 digits     any other, named as git does: the SHA-1 of "blob SIZE\\0" and its bytes
     models--ORG--NAME/snapshots/REVISION  links to these
     FOLDER/.cache/huggingface/download/FILE.metadata    of `hf download --local-dir`: commit, digest, time, a line each
 
