@@ -102,9 +102,9 @@ def test_warnings_name_their_file(cli: Cli, ddp: Path, plain: Path, tmp_path: Pa
     done = cli("map-location", ddp, plain, "cuda:0=cpu", "cuda:7=cpu", "--out-dir", tmp_path / "out")
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        f"{ddp}: warning: cuda:7: no tensor is on it, only on cuda:0",
-        f"{plain}: warning: cuda:0: no tensor is on it, only on cpu",
-        f"{plain}: warning: cuda:7: no tensor is on it, only on cpu",
+        f"{ddp}: warning: cuda:7: no tensor is on this device, only on cuda:0",
+        f"{plain}: warning: cuda:0: no tensor is on this device, only on cpu",
+        f"{plain}: warning: cuda:7: no tensor is on this device, only on cpu",
     ]
 
 
