@@ -86,7 +86,7 @@ def _part(path: str, error: DistributedPart) -> Finding:
 
 def _with_its_folder(path: str) -> str:
     """Return the advice for a file whose folder is the checkpoint."""
-    return f"convert its folder instead: {verbatim(command('convert', as_path(path).parent, 'OUT'))}"
+    return f"convert its folder: {verbatim(command('convert', as_path(path).parent, 'OUT'))}"
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
