@@ -201,4 +201,5 @@ FORMAT = Format(
     folder=True,
     edits=False,
     writes=False,
+    joins_ranks=True,
 )
