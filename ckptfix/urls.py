@@ -192,7 +192,7 @@ class Stores(Protocol):
 
 
 STORES: Hook[Stores] = Hook("io.stores")
-"""What answers the questions about URLs; `io` registers it."""
+"""The stores that answer questions about URLs; `io` registers them."""
 
 
 class URLPath(PosixPath):

@@ -216,7 +216,7 @@ class Format:
 
     @property
     def has_ties(self) -> bool:
-        """Whether `ties` may find any."""
+        """True if `ties` may find any."""
         return self.ties is not no_ties
 
     @property

@@ -243,6 +243,23 @@ def test_every_room_has_a_layer() -> None:
     assert ops - FRONT == set().union(*OPS)
 
 
+def pictures() -> Iterator[list[str]]:
+    """The rows of the pictures of rooms in design.md, each of which may have several lines."""
+    text = (PACKAGE / "docs/design.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    for block in re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+        yield re.split(r"^ +\|$", block, flags=re.MULTILINE)
+
+
+def test_the_pictures_are_true() -> None:
+    whole, ops = pictures()
+    for picture, layers in ((whole, LAYERS), (ops, OPS)):
+        assert len(picture) == len(layers)
+        for row, names in zip(picture, layers, strict=True):
+            assert not [name for name in names if not re.search(rf"(^|  ){name}/?(  |$)", row, re.MULTILINE)], row
+    assert [sorted(row.replace("/", "").split()) for row in ops] == [sorted(row) for row in OPS]
+
+
 @every_module
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
