@@ -131,7 +131,7 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         (["doctor", "in/2.pth"], "name the inputs before --"),
         (["doctor", "--error", "-"], "stream"),
         (["stats", "--out-dir", "out"], "No such option"),
-        ([], "Which command?"),
+        ([], "Missing command"),
         *(([name], f"{name} cannot run in a fleet") for name in sorted(NOT_IN_A_FLEET)),
     ],
 )
