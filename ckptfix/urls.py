@@ -162,7 +162,7 @@ def redacted(text: str) -> str:
     return _ANYWHERE.sub(lambda url: _public(url[0]).partition("?")[0], text)
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """An entry of a folder, with the methods of `os.DirEntry`."""
 
     name: str
@@ -184,7 +184,7 @@ class Stores(Protocol):
 
     def kind(self, name: str) -> Kind: ...
 
-    def entries(self, folder: str) -> Sequence[Entry]: ...
+    def entries(self, folder: str) -> Sequence[FolderEntry]: ...
 
     def size(self, name: str) -> int: ...
 
@@ -265,9 +265,9 @@ class _Scan:
     """An open folder that behaves like the result of `os.scandir`."""
 
     def __init__(self, folder: str) -> None:
-        self._rows: Iterator[Entry] = iter(STORES.get().entries(folder))
+        self._rows: Iterator[FolderEntry] = iter(STORES.get().entries(folder))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[FolderEntry]:
         return self._rows
 
     def __enter__(self) -> _Scan:

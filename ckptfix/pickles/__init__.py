@@ -6,7 +6,7 @@ stream, and `emit` writes a fresh one.
 
 from ckptfix.pickles.graph import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.machine import parse
-from ckptfix.pickles.names import Inner, Seen, Survey, survey
+from ckptfix.pickles.names import Inner, NameSurvey, Seen, survey
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import Patch, splice
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted
@@ -42,8 +42,8 @@ class Facts:
     tag: str = ""
     mtime_ns: int = 0
 
-    def stamp(self) -> Stamp:
-        return Stamp(self.size, self.mtime_ns, tag=self.tag)
+    def stamp(self) -> FileStat:
+        return FileStat(self.size, self.mtime_ns, tag=self.tag)
 
     def same(self, other: Facts) -> bool:
         return self.stamp().same(other.stamp())
