@@ -32,7 +32,9 @@ def _is_number(value: object) -> bool:
 
 
 KINDS: dict[str, ArgumentKind] = {
-    "StrPath": ArgumentKind("the name of a file (str or os.PathLike)", lambda value: isinstance(value, str | os.PathLike)),
+    "StrPath": ArgumentKind(
+        "the name of a file (str or os.PathLike)", lambda value: isinstance(value, str | os.PathLike)
+    ),
     "str": ArgumentKind("text (str)", lambda value: isinstance(value, str)),
     "bool": ArgumentKind("True or False", _is_flag),
     "int": ArgumentKind("a whole number", lambda value: hasattr(value, "__index__") and not isinstance(value, bool)),

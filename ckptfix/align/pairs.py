@@ -43,7 +43,9 @@ def matching(
                 continue
             instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
             shape = None if slot.shape == twin.shape else twin.shape
-            pairs[slot.name] = MatchedPair(slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape)
+            pairs[slot.name] = MatchedPair(
+                slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape
+            )
         for leaf, (slot, _) in link.one.optional.items():
             if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
                 twin = link.other.optional[leaf][0]

@@ -296,7 +296,9 @@ def loose(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence], chosen: 
             if alike(*pair) and not singular(*pair) and _rivalled((ours, theirs), mute, pair)}  # fmt: skip
 
 
-def _rivalled(sides: tuple[Sequence[RoleEvidence], ...], mute: tuple[Sequence[int], ...], pair: tuple[RoleEvidence, RoleEvidence]) -> bool:
+def _rivalled(
+    sides: tuple[Sequence[RoleEvidence], ...], mute: tuple[Sequence[int], ...], pair: tuple[RoleEvidence, RoleEvidence]
+) -> bool:
     """Return whether each side has an unlabeled part in this block that could take the place of the pair's part."""
     rivals = [
         [side[at] for at in found if not _apart(side[at], other)]

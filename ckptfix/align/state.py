@@ -83,7 +83,9 @@ class AlignState:
         said = [self.twins.say(unit, twin) for unit, twin in islice(zip(one.units, other.units, strict=True), SHOWN)]
         return -1.0 if -1 in said else sum(said) / len(said)
 
-    def listed_otherwise(self, pair: tuple[UnitGroup, UnitGroup], sides: Sides, mute: Sequence[Sequence[UnitGroup]]) -> bool:
+    def listed_otherwise(
+        self, pair: tuple[UnitGroup, UnitGroup], sides: Sides, mute: Sequence[Sequence[UnitGroup]]
+    ) -> bool:
         """Apply `groups.listed_otherwise`, unless other modules of the lists show which of their places match."""
         one, other = pair
         if self.twins is not None and alike(one, other) and all(map(self.twins.lists, one.units, other.units)):

@@ -300,7 +300,9 @@ def _standing(state: AlignState, one: UnitGroup, other: UnitGroup, *, swapped: b
     return found * (BLOCKS if found > 0 else APART)
 
 
-def _instances(one: UnitGroup, other: UnitGroup, margin: float, rivals: Sequence[Unit], state: AlignState) -> list[Link]:
+def _instances(
+    one: UnitGroup, other: UnitGroup, margin: float, rivals: Sequence[Unit], state: AlignState
+) -> list[Link]:
     """Return links between the units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
     why = BY_NAME if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER

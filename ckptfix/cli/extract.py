@@ -34,7 +34,14 @@ from ckptfix.ops.writing import WriteOptions
     example="ckptfix extract whole_model.pth state_dict.pth",
 )
 def command(
-    source: str, dest: str, how: WriteOptions, *, at: str | None, ema: bool, to: FormatName | None, drop_unsupported: bool
+    source: str,
+    dest: str,
+    how: WriteOptions,
+    *,
+    at: str | None,
+    ema: bool,
+    to: FormatName | None,
+    drop_unsupported: bool,
 ) -> Written:
     """Extract one state dict from IN, as torch.save(model.state_dict(), OUT) would write it.
 

@@ -60,7 +60,9 @@ class Reading:
         self._opened = time.time_ns()
         self._again: list[tuple[ByteRange, int]] = []
 
-    def fill(self, data: Data, view: memoryview, checks: Iterable[RangeCheck] = (), *, all_of_them: bool = True) -> None:
+    def fill(
+        self, data: Data, view: memoryview, checks: Iterable[RangeCheck] = (), *, all_of_them: bool = True
+    ) -> None:
         """Fill `view` with the bytes of `data`.
 
         Args:

@@ -35,12 +35,18 @@ class Spelling:
 
 FAMILIES: tuple[Spelling, ...] = (
     Spelling("layer-norm", "same", "gamma and beta, a_2 and b_2, g and b: weight and bias", "google-research/bert"),
-    Spelling("batch-norm", "same", "moving_mean, moving_variance: running_mean, running_var", "keras, mindspore, paddle"),
-    Spelling("weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"),
+    Spelling(
+        "batch-norm", "same", "moving_mean, moving_variance: running_mean, running_var", "keras, mindspore, paddle"
+    ),
+    Spelling(
+        "weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"
+    ),
     Spelling(
         "spectral-norm", "same", "weight_orig, _u, _v: parametrizations.weight.original, .0._u, .0._v", "torch/nn/utils"
     ),
-    Spelling("in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"),
+    Spelling(
+        "in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"
+    ),
     Spelling("gated", "same", "fc_1, fc_2, proj: gate_proj, up_proj, down_proj", "litgpt/model.py LLaMAMLP"),
     Spelling("num_batches_tracked", "optional", "BatchNorm's count of steps", "torch/nn/modules/batchnorm.py"),
     Spelling("position_ids", "optional", "0, 1, 2, ... as a buffer", "transformers, saved until 4.31"),

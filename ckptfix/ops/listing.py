@@ -122,4 +122,6 @@ def _unread(path: str, error: CkptfixError) -> ListedCheckpoint:
         return ListedCheckpoint(path=path, severity="error", error=error.message)
     if cause is None:
         return ListedCheckpoint(path=path, size=size, severity="error", error=error.message)
-    return ListedCheckpoint(path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title)
+    return ListedCheckpoint(
+        path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title
+    )

@@ -11,6 +11,18 @@ from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import Patch, splice
 
 __all__ = [
-    "Call", "Dict", "Global", "Graph", "Inner", "Patch", "PersId", "Seen", "Set", "Survey", "Text", "parse",
-    "splice", "survey",
+    "Call",
+    "Dict",
+    "Global",
+    "Graph",
+    "Inner",
+    "NameSurvey",
+    "Patch",
+    "PersId",
+    "Seen",
+    "Set",
+    "Text",
+    "parse",
+    "splice",
+    "survey",
 ]  # fmt: skip

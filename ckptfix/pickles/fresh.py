@@ -17,8 +17,8 @@ TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 class NewTensorArguments:
     """Arguments of a call that rebuilds a plain tensor at the beginning of a storage, for a stream that is written.
 
-    An object with very many tensors has one `NewTensorArguments` in place of some ten nodes per tensor. The nodes are created only
-    for code that reads them.
+    An object with very many tensors has one `NewTensorArguments` in place of some ten nodes per tensor. The nodes are
+    created only for code that reads them.
     """
 
     __slots__ = ("hooks", "key", "kind", "location", "numel", "requires_grad", "shape", "stride")

@@ -1,9 +1,9 @@
 """Reading of a pickle in place: by pages, and without the byte strings that hold file data.
 
 `machine.parse` reads a pickle from memory. Here the stream is read as the machine advances, and a byte string that the
-caller wants to leave in the file becomes a `UnreadBytes`: only its first bytes are read. joblib puts the bytes of an array
-after the opcode that creates the array, where only its own unpickler expects them. A caller reports such bytes with
-`RawData`.
+caller wants to leave in the file becomes an `UnreadBytes`: only its first bytes are read. joblib puts the bytes of an
+array after the opcode that creates the array, where only its own unpickler expects them. A caller reports such bytes
+with `RawData`.
 """
 
 from __future__ import annotations

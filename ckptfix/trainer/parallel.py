@@ -122,7 +122,7 @@ def in_group(wrappers: Sequence[str]) -> bool:
     return any(WRAPPERS[name].in_group for name in wrappers)
 
 
-def wrap(model: nn.Module, wrappers: Sequence[str], place: Place = CPU) -> nn.Module:
+def wrap(model: nn.Module, wrappers: Sequence[str], place: TrainingDevice = CPU) -> nn.Module:
     """Return `model` wrapped in these wrappers of the table, the first one innermost."""
     for name in wrappers:
         model = WRAPPERS[name].wrap(model, place)

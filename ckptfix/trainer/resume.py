@@ -108,7 +108,9 @@ def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | 
     if not isinstance(found["args"], Mapping):
         raise foreign(path, "its args are not a dict")
     rest = {name: value for name, value in found.items() if name not in (STATE, AVERAGED)}
-    return ResumeState(path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"])
+    return ResumeState(
+        path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"]
+    )
 
 
 def named(state: Mapping[str, Any]) -> dict[str, Tensor]:

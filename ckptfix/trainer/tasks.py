@@ -144,7 +144,9 @@ TASKS: dict[str, LearningTask] = {
             batch=30,
         ),
         LearningTask("vgg", "a narrow VGG", models.VGG, IMAGES, cross_entropy, 0.003, full=models.vgg16),
-        LearningTask("vgg19", "a narrow, deeper VGG", models.deeper_vgg, IMAGES, cross_entropy, 0.003, full=models.vgg19),
+        LearningTask(
+            "vgg19", "a narrow, deeper VGG", models.deeper_vgg, IMAGES, cross_entropy, 0.003, full=models.vgg19
+        ),
         LearningTask(
             "vgg-named",
             "the layers of vgg under different names (conv1_1, fc6)",

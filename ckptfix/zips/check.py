@@ -66,7 +66,9 @@ class RecordSpan(NamedTuple):
 
 
 @without_collections
-def examine(reader: Source, directory: Directory, *, local_headers: bool = True) -> tuple[list[RecordSpan], list[Dispute]]:
+def examine(
+    reader: Source, directory: Directory, *, local_headers: bool = True
+) -> tuple[list[RecordSpan], list[Dispute]]:
     """Return the extents of the records by their local headers, and every contradiction, without reading any data.
 
     Args:

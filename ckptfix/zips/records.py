@@ -1,4 +1,4 @@
-"""The rows of a central directory, stored in columns: a `DirectoryRecord` is created from a row only when it is requested.
+"""The rows of a central directory, stored in columns: a `DirectoryRecord` is created from a row only on request.
 
 An archive of 100,000 tensors has as many rows, and most code needs only a number or two of each row. Names that torch
 writes come in runs of the same length, so a column of a run is a slice of the directory's bytes with a step.
@@ -314,7 +314,9 @@ def read_rows(raw: bytes, count: int, path: str, offset: int) -> DirectoryRecord
             except ValueError as error:
                 name = raw[first : first + name_length].decode("utf-8", "surrogateescape")
                 raise BadDirectory(str(error), path=path, where=name, offset=offset + position) from None
-        rows.add(DirectoryRecord("", header, stored, size, crc32, method, flags, position, attributes), length, name_length)
+        rows.add(
+            DirectoryRecord("", header, stored, size, crc32, method, flags, position, attributes), length, name_length
+        )
         position += length
         while length == before:
             run = RecordRun(position, length, min(likely, count - len(rows), (limit - position) // length))

@@ -281,7 +281,9 @@ def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> byt
     return bytes(header) + kept + b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
 
 
-def patched_directory(directory: Directory, record: DirectoryRecord, headers: array[int], crc32: int, size: int) -> bytes:
+def patched_directory(
+    directory: Directory, record: DirectoryRecord, headers: array[int], crc32: int, size: int
+) -> bytes:
     """Return the directory with the offsets `headers`, and with new sizes for the replaced `record`."""
     records = directory.records
     stated = records.headers_in(directory.raw)

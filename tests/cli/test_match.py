@@ -237,7 +237,9 @@ def test_a_name_that_stays_may_not_be_taken(tmp_path: Path) -> None:
 
 
 def ambiguous(source: list[Slot], target: list[Slot], **how: Any) -> Matching:
-    pairs = tuple(MatchedPair(a.name, b.name, 0.5, "order", (target[0].name,)) for a, b in zip(source, target, strict=True))
+    pairs = tuple(
+        MatchedPair(a.name, b.name, 0.5, "order", (target[0].name,)) for a, b in zip(source, target, strict=True)
+    )
     return Matching("structure", pairs, ())
 
 

@@ -137,7 +137,9 @@ def read(path: str, named: Callable[[list[ContentItem]], object] | None = None) 
     known: dict[str, tuple[str, ...]] = {}
     if named is not None and sum(len(site.names) for site in sites) >= MANY:
         pending = [
-            ContentItem(join(site.at, key), parts_of(site.at, key), pending=True) for site in sites for key in site.names
+            ContentItem(join(site.at, key), parts_of(site.at, key), pending=True)
+            for site in sites
+            for key in site.names
         ]
         known = {item.name: item.parts for item in pending}
         named(pending)

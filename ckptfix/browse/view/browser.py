@@ -186,7 +186,9 @@ class Browser(Screen[None]):
         if self.session.stale:
             self.notify(said.STALE, severity="error", markup=False)
         else:
-            self.app.push_screen(ValuesScreen(item.name, self.session.sides(item), self.session.commands.of(node, "file")))
+            self.app.push_screen(
+                ValuesScreen(item.name, self.session.sides(item), self.session.commands.of(node, "file"))
+            )
 
     def action_compute(self) -> None:
         item, node = self._item(), self.query_one(Tree).node

@@ -73,7 +73,9 @@ class Verb(click.Command):
                 from ckptfix.cli.shared.streams import StreamParameter, standing_in
 
                 types = [(str(param.name), param.type) for param in self.params]
-                places = [StreamParameter(name, type.dash) for name, type in types if isinstance(type, FileName | MessageType)]
+                places = [
+                    StreamParameter(name, type.dash) for name, type in types if isinstance(type, FileName | MessageType)
+                ]
                 stack.enter_context(standing_in(ctx.params, places, console))
             if console.record:
                 from ckptfix.ops.record import recording

@@ -264,7 +264,9 @@ def _origin(file: PlannedFile | None, place: StorageInfo, sizes: Mapping[str, in
     return StorageInfo(segment.path, segment.offset + start, place.length)
 
 
-def _tensors(saved: Iterable[SavedKey], origin: Callable[[StorageInfo], StorageInfo | None], *, named: bool) -> Counter[object]:
+def _tensors(
+    saved: Iterable[SavedKey], origin: Callable[[StorageInfo], StorageInfo | None], *, named: bool
+) -> Counter[object]:
     """Count each distinct tensor by its dtype, shape and origin.
 
     Args:

@@ -62,7 +62,9 @@ class Molds:
             return None
         return ByteRange(source.name, mold.data, mold.nbytes), crc32
 
-    def learn(self, source: Source, archive: ZipCheckpoint, dtype: str, shape: tuple[int, ...], data: ByteRange) -> None:
+    def learn(
+        self, source: Source, archive: ZipCheckpoint, dtype: str, shape: tuple[int, ...], data: ByteRange
+    ) -> None:
         """Remember an item that was parsed; `data` is exactly its elements, in row-major order."""
         key = source.size, dtype, shape
         if key in self._known or len(self._known) >= MOST or source.size - data.length > MOST_AROUND:

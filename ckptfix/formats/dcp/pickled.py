@@ -136,7 +136,9 @@ def rewritten(said: Metadata, rows: Sequence[EditedKey], moved: Mapping[StorageI
     return _written(_with(root, **new), Graph(said.graph.data, said.graph.start), said.graph.protocol)
 
 
-def _edited_text(text: bytes, rows: Sequence[EditedKey], moved: Mapping[StorageInfo, StorageInfo], nested: bool) -> bytes | None:
+def _edited_text(
+    text: bytes, rows: Sequence[EditedKey], moved: Mapping[StorageInfo, StorageInfo], nested: bool
+) -> bytes | None:
     """Return the same by editing the text, if no tensor is replaced; None if the nodes must be edited."""
     gone = {row.saved.fqn for row in rows if row.gone}
     kept = without(text, gone) if gone else text

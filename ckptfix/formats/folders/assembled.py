@@ -60,7 +60,9 @@ class Assembly:
             kind = self._kinds[dtype] = Global("torch", row.storage_class, 0)
         if kind is not None:
             layout = shape, contiguous_stride(shape)
-            made: Any = NewTensorArguments(kind, key, "cpu", nbytes // row.itemsize, layout, requires_grad, _ORDERED_DICT)
+            made: Any = NewTensorArguments(
+                kind, key, "cpu", nbytes // row.itemsize, layout, requires_grad, _ORDERED_DICT
+            )
             return Call.folded_at(_TENSOR, 0, made)
 
         def refer(kind: Global, count: int) -> PersId:

@@ -131,7 +131,9 @@ def _rank(file: RankFile) -> int | None:
     return rank_of(as_path(file.path).name)
 
 
-def _checkpoint(path: str, files: dict[int, RankFile], world: int | None, why: dict[int, str], pattern: str) -> Checkpoint:
+def _checkpoint(
+    path: str, files: dict[int, RankFile], world: int | None, why: dict[int, str], pattern: str
+) -> Checkpoint:
     world = _world(files, world)
     for rank in range(world or 0):
         if rank not in files and rank not in why:

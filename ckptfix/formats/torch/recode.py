@@ -167,7 +167,12 @@ def _fields_pushed(graph: Graph, persid: PersId) -> list[PushedValue]:
 
 
 def _resolve_view(
-    out: _Recoding, checkpoint: Checkpoint, persid: PersId, items: list[PushedValue], owners: Mapping[int, int], itemsize: int
+    out: _Recoding,
+    checkpoint: Checkpoint,
+    persid: PersId,
+    items: list[PushedValue],
+    owners: Mapping[int, int],
+    itemsize: int,
 ) -> None:
     """Replace a view by the underlying storage and a larger tensor offset, or by a separate storage."""
     parts = parts_of(checkpoint)

@@ -62,7 +62,9 @@ class ZeroCheckpoint:
     findings: list[Finding] = field(default_factory=list)
 
 
-def assembled(path: str, whole: ZeroCheckpoint, files: tuple[FileVersion, ...], traits: Mapping[str, Any]) -> Checkpoint:
+def assembled(
+    path: str, whole: ZeroCheckpoint, files: tuple[FileVersion, ...], traits: Mapping[str, Any]
+) -> Checkpoint:
     """Return the checkpoint of a save."""
     model = whole.model
     assembly = Assembly()

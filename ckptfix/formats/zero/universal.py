@@ -85,7 +85,9 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> ZeroCh
     return whole
 
 
-def _moments(settings: ZeroRankFile, model: Model, states: dict[str, dict[str, JoinedMoment | TensorEntry | Node]]) -> OptimizerMoments:
+def _moments(
+    settings: ZeroRankFile, model: Model, states: dict[str, dict[str, JoinedMoment | TensorEntry | Node]]
+) -> OptimizerMoments:
     base = fields(settings.top.get("optimizer_state_dict"))
     options = listed(settings.top.get("param_groups")) or listed(base.get("param_groups"))
     made = OptimizerMoments(settings, states, groups_of(options, model.groups))

@@ -110,12 +110,20 @@ class LazyStateDict(MutableMapping[str, object]):
 Visit = Callable[["nn.Module", LazyStateDict, str], None]
 
 
-def _walk(module: nn.Module, tensors: LazyStateDict, prefix: str, visit: Visit, after: Callable[[nn.Module], None]) -> None:
+def _walk(
+    module: nn.Module, tensors: LazyStateDict, prefix: str, visit: Visit, after: Callable[[nn.Module], None]
+) -> None:
     visit(module, tensors, prefix)
     below = tensors.below(prefix)
     for name, child in module._modules.items():
         if child is not None:
-            _walk(child, below.get(name, LazyStateDict(tensors.maker, {}, tensors.keeps)), f"{prefix}{name}.", visit, after)
+            _walk(
+                child,
+                below.get(name, LazyStateDict(tensors.maker, {}, tensors.keeps)),
+                f"{prefix}{name}.",
+                visit,
+                after,
+            )
     after(module)
 
 

@@ -311,7 +311,10 @@ def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], foun
 
 
 def _options(
-    optimizer: torch.optim.Optimizer, groups: Sequence[SavedGroup], held: OptimizerParameters, pairing: Mapping[int, int]
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[SavedGroup],
+    held: OptimizerParameters,
+    pairing: Mapping[int, int],
 ) -> tuple[list[dict[str, object]], tuple[GroupReport, ...]]:
     """Return the groups of the new state dict, and a report on their options.
 

@@ -196,7 +196,9 @@ def _file_order(checkpoint: Checkpoint, held: OptimizerParameters, model: nn.Mod
     return orders[0]
 
 
-def _by_order(held: OptimizerParameters, groups: Sequence[SavedGroup], state: State, order: list[str]) -> MatchedParameters:
+def _by_order(
+    held: OptimizerParameters, groups: Sequence[SavedGroup], state: State, order: list[str]
+) -> MatchedParameters:
     """Match by number: the numbers count the model's parameters in the order of the file."""
     sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):

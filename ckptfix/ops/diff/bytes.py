@@ -154,7 +154,9 @@ def _equal_parts(jobs: Iterable[ElementComparison]) -> Iterator[tuple[ElementCom
             yield job, job.equal
 
 
-def _norms(part: tuple[ElementComparison, list[Range]], readers: Readers, stopped: Flag) -> tuple[ElementComparison, PairSums]:
+def _norms(
+    part: tuple[ElementComparison, list[Range]], readers: Readers, stopped: Flag
+) -> tuple[ElementComparison, PairSums]:
     job, ranges = part
     a, size = source(job.a, readers), job.comparison.a.itemsize
     step = CHUNK // size

@@ -11,8 +11,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.elements import Resolve, resolve
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Readers
-from ckptfix.io.source import TensorBytes as OpenSource
+from ckptfix.io.source import Readers, Source
 from ckptfix.ops.diff.elements import PACKED
 
 CHUNK = 1 << 20
@@ -76,7 +75,7 @@ class TensorBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    reader: OpenSource
+    reader: Source
     offset: int
 
     def read(self, start: int, count: int) -> bytes:

@@ -122,7 +122,9 @@ class MatchedTensors:
             if x.shape == y.shape:
                 self._add_values(part)
 
-    def _add_row(self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]) -> TensorComparison:
+    def _add_row(
+        self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]
+    ) -> TensorComparison:
         self._owner += 1
         row = TensorComparison(self._owner, a, b, match, tuple(differences))
         self.rows.append(row)

@@ -155,7 +155,9 @@ def _named(piece: CheckedRange) -> str:
 
 def _joined(one: DataSums, two: DataSums) -> DataSums:
     crc = crc32_joined(one.crc, two.crc, two.length)
-    return DataSums(crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last))
+    return DataSums(
+        crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last)
+    )
 
 
 def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:

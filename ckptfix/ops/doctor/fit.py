@@ -34,7 +34,9 @@ FEW = 300
 """The same limit where no tensor byte is read: a tenth of a second."""
 
 
-def scan(checkpoint: Checkpoint, target: ExpectedModel, *, at: str | None = None, fast: bool = False) -> Iterator[Finding]:
+def scan(
+    checkpoint: Checkpoint, target: ExpectedModel, *, at: str | None = None, fast: bool = False
+) -> Iterator[Finding]:
     """Yield findings about `checkpoint` as the weights of the model `target`.
 
     Args:
@@ -79,7 +81,9 @@ def _misfits(
     yield from _differences(have, wanted, renaming.names)
 
 
-def _compared(checkpoint: Checkpoint, target: ExpectedModel, at: str | None) -> tuple[bases.Renaming, ExpectedModel] | None:
+def _compared(
+    checkpoint: Checkpoint, target: ExpectedModel, at: str | None
+) -> tuple[bases.Renaming, ExpectedModel] | None:
     """Return how keys map to the model's, and the state dict, for the one whose keys agree best."""
     wanted = [slot.name for slot in target.slots]
     sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]

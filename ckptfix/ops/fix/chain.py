@@ -216,7 +216,9 @@ class Chain:
         assert self._plan is not None
         (file,) = self._plan.files
         return SplicedFile(
-            self._target, [segment_length(segment) for segment in file.segments], lambda i: SplicedPiece((file.segments[i],))
+            self._target,
+            [segment_length(segment) for segment in file.segments],
+            lambda i: SplicedPiece((file.segments[i],)),
         )
 
     def _readable(self) -> str:

@@ -113,7 +113,11 @@ def _same_places(old: ZipCheckpoint | LegacyLayout, new: ZipCheckpoint | LegacyL
     """Return whether each storage of the planned file is a copy of the storage with the same key."""
     if isinstance(old, ZipCheckpoint) and isinstance(new, ZipCheckpoint):
         return _same_records(old, new, name)
-    if not isinstance(old, LegacyLayout) or not isinstance(new, LegacyLayout) or list(old.storages) != list(new.storages):
+    if (
+        not isinstance(old, LegacyLayout)
+        or not isinstance(new, LegacyLayout)
+        or list(old.storages) != list(new.storages)
+    ):
         return False
     return all(
         count == new.storages[key][1] and _comes_from(name, new.storages[key][0].offset, data)

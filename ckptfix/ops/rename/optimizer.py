@@ -46,7 +46,9 @@ def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensor
 class _Optimizer:
     """One optimizer's state."""
 
-    def __init__(self, checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors, at: str, node: Node) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors, at: str, node: Node
+    ) -> None:
         self._checkpoint = checkpoint
         self._rewriting = rewriting
         self._made = made
@@ -220,7 +222,13 @@ class _Optimizer:
             yield name, new
 
     def _field(
-        self, site: StateDictChange, group: TensorGroup, keys: Sequence[Key], states: Sequence[Node], field: str, parts: int
+        self,
+        site: StateDictChange,
+        group: TensorGroup,
+        keys: Sequence[Key],
+        states: Sequence[Node],
+        field: str,
+        parts: int,
     ) -> list[Node]:
         """Return one state of the new parameters, computed from that of the old ones."""
         values = [rows_of(node)[field] for node in states]

@@ -41,7 +41,12 @@ _LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + 
 
 
 def repair(
-    path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: ExpectedModel | None = None
+    path: str,
+    folder: Folder,
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+    like: ExpectedModel | None = None,
 ) -> Repair:
     """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`.
 

@@ -39,7 +39,9 @@ def repair_raw(wreck: Wreck, like: ExpectedModel | None = None) -> Repair:
     if like is not None:
         named = {entry.key for entry in entries}
         reason = "its storage is not intact"
-        losses = [LostTensor(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named]
+        losses = [
+            LostTensor(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named
+        ]
     message = f"its pickle is lost ({wreck.pickle_fault}), and with it all keys, shapes and dtypes"
     if like is not None:
         message += f"; they match {like.label} by number and size"

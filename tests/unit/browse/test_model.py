@@ -392,7 +392,7 @@ class TestCommands:
     def test_a_search(self, tmp_path: Path) -> None:
         path = tensors(tmp_path / "a.safetensors", {"Layer.w": (1.0,), "layer.w": (2.0,), "norm": (1.0,)})
         for text, count in (("layer", 2), ("Layer", 1), ("*.w", 2), ("/norm$/", 1), ("er.", 2)):
-            _, output = ran(f"{Commands(str(path)).search(text, 'name')} --tensors")
+            _, output = ran(f"{OpenCommands(str(path)).search(text, 'name')} --tensors")
             assert len(output.splitlines()) == count + 2, output
 
     def test_two_files(self, tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def pieces(tmp_path: Path) -> SplicedFile:
         SplicedPiece((ByteRange(str(tmp_path / "a"), 10, 5), ByteRange(str(tmp_path / "b"), 0, 5))),
         SplicedPiece(()),
         SplicedPiece(
-            (b"literal", ByteRange(str(tmp_path / "a"), 0, 3)), (RangeCheck("w", ByteRange(str(tmp_path / "a"), 0, 3), 1),)
+            (b"literal", ByteRange(str(tmp_path / "a"), 0, 3)),
+            (RangeCheck("w", ByteRange(str(tmp_path / "a"), 0, 3), 1),),
         ),
     ]
     return SplicedFile("FOLDER", [10, 0, 10], made.__getitem__)
