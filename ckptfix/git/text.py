@@ -31,7 +31,7 @@ from ckptfix.ops.stats import moments_of, why_no_numbers
 from ckptfix.ops.stats.moments import ElementMoments
 from ckptfix.words import natural, plural, shape, size
 
-FORM = 1
+FORM = 2
 
 DIGITS = 16
 """Hexadecimal digits of a digest: enough to distinguish tensors."""
