@@ -21,8 +21,8 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "web-page", "error", "a web page or a server's message, not the file",
         "The download saved a page about the file: a login, a virus-scan notice, an error of the server. torch "
-        "says `invalid load key, '<'` or `Unsupported operand 60`. The file holds nothing of the checkpoint; "
-        "use its direct link, and log in if it asks for that.",
+        "says `invalid load key, '<'` or `Unsupported operand 60`. No part of the "
+        "checkpoint is in the file; use its direct link, and log in if the server asks for that.",
         (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "download it again from its direct (raw) link",
     ),
     Entry(
@@ -57,7 +57,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "gguf-file", "error", "a GGUF or GGML model",
-        "A file of llama.cpp. Most of its tensors are quantized in ways that torch does not support.",
+        "llama.cpp uses this format. Most of its tensors are quantized in ways that torch does not support.",
         (E.UNKNOWN_DTYPE,), "read it with the Python package gguf",
     ),
     Entry(
@@ -144,7 +144,8 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "wrong-suffix", "warning", "its suffix suggests a different format than its content",
         "Loaders choose by the suffix: a torch file called .safetensors gives `HeaderTooLarge`, a safetensors "
-        "file called .bin or .pth gives an unpickling error.",
+        "file called .bin or .pth gives an unpickling error. Rename the file, or convert it to the format of "
+        "its suffix.",
         (E.NOT_A_CHECKPOINT, E.NOT_SAFETENSORS),
     ),
     Entry(
@@ -221,7 +222,8 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "hidden-pickle", "error", "a record holds a pickle that torch does not load",
-        "torch never reads a second pickle beside data.pkl, but other code may. This one contains functions.",
+        "torch never reads a second pickle beside data.pkl, but other code may. This one contains functions. "
+        "`ckptfix sanitize` writes a copy without it.",
         (), None,
     ),
     Entry(
@@ -236,7 +238,8 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "encrypted-record", "error", "a record is marked as encrypted",
-        "torch encrypts nothing. Scanners skip records with this mark, and torch ignores the mark (CVE-2025-1945).",
+        "torch encrypts nothing. Scanners skip records with this mark, and torch ignores the mark (CVE-2025-1945). "
+        "Somebody may have hidden the records on purpose: get the file from a source that you trust.",
     ),
     Entry(
         "unknown-compression", "error", "a record is compressed in a way that torch does not read",
@@ -251,7 +254,7 @@ CONTAINERS: tuple[Entry, ...] = (
     Entry(
         "deflate-bomb", "error", "a record would inflate to far more bytes than any tensor data does",
         "Deflate shrinks zeros a thousandfold, so a small file can exhaust the memory. ckptfix did not inflate "
-        "the record.",
+        "the record. Do not load the file; get it again from a source that you trust.",
     ),
     Entry(
         "misaligned-storage", "info", "tensor data does not begin at a multiple of 64 bytes",
@@ -270,12 +273,12 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "damaged", "error", "the file contradicts itself",
-        "A part of it is not what it must be; the message names the place.",
+        "A part of it is invalid; the message names the place.",
         (E.NO_DIRECTORY, E.BAD_RECORD), _REPAIR,
     ),
     Entry(
-        "unsupported", "error", "valid, or nearly so, but ckptfix does not read it",
-        "The message names the reason.",
+        "unsupported", "error", "ckptfix does not read this kind of file, though it may be valid",
+        "The message names the reason, and its hint the way around it, if there is one.",
         (E.ARCHIVE_TOO_NEW,),
     ),
     Entry(
@@ -285,16 +288,20 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "overlap", "error", "two tensors of a safetensors file overlap",
-        "The safetensors library refuses it; nothing shows which tensor the bytes belong to.",
+        "The safetensors library refuses it; nothing shows which tensor the bytes belong to. `ckptfix repair` "
+        "gives each tensor its own copy of them.",
         (E.DATA_LENGTH,), None,
     ),
     Entry("leading-bytes", "warning", "white space or a mark before a safetensors header",
-          "The format begins with an opening brace; some readers refuse other bytes.", (E.NOT_SAFETENSORS,)),
+          "The format begins with an opening brace; some readers refuse other bytes. Converting the file to zip "
+          "and back writes a clean header.", (E.NOT_SAFETENSORS,)),
     Entry("nul-padding", "error", "a safetensors header padded with NUL bytes",
-          "The format pads with spaces, and its reader refuses NUL.", (E.NOT_SAFETENSORS,)),
+          "The format pads with spaces, and its reader refuses NUL. Converting the file to zip and back writes a "
+          "clean header.", (E.NOT_SAFETENSORS,)),
     Entry("duplicate-key", "error", "a key occurs twice in a safetensors header",
-          "Libraries disagree on which copy to load.", ()),
+          "Libraries disagree on which copy to load, and nothing shows which one is right: save the file again.", ()),
     Entry("unknown-field", "warning", "a safetensors header with a field that no reader knows",
-          "The format has three fields for a tensor: dtype, shape, data_offsets.", ()),
+          "The format has three fields for a tensor: dtype, shape, data_offsets. Converting the file to zip and "
+          "back writes only these.", ()),
     *FOLDERS,
 )  # fmt: skip
