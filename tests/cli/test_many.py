@@ -183,7 +183,7 @@ def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatc
 
     monkeypatch.setattr("ckptfix.cli.shared.inputs.os.scandir", locked)
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")
-    assert "took one.pth of runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
+    assert "read one.pth in runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 
 
 def test_patterns(cli: Cli, runs: Path) -> None:
