@@ -48,7 +48,7 @@ COMMANDS: dict[str, Row] = {
     "unwrap": Row("Keys", "unwrap", "Remove the prefixes of all known wrappers: DDP, FSDP, compile."),
     "rename": Row("Keys", "rename", "Rename keys by regular expressions or a file of rules."),
     "match": Row("Keys", "match", "Rename keys to fit another model."),
-    "select": Row("Values", "values.select", "Keep or drop tensors by name."),
+    "select": Row("Values", "values.select", "Keep or drop tensors by key."),
     "cast": Row("Values", "values.cast", "Convert tensors to fp16, bf16, fp8 ..."),
     "average": Row("Values", "values.average", "Average several checkpoints."),
     "merge": Row("Values", "values.merge", "Combine several state dicts into one."),
@@ -218,7 +218,7 @@ def commands() -> None:
     """Fix PyTorch checkpoints without loading them: keys, devices, container.
 
     The input never changes, unless you give --in-place. Exit codes: 0 done, same or clean; 1 differences or findings;
-    2 trouble or wrong usage; 3 done with losses, each named; 128+n a signal.
+    2 an error or wrong usage; 3 done with losses, each named; 128+n a signal.
 
     `ckptfix FILE` shows what a file is and what is wrong with it.
 

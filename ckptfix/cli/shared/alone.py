@@ -16,7 +16,7 @@ from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.written import reported
 
 NOT_IN_A_FLEET = {
-    "fleet": "it is the fleet itself",
+    "fleet": "a fleet cannot contain fleets",
     "help": "it reads no file",
     "completion": "it reads no file",
     "git": "git runs it",

@@ -85,7 +85,7 @@ def test_ranks_that_nothing_verifies_are_noted(stage: int, tmp_path: Path) -> No
     assert "ranks-unverified" not in {row.id for row in doctor(inner).findings}
     from_buffers(inner)
     (note,) = [row for row in doctor(inner).findings if row.id == "ranks-unverified"]
-    assert note.severity == "info" and note.message.endswith("2 ranks shows which rank each is of: 0, 1")
+    assert note.severity == "info" and note.message.endswith("2 ranks shows which rank wrote each: 0, 1")
     made = ckptfix.load_state_dict(ckptfix.convert(inner, tmp_path / "out.pth").dest)
     assert all(torch.equal(made[name], value) for name, value in rows[0].items())
 
