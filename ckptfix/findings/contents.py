@@ -47,7 +47,7 @@ CONTENTS: tuple[Entry, ...] = (
     ),
     Entry(
         "quantized", "info", "quantized weights: codes that have a meaning only with their scales",
-        "The file holds small numbers and, beside them, scales and zero points. They can be renamed, selected, "
+        "The file holds small numbers and, next to them, scales and zero points. They can be renamed, selected, "
         "converted and sharded; an average, a cast or a copy into a float model would produce wrong weights. A "
         "model that its library has quantized in the same way loads them.",
         (E.SHAPES, E.PREFIX), None,

@@ -107,7 +107,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "repacked-zip", "error", "a checkpoint that was unpacked and zipped again, with a different layout",
-        "torch expects one folder with data.pkl in it, and nothing beside that folder. A zip of the folder's "
+        "torch expects one folder with data.pkl in it, and nothing next to that folder. A zip of the folder's "
         "content, of a folder around it, or with the Finder's __MACOSX files does not load: `not in a "
         "subdirectory`, `hasRecord(\"version\")`.",
         (E.PACKED_AGAIN,), _REPAIR,
@@ -120,7 +120,7 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "bare-data-pkl", "error", "the data.pkl of an unzipped checkpoint, without its tensors' data",
-        "It is one record of a torch zip. The bytes of the tensors are in the folder data beside it; unpicklers "
+        "It is one record of a torch zip. The bytes of the tensors are in the folder data next to it; unpicklers "
         "say `persistent id instruction was encountered`.",
         (E.PICKLE_LOAD,), "pass its folder instead of data.pkl: ckptfix doctor then shows how to make one file of it",
     ),
@@ -222,14 +222,14 @@ CONTAINERS: tuple[Entry, ...] = (
     ),
     Entry(
         "hidden-pickle", "error", "a record holds a pickle that torch does not load",
-        "torch never reads a second pickle beside data.pkl, but other code may. This one contains functions. "
+        "torch never reads a second pickle next to data.pkl, but other code may. This one contains functions. "
         "`ckptfix sanitize` writes a copy without it.",
         (), None,
     ),
     Entry(
         "edited-in-place", "info", "in-place edits can be undone",
         "The bytes that `--in-place` replaced are still there: behind the records of a zip, or, for other "
-        "formats, in a file beside the checkpoint. `ckptfix undo` undoes the last edit; `ckptfix slim` writes a "
+        "formats, in a file next to the checkpoint. `ckptfix undo` undoes the last edit; `ckptfix slim` writes a "
         "copy without the old bytes.",
     ),
     Entry(

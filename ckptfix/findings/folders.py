@@ -27,7 +27,7 @@ FOLDERS: tuple[Entry, ...] = (
         "each with a part of a tensor. The file is not damaged: the whole folder is the checkpoint, and "
         "`ckptfix convert` makes one file of it.",
         (E.DISTRIBUTED,),
-        "put it back in its folder, beside .metadata and the files of the other ranks, and pass the folder",
+        "put it back in its folder, next to .metadata and the files of the other ranks, and pass the folder",
     ),
     Entry(
         "one-rank", "error", "one rank's part of a model",

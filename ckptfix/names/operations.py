@@ -61,7 +61,7 @@ TABLE: dict[str, Row] = {
     "permute": Row("each", "reorders the dimensions", {"dims": "ints", "of": "ints"}, ("dims",)),
     "reshape": Row("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),
     "rope": Row("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
-    "rows": Row("each", "cuts to so many rows, or pads with zeros", _ROWS, ("to",)),
+    "rows": Row("each", "cuts to N rows, or pads to N with zeros", _ROWS, ("to",)),
     "drop": Row("name", "leaves the tensor out"),
     "tie": Row("name", "adds a second key for the same tensor"),
     "untie": Row("name", "leaves out a second key of the same tensor"),

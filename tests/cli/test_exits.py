@@ -90,7 +90,7 @@ def test_a_fault_of_ours_asks_to_be_reported() -> None:
     code, _, err = outcome(KeyError("x"))
     assert code == 2
     assert "Traceback" not in err
-    assert "fault in ckptfix: KeyError: 'x'" in err
+    assert "bug in ckptfix: KeyError: 'x'" in err
     assert "CKPTFIX_DEBUG=1" in err
 
 

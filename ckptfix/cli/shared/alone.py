@@ -22,7 +22,7 @@ NOT_IN_A_FLEET = {
     "git": "git runs it",
     "browse": "it is an interactive screen",
     "ls": "it makes one list of all inputs: `ckptfix ls -r FOLDER`",
-    "undo": "the undo journal is beside each file, and a plan must not ask for it",
+    "undo": "the undo journal is next to each file, and a plan must not ask for it",
     "average": "it makes one output from several inputs",
     "merge": "it makes one output from several inputs",
 }
