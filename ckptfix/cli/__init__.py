@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
-    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and faults."),
+    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and problems."),
     "inspect": Row("Look", "inspect", "Show what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Explain why a file does not load, and what fixes it."),
     "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
