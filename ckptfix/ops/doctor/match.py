@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 _ABOUT_NAMES = (
     *("no-names-match", "missing-keys", "unexpected-keys", "other-spelling"),
@@ -26,8 +26,8 @@ _OTHER_MODEL = "no renaming makes it fit: check that TARGET is the model that th
 def offered(
     findings: Iterable[Finding],
     checkpoint: Checkpoint,
-    side: Side,
-    target: Side,
+    side: ExpectedModel,
+    target: ExpectedModel,
     agreeing: int,
     *,
     several: bool,
@@ -55,7 +55,7 @@ def offered(
             yield replace(row, fix=_OTHER_MODEL if row.id == "no-names-match" else "")
 
 
-def _options(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> str | None:
+def _options(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> str | None:
     """Return the options with which `match` works and makes more keys agree; None where it does not."""
     try:
         plain = match(side.slots, target.slots, by="structure")

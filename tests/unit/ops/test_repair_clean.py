@@ -178,7 +178,7 @@ class Quantized:
         self.quantizer = quantizer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        storage = torch.storage.TypedStorage(2, dtype=torch.qint8, device="cpu")
+        storage = torch.storage.TypedStorage(2, dtype=torch.qint8, device="cpu")  # type: ignore[no-untyped-call]
         return torch._utils._rebuild_qtensor, (storage, 0, (2,), (1,), self.quantizer, False, {})
 
 
