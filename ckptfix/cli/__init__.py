@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from ckptfix.cli.shared.console import COMPLETE as COMPLETE
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
 from ckptfix.urls import is_url, known_word
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-
-COMPLETE = "_CKPTFIX_COMPLETE"
-"""Environment variable in which the completion script of a shell passes its request."""
 
 
 class Row(NamedTuple):

@@ -7,19 +7,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
-from ckptfix.fleet.bounds import VERB, Bounds
+from ckptfix.fleet.bounds import Bounds
 from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
 from ckptfix.fleet.records import Begun, PlanRecords
 from ckptfix.fleet.report import JobSummary, summary_of
 from ckptfix.fleet.states import TROUBLE, state_of
+from ckptfix.hooks import Hook
 from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.urls import is_url
 
@@ -70,6 +70,10 @@ class Ended(Protocol):
     def usage(self) -> str | None: ...
 
 
+DONE: Hook[Callable[[Sequence[str], str, str | None, Replace, bool], Ended]] = Hook("fleet.done")
+"""The function that runs a command line: (words, input, output, treatment of an existing output, allow imports)."""
+
+
 def do(task: JobTask) -> JobSummary:
     """Do the job, unless it is done, and record its result. A failure is a result too.
 
@@ -99,7 +103,7 @@ def do(task: JobTask) -> JobSummary:
         records.begin(job.key, Begun(task.run, tries + 1))
     try:
         before = identity(job.input)
-        ended = _verb(job, replace, task.bounds)
+        ended = DONE.get()(job.argv, job.input, job.output, replace, task.bounds.allow_import)
     except BaseException:
         if mine:  # it was stopped properly, so this attempt does not count
             records.begin(job.key, Begun(task.run, tries))
@@ -138,11 +142,6 @@ def _is_here(folder: str) -> bool:
     with contextlib.suppress(OSError):
         return os.path.samefile(folder, os.curdir)  # noqa: PTH121
     return False
-
-
-def _verb(job: Job, replace: Replace, bounds: Bounds) -> Ended:
-    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace, bounds.allow_import)
-    return done
 
 
 def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tuple[Replace, bool]:

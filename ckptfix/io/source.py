@@ -20,7 +20,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from types import TracebackType
 from typing import Literal
 
@@ -37,13 +36,14 @@ from ckptfix.errors import (
     WouldLoseData,
     WriteFailed,
 )
+from ckptfix.hooks import Hook
 from ckptfix.io.pool import OPEN_SOURCES, OpenFile, descriptor, first_seen, mark_of
 from ckptfix.io.pool import forget as forget
 from ckptfix.io.pool import opened_once as opened_once
 from ckptfix.io.pool import sums_of as sums_of
 from ckptfix.io.pool import threads as threads
 from ckptfix.io.system import named
-from ckptfix.urls import SCHEMES, RemoteStores, is_url, known, scheme_of
+from ckptfix.urls import SCHEMES, STORES, is_url, known, scheme_of
 
 BATCH = 1 << 20
 """Bytes of small pieces that are combined into one write."""
@@ -284,9 +284,12 @@ class LocalFile(Source):
             descriptor.release()
 
 
+REMOTE: Hook[Callable[[str], Source]] = Hook("io.remote")
+"""The function that opens URLs, which the package `io` registers."""
+
+
 def _far(name: str) -> Source:
-    source: Source = import_module("ckptfix.io.remote.file").RemoteFile(name)
-    return source
+    return REMOTE.get()(name)
 
 
 KINDS: dict[str, Callable[[str], Source]] = {
@@ -294,17 +297,6 @@ KINDS: dict[str, Callable[[str], Source]] = {
     **dict.fromkeys(sorted(SCHEMES), _far),
 }
 """Scheme, such as ``https`` -> the function that opens its names. An unknown scheme is the beginning of a path."""
-
-
-class _Stores:
-    """The module that answers questions about URLs, imported on first use."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(import_module("ckptfix.io.remote.folders"), name)
-
-
-RemoteStores.stores = _Stores()  # type: ignore[assignment]
-
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -338,7 +330,7 @@ def found_as(name: str) -> Literal["file", "folder", "other", ""]:
     if isinstance(name, Name):
         return "file"
     if not is_local(name):
-        return RemoteStores.stores.kind(name) if scheme_of(name) else "file"
+        return STORES.get().kind(name) if scheme_of(name) else "file"
     with named(name):
         try:
             mode = os.stat(name).st_mode

@@ -406,7 +406,7 @@ def caller() -> int:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         level += 1
-        if frame.f_globals.get("__name__", "").startswith("ckptfix.loaders"):
+        if frame.f_globals.get("__name__", "").startswith(__package__):
             found = level
         frame = frame.f_back
     return found

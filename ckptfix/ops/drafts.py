@@ -13,7 +13,6 @@ from ckptfix.findings.table import as_rows
 from ckptfix.io.durable import kept_line
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Account, Promise
-from ckptfix.shown import html
 
 LOSSES = 3
 """Exit code of a verb that completed, with losses."""
@@ -117,6 +116,8 @@ class Result:
         return f"<{type(self).__name__}: {self.source!r} to {self.dest!r}, {done}, exit code {self.exit_code}>"
 
     def _repr_html_(self) -> str:
+        from ckptfix.shown import html
+
         return html(self.lines, [("", ("severity", "where", "what"), [row.cells for row in self.findings])])
 
     def as_dict(self) -> dict[str, Any]:

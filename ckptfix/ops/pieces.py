@@ -32,7 +32,6 @@ from ckptfix.formats import format_of
 from ckptfix.formats.deepspeed import to_universal, way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number, text_of
 from ckptfix.formats.ranks import names
-from ckptfix.formats.ranks.merge import NAME as JOINED
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.slices import SHARDING_INFO
@@ -394,7 +393,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankSha
                 first = made
     if first is None:
         return None
-    joined = checkpoint.format == JOINED
+    joined = format_of(checkpoint).joins_ranks
     rank = _rank_in_name(checkpoint.path) if first.rank is None and not joined else first.rank
     missing = first.missing + _more(count - 1)
     words, is_command = (FLAT, False) if first.kind == "flat parameters" else _joined(checkpoint.path)

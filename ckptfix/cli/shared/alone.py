@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 import click
 
 from ckptfix.cli.shared.common import Verb
+from ckptfix.cli.shared.console import GROUP
 from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.errors import CkptfixError, printable
@@ -37,21 +37,16 @@ def verb_called(name: str) -> Verb:
     Raises:
         click.UsageError: there is no such command, or it cannot run in a fleet.
     """
-    known = _group().list_commands(click.Context(_group()))
+    group = GROUP.get()
+    known = group.list_commands(click.Context(group))
     if name in NOT_IN_A_FLEET:
         raise click.UsageError(f"{name} cannot run in a fleet: {NOT_IN_A_FLEET[name]}.")
     if name not in known:
         raise click.UsageError(f"No such command {printable(name)!r} for a fleet.{_advice(name, known)}")
-    found = _group().get_command(click.Context(_group()), name)
+    found = group.get_command(click.Context(group), name)
     if not isinstance(found, Verb):
         raise click.UsageError(f"{name} cannot run in a fleet: it is a group of commands.")
     return found
-
-
-def _group() -> click.Group:
-    """Return the group of all commands, which is above this package: import it by name, like each command."""
-    group: click.Group = import_module("ckptfix.cli").commands
-    return group
 
 
 def _advice(name: str, known: Sequence[str]) -> str:

@@ -268,7 +268,7 @@ def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
     format = named_format(options["to"])
     if verb == "convert":
         return _Name(format.name, folder=format.folder)
-    return _Name(word, ".safetensors" if format.name == "safetensors" else None, format.folder)
+    return _Name(word, format.own_suffix, format.folder)
 
 
 def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | None:

@@ -206,4 +206,5 @@ FORMAT = Format(
     folder=True,
     edits=False,
     writes=False,
+    joins_ranks=True,
 )

@@ -26,7 +26,7 @@ from ckptfix.formats.safetensors.edit import plan_edit
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, HeaderEntry, header_of, read_header
 from ckptfix.formats.safetensors.packed import plan_packed
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
-from ckptfix.formats.safetensors.write import in_place, plan_write
+from ckptfix.formats.safetensors.write import in_place, plan_like, plan_write
 from ckptfix.io.elements import why_unresolved
 
 NAME = "safetensors"
@@ -209,6 +209,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=plan_write,
+    plan_like=plan_like,
     share=share_plan,
     ties=tied_names,
     remarks=remarks,

@@ -14,7 +14,7 @@ first kind detects all of them; the actual kind is known after the shards are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -52,6 +52,11 @@ def score(path: str, head: bytes, size: int) -> int:
     except CkptfixError:
         return 0
     return 90 if there.indexes else 80 if there else 0
+
+
+def format_of_shards(formats: Collection[str]) -> str:
+    """Return the name of the format of shards whose files are in these formats."""
+    return NAME if set(formats) == {safetensors.NAME} else TORCH
 
 
 def never(path: str, head: bytes, size: int) -> int:

@@ -190,6 +190,7 @@ FORMAT = Format(
     in_place=in_place,
     plan_write=plan_write,
     remarks=remarks,
+    one_stream=True,
     plan_state_dict=partial(plan_torch, legacy=True),
     recode=torch_recode.to_legacy,
     read_stream=read_stream,

@@ -22,7 +22,8 @@ from itertools import pairwise
 from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError
 from ckptfix.io.pool import far
-from ckptfix.io.remote.store import object_of, retried
+from ckptfix.io.remote.clients import object_of
+from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source
 
 HEAD = 128 << 10

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from itertools import islice
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Unsupported
 from ckptfix.io.pool import far, known_far, threads
+from ckptfix.io.remote import clients
 from ckptfix.io.remote.file import AT_ONCE, RemoteFile
-from ckptfix.io.remote.store import Facts, client_of
+from ckptfix.io.remote.store import Facts
 from ckptfix.urls import FolderEntry, Kind, as_path, scheme_of
 
 MOST_AHEAD = 1000
@@ -36,7 +36,7 @@ class Listing:
     def __init__(self, folder: str) -> None:
         rows: Iterator[tuple[str, Facts]] = iter(())
         if scheme_of(folder) not in UNLISTED:
-            rows = import_module(f"ckptfix.io.remote.{client_of(folder).module}").listing(folder)
+            rows = clients.listing(folder)
         self.files: dict[str, Facts] = dict(islice(rows, MOST + 1))
         if len(self.files) > MOST:
             raise Unsupported(f"it holds more than {MOST:,} objects", path=folder, hint="pass a folder inside it")

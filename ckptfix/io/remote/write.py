@@ -19,8 +19,8 @@ from ckptfix.io.durable import Undisturbed
 from ckptfix.io.pool import forget
 from ckptfix.io.read import Progress
 from ckptfix.io.remote import folders, other, s3, together, upload
+from ckptfix.io.remote.clients import client_of
 from ckptfix.io.remote.elsewhere import Elsewhere
-from ckptfix.io.remote.store import client_of
 from ckptfix.io.remote.together import Steps
 from ckptfix.io.source import opened_once
 from ckptfix.io.sources import Sources

@@ -11,7 +11,7 @@ from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, UnknownFormat
-from ckptfix.formats import FORMATS, detect, open_checkpoint
+from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
@@ -101,7 +101,8 @@ def convert(
         behind = [address for address in done.left if address not in done.lost]
         if behind:
             lines.append(f"left behind: {some(behind)}")
-        if checkpoint.format == "zero" and "optimizer" in behind and done.format != "safetensors":
+        takes = format_of(checkpoint).take is not None and "objects" in FORMATS[done.format].states
+        if takes and "optimizer" in behind:
             lines.append("--optimizer writes the optimizer state too")
         return Draft(
             result=partial(ConvertResult, at=done.at, tensors=done.tensors, left=done.left, lost=done.lost),

@@ -9,9 +9,7 @@ from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import Unsupported
 from ckptfix.formats import format_of, weights_of
-from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards.edit import plan_rows
 from ckptfix.formats.shards.format import layout_of
 from ckptfix.ops.rename.transform import StateDictChange
@@ -37,8 +35,8 @@ def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
     if format.folder:
         return plan_rows(layout_of(checkpoint), rows, dest, pairs)
     kept, metadata, findings = format.share([entry for _, entry in rows])
-    if checkpoint.format == safetensors.NAME:
-        made = plan_like(checkpoint, kept, dest, {**pairs, **metadata})
+    if format.plan_like is not None:
+        made = format.plan_like(checkpoint, kept, dest, {**pairs, **metadata})
     else:
         made = format.plan_write(kept, dest, metadata={**pairs, **metadata})
     return replace(made, findings=(*findings, *made.findings))

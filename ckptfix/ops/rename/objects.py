@@ -30,7 +30,7 @@ class Rewriting:
         self.parts = parts_of(checkpoint)
         self.root: Node = self.parts.graph.root
         self._node_at = NodesByAddress(self.root)
-        self._legacy = checkpoint.format == legacy_layout.NAME
+        self._legacy = FORMATS[checkpoint.format].one_stream
         self.storages = PutStorages(self._legacy, self.parts.storages.place)
         self.storages.note(self.parts.graph)
         self._replaced: dict[int, Node] = {}

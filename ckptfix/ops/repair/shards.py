@@ -56,7 +56,7 @@ def repair_shards(path: str, repair_file: RepairFile) -> Repair:
     if not work.kept:
         raise DamagedFile(f"none of its {len(work.losses)} tensors is intact", path=path)
     formats = {one.repair.format for one in work.done}
-    format = shards.NAME if formats == {"safetensors"} else shards.TORCH
+    format = shards.format_of_shards(formats)
     left_out = tuple(row for one in work.done for row in one.repair.left_out)
     return Repair(format, tuple(work.kept), tuple(work.losses), tuple(work.notes()), work.plan_to, left_out)
 
@@ -195,7 +195,7 @@ class _Work:
     def _ties(self) -> set[str]:
         found: set[str] = set()
         for one in self.done:
-            if one.repair.format == "safetensors":
+            if files.FILES[one.repair.format].has_ties:
                 checkpoint = files.open_file(one.path)
                 found |= set(files.FILES[checkpoint.format].ties(checkpoint))
         return found

@@ -218,7 +218,7 @@ def _settings(
         # An optimizer may share a tensor with the model, but does not lead to it.
         kept = _leading_to(graph, mappings) | whole
     return ConversionSettings(
-        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
+        legacy=format_of(checkpoint).one_stream or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
         python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,

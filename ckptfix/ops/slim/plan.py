@@ -13,7 +13,6 @@ from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.formats import format_of
 from ckptfix.formats.base import ByFile, file_by_file
-from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
@@ -127,7 +126,7 @@ _CONVERT = "convert it, and slim the result"
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
     parts = parts_of(checkpoint)
     root = parts.graph.root
-    legacy = checkpoint.format == legacy_layout.NAME
+    legacy = format_of(checkpoint).one_stream
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
     if id(root) in gone:
         hint = "leave out --no-optimizer to keep it"
