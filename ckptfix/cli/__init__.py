@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
-    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and faults."),
+    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and problems."),
     "inspect": Row("Look", "inspect", "Show what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Explain why a file does not load, and what fixes it."),
     "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
@@ -45,7 +45,7 @@ COMMANDS: dict[str, Row] = {
     "unwrap": Row("Keys", "unwrap", "Remove the prefixes of all known wrappers: DDP, FSDP, compile."),
     "rename": Row("Keys", "rename", "Rename keys by regular expressions or a file of rules."),
     "match": Row("Keys", "match", "Rename keys to fit another model."),
-    "select": Row("Values", "values.select", "Keep or drop tensors by name."),
+    "select": Row("Values", "values.select", "Keep or drop tensors by key."),
     "cast": Row("Values", "values.cast", "Convert tensors to fp16, bf16, fp8 ..."),
     "average": Row("Values", "values.average", "Average several checkpoints."),
     "merge": Row("Values", "values.merge", "Combine several state dicts into one."),
@@ -215,7 +215,7 @@ def commands() -> None:
     """Fix PyTorch checkpoints without loading them: keys, devices, container.
 
     The input never changes, unless you give --in-place. Exit codes: 0 done, same or clean; 1 differences or findings;
-    2 trouble or wrong usage; 3 done with losses, each named; 128+n a signal.
+    2 an error or wrong usage; 3 done with losses, each named; 128+n a signal.
 
     `ckptfix FILE` shows what a file is and what is wrong with it.
 

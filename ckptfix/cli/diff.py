@@ -98,7 +98,7 @@ def command(
 
 def _refuse_nothing(result: DiffResult, filter: str | None) -> None:
     if filter and not (result.counts.matched or result.only_a or result.only_b):
-        raise NoSuchTensor(f"no tensor on either side is called {filter}", hint="`ckptfix inspect` lists them")
+        raise NoSuchTensor(f"no tensor on either side has a key like {filter}", hint="`ckptfix inspect` lists them")
 
 
 def text(result: DiffResult) -> str:

@@ -167,7 +167,7 @@ def chosen(
     names = [entry.name for entry in entries[:20000]]
     near = tuple(get_close_matches(globs[0], names, 3, 0.5))
     hint = f"similar names: {', '.join(near)}" if near else None
-    raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
+    raise NoSuchTensor(f"no tensor has a key like {' or '.join(globs)}", near=near, path=path, hint=hint)
 
 
 def _pattern(glob: str) -> Callable[[Sequence[str]], Sequence[bool]]:
@@ -229,7 +229,7 @@ def _look(console: Console, *, path: str, **options: Any) -> int:
     more = line_of("doctor", path)
     console.say()
     if done.cause is None:
-        console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
+        console.prose(f"No problems found in the headers; `{more}` also reads the tensors.")
     else:
         console.prose(f"{printable(done.sentence)}: `{more}` shows the fix.")
     return code

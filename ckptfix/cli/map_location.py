@@ -55,7 +55,7 @@ def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
         if not sign:
             raise click.BadParameter(f"give one DEVICE, or pairs FROM=TO; {target!r} is not a pair.")
         if not before or not after:
-            raise click.BadParameter(f"{target!r} is half a pair; write it as in cuda:1=cuda:0.")
+            raise click.BadParameter(f"{target!r} lacks one side; write it as in cuda:1=cuda:0.")
         if pairs.get(before, after) != after:
             raise click.BadParameter(f"{before} cannot move to both {pairs[before]} and {after}.")
         pairs[before] = after

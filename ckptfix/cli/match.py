@@ -52,7 +52,7 @@ _OTHERS = Others()
         type=click.Choice(["structure", "position"]),
         default="structure",
         show_default=True,
-        help="Match by keys, shapes and neighbours, or the n-th tensor to the n-th.",
+        help="Match by keys, shapes and neighbors, or the n-th tensor to the n-th.",
     ),
     at_option(),
     click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="Like --at, for TARGET."),

@@ -47,7 +47,7 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "quantized", "info", "quantized weights: codes that have a meaning only with their scales",
-        "The file holds small numbers and, beside them, scales and zero points. They can be renamed, selected, "
+        "The file holds small numbers and, next to them, scales and zero points. They can be renamed, selected, "
         "converted and sharded; an average, a cast or a copy into a float model would produce wrong weights. A "
         "model that its library has quantized in the same way loads them.",
         (E.SHAPES, E.PREFIX), None,
@@ -97,14 +97,14 @@ CONTENTS: tuple[FindingKind, ...] = (
         "memory-bomb", "error", "loading it allocates far more memory than the file has data",
         "For example, bytearray(2**40) in a pickle of 100 bytes, or a view of 2**62 elements on a storage of "
         "one element: no training writes that. torch.load, or the first copy of the tensor, ends with "
-        "MemoryError or `not enough memory`.",
+        "MemoryError or `not enough memory`. Do not load the file; get it from a source that you trust.",
         (), None,
     ),
     FindingKind(
         "bad-call", "error", "the pickle calls a function with arguments that it does not accept",
         "For example, OrderedDict of a number, or a gradient for a tensor of integers. torch.load stops there "
         "with a TypeError, even with weights_only=True. The file is damaged, or was made so that tools stop "
-        "before the rest.",
+        "before the rest: get it again from a source that you trust.",
         (), None,
     ),
     FindingKind(
@@ -113,7 +113,8 @@ CONTENTS: tuple[FindingKind, ...] = (
         "only.",
         (E.STORAGE_SIZE,), _REPAIR,
     ),
-    FindingKind("too-deep", "error", "nested too deeply to be listed", "No training checkpoint nests like that."),
+    FindingKind("too-deep", "error", "nested too deeply to be listed",
+          "No training checkpoint nests like that. Do not load the file unless you trust its source."),
     FindingKind(
         "unused-record", "info", "tensor data that no tensor uses",
         "It remains from an edit, or from a program that dropped tensors but not their bytes.",
@@ -161,7 +162,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "DeepSpeed ZeRO-3 splits each parameter among all ranks; a plain save on one rank writes empty tensors, "
         "such as an adapter of 443 bytes. The values are in the ZeRO checkpoint, if one was saved.",
         (E.PARTS_OF_RANKS,),
-        "nothing in this file can be fixed: convert the folder of all ranks, or save with gathering turned on",
+        "this file cannot be fixed: convert the folder of all ranks, or save again with gathering turned on",
     ),
     FindingKind(
         "numpy-weights", "info", "its weights are NumPy arrays, not tensors",
@@ -172,8 +173,8 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "no-tensors", "info", "it holds no tensor",
-        "It holds a scheduler's state or a program's settings, which have no tensors; or the save wrote an "
-        "empty dict: a wrong variable, or an adapter gathered on no rank (443 bytes).",
+        "It holds a scheduler's state or a program's settings, which have no tensors. Or the save wrote an empty "
+        "dict: it got the wrong variable, or an adapter that no rank had gathered (443 bytes).",
         (E.PARTS_OF_RANKS,), "if it should hold weights, save the state dict again",
     ),
     FindingKind(
@@ -202,8 +203,8 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "doubtful-model", "info", "no key says which state dict is the model's, and others are larger",
-        "The names of the keys decided. Commands that write or return one state dict require its address for "
-        "this file: --at ADDRESS, and --at / for the top level.",
+        "ckptfix chose the state dict whose keys look most like a model's. For this file, commands that write or "
+        "return one state dict require its address: --at ADDRESS, and --at / for the top level.",
         (), None,
     ),
     FindingKind(
@@ -291,12 +292,14 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "missing-keys", "error", "the model has keys that the file lacks",
-        "They would keep the values that the model was initialized with.",
+        "The model would keep its initial values for them. Pass a file that has them, or load all other tensors "
+        "with ckptfix.load_into(model, FILE, strict=False).",
         (E.PREFIX, E.NO_KEY_IN_MODEL), None,
     ),
     FindingKind(
         "unexpected-keys", "error", "the file has keys that the model lacks",
-        "They would not be loaded.",
+        "The model has no place for them. If it is the right model, ckptfix.load_into(model, FILE, strict=False) "
+        "leaves them out.",
         (E.PREFIX, E.NO_KEY_IN_MODEL), None,
     ),
     FindingKind(
@@ -331,7 +334,8 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "dtype-mismatch", "warning", "tensors whose kind of number differs from the model's",
-        "They hold integers where the model has floating-point numbers, or the reverse.",
+        "They hold integers where the model has floating-point numbers, or the reverse. Check that the file "
+        "belongs to this model.",
         (), None,
     ),
     FindingKind(

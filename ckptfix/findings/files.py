@@ -21,8 +21,8 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "web-page", "error", "a web page or a server's message, not the file",
         "The download saved a page about the file: a login, a virus-scan notice, an error of the server. torch "
-        "says `invalid load key, '<'` or `Unsupported operand 60`. The file holds nothing of the checkpoint; "
-        "use its direct link, and log in if it asks for that.",
+        "says `invalid load key, '<'` or `Unsupported operand 60`. No part of the "
+        "checkpoint is in the file; use its direct link, and log in if the server asks for that.",
         (E.NOT_A_CHECKPOINT, E.TRIED_TENSORFLOW), "download it again from its direct (raw) link",
     ),
     FindingKind(
@@ -57,7 +57,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "gguf-file", "error", "a GGUF or GGML model",
-        "A file of llama.cpp. Most of its tensors are quantized in ways that torch does not support.",
+        "llama.cpp uses this format. Most of its tensors are quantized in ways that torch does not support.",
         (E.UNKNOWN_DTYPE,), "read it with the Python package gguf",
     ),
     FindingKind(
@@ -107,7 +107,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "repacked-zip", "error", "a checkpoint that was unpacked and zipped again, with a different layout",
-        "torch expects one folder with data.pkl in it, and nothing beside that folder. A zip of the folder's "
+        "torch expects one folder with data.pkl in it, and nothing next to that folder. A zip of the folder's "
         "content, of a folder around it, or with the Finder's __MACOSX files does not load: `not in a "
         "subdirectory`, `hasRecord(\"version\")`.",
         (E.PACKED_AGAIN,), _REPAIR,
@@ -120,7 +120,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "bare-data-pkl", "error", "the data.pkl of an unzipped checkpoint, without its tensors' data",
-        "It is one record of a torch zip. The bytes of the tensors are in the folder data beside it; unpicklers "
+        "It is one record of a torch zip. The bytes of the tensors are in the folder data next to it; unpicklers "
         "say `persistent id instruction was encountered`.",
         (E.PICKLE_LOAD,), "pass its folder instead of data.pkl: ckptfix doctor then shows how to make one file of it",
     ),
@@ -144,7 +144,8 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "wrong-suffix", "warning", "its suffix suggests a different format than its content",
         "Loaders choose by the suffix: a torch file called .safetensors gives `HeaderTooLarge`, a safetensors "
-        "file called .bin or .pth gives an unpickling error.",
+        "file called .bin or .pth gives an unpickling error. Rename the file, or convert it to the format of "
+        "its suffix.",
         (E.NOT_A_CHECKPOINT, E.NOT_SAFETENSORS),
     ),
     FindingKind(
@@ -221,13 +222,14 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "hidden-pickle", "error", "a record holds a pickle that torch does not load",
-        "torch never reads a second pickle beside data.pkl, but other code may. This one contains functions.",
+        "torch never reads a second pickle next to data.pkl, but other code may. This one contains functions. "
+        "`ckptfix sanitize` writes a copy without it.",
         (), None,
     ),
     FindingKind(
         "edited-in-place", "info", "in-place edits can be undone",
         "The bytes that `--in-place` replaced are still there: behind the records of a zip, or, for other "
-        "formats, in a file beside the checkpoint. `ckptfix undo` undoes the last edit; `ckptfix slim` writes a "
+        "formats, in a file next to the checkpoint. `ckptfix undo` undoes the last edit; `ckptfix slim` writes a "
         "copy without the old bytes.",
     ),
     FindingKind(
@@ -236,7 +238,8 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "encrypted-record", "error", "a record is marked as encrypted",
-        "torch encrypts nothing. Scanners skip records with this mark, and torch ignores the mark (CVE-2025-1945).",
+        "torch encrypts nothing. Scanners skip records with this mark, and torch ignores the mark (CVE-2025-1945). "
+        "Somebody may have hidden the records on purpose: get the file from a source that you trust.",
     ),
     FindingKind(
         "unknown-compression", "error", "a record is compressed in a way that torch does not read",
@@ -251,7 +254,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "deflate-bomb", "error", "a record would inflate to far more bytes than any tensor data does",
         "Deflate shrinks zeros a thousandfold, so a small file can exhaust the memory. ckptfix did not inflate "
-        "the record.",
+        "the record. Do not load the file; get it again from a source that you trust.",
     ),
     FindingKind(
         "misaligned-storage", "info", "tensor data does not begin at a multiple of 64 bytes",
@@ -270,12 +273,12 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "damaged", "error", "the file contradicts itself",
-        "A part of it is not what it must be; the message names the place.",
+        "A part of it is invalid; the message names the place.",
         (E.NO_DIRECTORY, E.BAD_RECORD), _REPAIR,
     ),
     FindingKind(
-        "unsupported", "error", "valid, or nearly so, but ckptfix does not read it",
-        "The message names the reason.",
+        "unsupported", "error", "ckptfix does not read this kind of file, though it may be valid",
+        "The message names the reason, and its hint the way around it, if there is one.",
         (E.ARCHIVE_TOO_NEW,),
     ),
     FindingKind(
@@ -285,16 +288,20 @@ CONTAINERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "overlap", "error", "two tensors of a safetensors file overlap",
-        "The safetensors library refuses it; nothing shows which tensor the bytes belong to.",
+        "The safetensors library refuses it; nothing shows which tensor the bytes belong to. `ckptfix repair` "
+        "gives each tensor its own copy of them.",
         (E.DATA_LENGTH,), None,
     ),
     FindingKind("leading-bytes", "warning", "white space or a mark before a safetensors header",
-          "The format begins with an opening brace; some readers refuse other bytes.", (E.NOT_SAFETENSORS,)),
+          "The format begins with an opening brace; some readers refuse other bytes. Converting the file to zip "
+          "and back writes a clean header.", (E.NOT_SAFETENSORS,)),
     FindingKind("nul-padding", "error", "a safetensors header padded with NUL bytes",
-          "The format pads with spaces, and its reader refuses NUL.", (E.NOT_SAFETENSORS,)),
+          "The format pads with spaces, and its reader refuses NUL. Converting the file to zip and back writes a "
+          "clean header.", (E.NOT_SAFETENSORS,)),
     FindingKind("duplicate-key", "error", "a key occurs twice in a safetensors header",
-          "Libraries disagree on which copy to load.", ()),
+          "Libraries disagree on which copy to load, and nothing shows which one is right: save the file again.", ()),
     FindingKind("unknown-field", "warning", "a safetensors header with a field that no reader knows",
-          "The format has three fields for a tensor: dtype, shape, data_offsets.", ()),
+          "The format has three fields for a tensor: dtype, shape, data_offsets. Converting the file to zip and "
+          "back writes only these.", ()),
     *FOLDERS,
 )  # fmt: skip

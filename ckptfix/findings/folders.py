@@ -27,7 +27,7 @@ FOLDERS: tuple[FindingKind, ...] = (
         "each with a part of a tensor. The file is not damaged: the whole folder is the checkpoint, and "
         "`ckptfix convert` makes one file of it.",
         (E.DISTRIBUTED,),
-        "put it back in its folder, beside .metadata and the files of the other ranks, and pass the folder",
+        "put it back in its folder, next to .metadata and the files of the other ranks, and pass the folder",
     ),
     FindingKind(
         "one-rank", "error", "one rank's part of a model",
@@ -175,8 +175,8 @@ FOLDERS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "steps-differ", "warning", "a file of a distributed checkpoint counts different steps than the others",
-        "No step count of its optimizer states is the one that most of the other files have: the file was "
-        "copied from a different save, or its parameters were trained for less time. In a folder without an "
+        "Its optimizer states are not at the step that most of the other files are at: the file was copied "
+        "from a different save, or its parameters were trained for less time. In a folder without an "
         "optimizer, a file from a different save cannot be told apart if it has the right size.",
         (E.WRONG_VALUES,), "copy the files of all ranks from one save",
     ),

@@ -17,14 +17,15 @@ VERBS: tuple[FindingKind, ...] = (
           "that prefix. --at removes it too."),
     FindingKind("partial-prefix", "info", "only some keys of a state dict have the prefix",
           "The model may have a part with that name. strip-module refuses such a state dict without --partial. "
-          "Tensors without a dimension do not count: they keep their keys, and the result names them."),
+          "0-d tensors do not count: they keep their keys, and the result names them."),
     FindingKind("unused-rule", "warning", "a rule that matched no key",
           "rename got a rule that changes nothing, or select or cast got a glob that matches nothing."),
     FindingKind("optimizer-names-left", "info", "names in an optimizer that were not changed",
-          "None of the keys that changed has one of these names."),
+          "They match none of the keys that changed."),
     FindingKind("optimizer-left", "info", "the optimizer still has the state of parameters that were dropped",
           "select drops tensors of a model. The optimizer numbers its parameters by their position in the whole "
-          "model, so a part of its state would refer to other parameters."),
+          "model, so after a selection its state would refer to the wrong "
+          "parameters. slim --no-optimizer leaves it out."),
     FindingKind("out-of-range", "warning", "numbers outside the range of a dtype",
           "cast turned them into infinity, NaN or the largest number of the dtype, as torch does. --keep leaves "
           "their tensors unchanged, --on-overflow error writes nothing, and bfloat16 has the range of float32."),
@@ -91,5 +92,5 @@ VERBS: tuple[FindingKind, ...] = (
           "folder, or delete one of the two first."),
     FindingKind("attributes-lost", "warning", "extended attributes of a replaced file",
           "They may describe the old content (a checksum, an origin), so ckptfix did not copy them."),
-    FindingKind("note", "info", "a note of match", "Information about the pairs that match found."),
+    FindingKind("note", "info", "a remark of match", "It concerns the pairs that match found."),
 )  # fmt: skip

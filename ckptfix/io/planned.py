@@ -110,7 +110,7 @@ class SplicedFile(VirtualFile, Spliced):
             found = self._make(index)
             have, expected = sum(map(segment_length, found.segments)), self.place(index).length
             if have != expected:
-                raise DamagedFile(f"{expected} bytes promised, {have} found", path=str(self))
+                raise DamagedFile(f"{expected} bytes are expected, but {have} were found", path=str(self))
             self._pieces[index] = found
         return found
 

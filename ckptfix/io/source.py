@@ -217,7 +217,7 @@ class Name(str):
 
 def truncated(where: ByteRange, size: int) -> Truncated:
     left = max(0, min(size - where.offset, where.length)) if where.offset >= 0 else 0
-    message = f"{where.length} bytes promised, {left} left"
+    message = f"{where.length} bytes are expected, but only {left} are left"
     return Truncated(message, path=where.path, offset=where.offset, hint=truncated_hint(where.path))
 
 

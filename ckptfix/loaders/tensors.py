@@ -248,7 +248,7 @@ class TensorMaker:
             return checking.differs(check)
         source = data if isinstance(data, ByteRange) else data.sources[0]
         record = _record_name(self.checkpoint, storage.key)
-        message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file says {check.crc32:#010x}"
+        message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file states {check.crc32:#010x}"
         hint = f"`ckptfix repair {quoted(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
         return DamagedFile(message, path=source.path, offset=source.offset, hint=hint)
 

@@ -61,7 +61,7 @@ TABLE: dict[str, OperationSpec] = {
     "permute": OperationSpec("each", "reorders the dimensions", {"dims": "ints", "of": "ints"}, ("dims",)),
     "reshape": OperationSpec("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),
     "rope": OperationSpec("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
-    "rows": OperationSpec("each", "cuts to so many rows, or pads with zeros", _ROWS, ("to",)),
+    "rows": OperationSpec("each", "cuts to N rows, or pads to N with zeros", _ROWS, ("to",)),
     "drop": OperationSpec("name", "leaves the tensor out"),
     "tie": OperationSpec("name", "adds a second key for the same tensor"),
     "untie": OperationSpec("name", "leaves out a second key of the same tensor"),

@@ -124,7 +124,7 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
     left: tuple[EditRecord, ...] = ()
     if edit.discard_foreign(target):
-        line = "removed a journal that belongs to a different file, written here before; this file is unchanged"
+        line = "removed the journal of a different file, which was here before; this file is unchanged"
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
     record = edit.finish(target)
     what = "it had not begun" if record is None else record.what

@@ -123,7 +123,7 @@ def read_local(reader: Source, record: DirectoryRecord) -> LocalHeader:
     start = local.data
     if start + record.stored > reader.size:
         raise Truncated(
-            f"{record.stored} bytes promised, {max(reader.size - start, 0)} left",
+            f"{record.stored} bytes are expected, but only {max(reader.size - start, 0)} are left",
             path=reader.name,
             where=record.name,
             offset=start,

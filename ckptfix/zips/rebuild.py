@@ -258,7 +258,7 @@ class RebuiltArchive:
         return fault
 
     def _short(self, data: int, length: int) -> str:
-        return f"{length} bytes promised, {max(self.reader.size - data, 0)} left"
+        return f"{length} bytes are expected, but only {max(self.reader.size - data, 0)} are left"
 
     def _next_after(self, data: int) -> int:
         """Return the offset of the first record after `data` by the directory rows."""

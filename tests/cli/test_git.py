@@ -142,7 +142,7 @@ def test_what_is_damaged_or_no_checkpoint_is_said(cli: Cli, repository: Path) ->
     commit("add")
     shown = git("show")
     assert shown.count("+not readable as a checkpoint: ") == 3
-    assert "+a  float32 [2]  not readable: 8 bytes promised, 5 left" in shown
+    assert "+a  float32 [2]  not readable: 8 bytes are expected, but only 5 are left" in shown
     assert "+file: 6 bytes, sha256 5891b5b522d5" in shown
 
 

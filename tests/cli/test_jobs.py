@@ -93,7 +93,7 @@ def test_a_process_that_dies_is_the_failure_of_its_input() -> None:
     codes = [0, TROUBLE, 1, TROUBLE, TROUBLE, 0]
     assert Names.seen == [*zip(names, codes, strict=True), ("end", 6)]
     assert said.count("dies: the worker process was killed by signal 9") == 2
-    assert "fault: a fault in ckptfix: KeyError" in said
+    assert "fault: a bug in ckptfix: KeyError" in said
 
 
 @pytest.mark.slow

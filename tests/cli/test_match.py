@@ -365,7 +365,7 @@ def test_names_that_no_line_can_hold(cli: Cli, tmp_path: Path) -> None:
 def test_equal_names_are_an_identical_copy(cli: Cli, one: Path, tmp_path: Path) -> None:
     result = cli("match", one, tmp_path / "out.pth", "--like", one)
     assert result.exit_code == 0
-    assert "all have the right names already" in result.stdout
+    assert "all have the right keys already" in result.stdout
     assert (tmp_path / "out.pth").read_bytes() == one.read_bytes()
 
 

@@ -94,4 +94,4 @@ def described(error: Exception) -> tuple[str, str]:
         return "nested too deeply", ""
     if isinstance(error, OSError):
         return error.strerror or str(error), ""
-    return f"a fault in ckptfix: {type(error).__name__}: {error}", ""
+    return f"a bug in ckptfix: {type(error).__name__}: {error}", ""

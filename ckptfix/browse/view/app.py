@@ -39,7 +39,7 @@ HELP: tuple[tuple[str, str], ...] = (
     ("f", "list the findings of ckptfix doctor --fast"),
     ("d", "in a folder: mark one checkpoint, and compare it with a second"),
     ("Other", ""),
-    ("y", "copy the command that does what is shown, and show it"),
+    ("y", "copy the command that prints what you see, and show it"),
     ("r", "read the file again, after it changed on disk"),
     ("esc", "stop a running job; leave a search; go back"),
     ("q", "quit"),

@@ -16,13 +16,13 @@ from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.written import reported
 
 NOT_IN_A_FLEET = {
-    "fleet": "it is the fleet itself",
+    "fleet": "a fleet cannot contain fleets",
     "help": "it reads no file",
     "completion": "it reads no file",
     "git": "git runs it",
     "browse": "it is an interactive screen",
     "ls": "it makes one list of all inputs: `ckptfix ls -r FOLDER`",
-    "undo": "the undo journal is beside each file, and a plan must not ask for it",
+    "undo": "the undo journal is next to each file, and a plan must not ask for it",
     "average": "it makes one output from several inputs",
     "merge": "it makes one output from several inputs",
 }

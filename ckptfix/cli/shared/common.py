@@ -216,7 +216,7 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
         click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
         click.Option(
             ["--record"], is_flag=True, is_eager=True, expose_value=False, callback=_set("record"),
-            help="Save a record beside OUT: SHA-256 of the inputs, command, version.",
+            help="Save a record next to OUT: SHA-256 of the inputs, command, version.",
         ),
         *folder_options(),
     ]  # fmt: skip

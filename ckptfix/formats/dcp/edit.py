@@ -96,7 +96,7 @@ def edited(said: Metadata, edits: Iterable[Edit]) -> list[EditedKey]:
         name = row.fqn(said.nested)
         if not row.gone and taken.setdefault(name, row.saved.fqn) != row.saved.fqn:
             pair = (name, (taken[name], row.saved.fqn))
-            raise KeyConflict(f"two keys would be called {name}: {', '.join(pair[1])}", pairs=(pair,))
+            raise KeyConflict(f"two keys would become {name}: {', '.join(pair[1])}", pairs=(pair,))
     return rows
 
 
@@ -109,7 +109,7 @@ def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Pla
     ranks = checkpoint.format == RANKS
     message = "each rank has its own metadata" if ranks else "its tensors are in safetensors files, by name"
     hint = f"`{command('convert', checkpoint.path, 'OUT', to='dcp')}` writes a folder that can be edited"
-    raise Unsupported(f"{message}: it is read, and not edited", path=checkpoint.path, hint=hint)
+    raise Unsupported(f"{message}: ckptfix reads it, but does not edit it", path=checkpoint.path, hint=hint)
 
 
 class _Below:

@@ -162,7 +162,7 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             names = [label(key) for key, _ in rows]
             if len(set(names)) < len(names):
                 name = _shown((*path, Counter(names).most_common(1)[0][0]))
-                raise KeyConflict(f"two keys would be called {name}", pairs=((name, (name, name)),))
+                raise KeyConflict(f"two keys would become {name}", pairs=((name, (name, name)),))
             below = [((*path, name), value) for name, (_, value) in zip(names, rows, strict=True)]
         elif isinstance(node, list) and not _is_value(node):
             below = [((*path, number), value) for number, value in enumerate(node)]
@@ -222,7 +222,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
         name = ".".join(map(str, path))
         if name in names:
             pair = (name, (_shown(names[name]), _shown(path)))
-            raise KeyConflict(f"two keys would be called {name}: {' and '.join(pair[1])}", pairs=(pair,))
+            raise KeyConflict(f"two keys would become {name}: {' and '.join(pair[1])}", pairs=(pair,))
         names[name] = path
     byteorder = "little" if checkpoint is None else checkpoint.byteorder
     archives: list[list[NewRecord]] = []

@@ -175,17 +175,20 @@ def _world(files: Mapping[int, RankFile], named: int | None) -> int | None:
     return named if named is not None else found or None
 
 
+_READ_ONLY = "ckptfix reads files of ranks, but does not write them"
+
+
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     raise _read_only(checkpoint.files[0].path if as_path(checkpoint.path).is_file() else checkpoint.path, dest)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    raise Unsupported("files of ranks are read, and not written", path=dest, hint="--to zip, legacy or safetensors")
+    raise Unsupported(_READ_ONLY, path=dest, hint="use --to zip, legacy or safetensors")
 
 
 def _read_only(path: str, dest: str) -> CkptfixError:
     hint = f"`{command('convert', path, 'OUT.pth')}` joins them into one file; edit that file"
-    return Unsupported("files of ranks are read, and not written", path=dest, hint=hint)
+    return Unsupported(_READ_ONLY, path=dest, hint=hint)
 
 
 FORMAT = Format(

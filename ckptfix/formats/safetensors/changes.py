@@ -72,7 +72,7 @@ class Names:
                     f"{name!r} is tied to it and has no bytes of its own",
                     path=self.path,
                     where=kept,
-                    hint="drop both names, or neither",
+                    hint="drop both keys, or neither",
                 )
 
     def put(self, edit: Put) -> None:
@@ -103,7 +103,7 @@ class Names:
             why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
             raise Unsupported(f"its shape cannot become {list(entry.shape)}: {why}", path=self.path, where=name)
         if self.shapes.setdefault(row.key, (stated, entry))[0] != stated:
-            raise Unsupported("the names tied to it would have two shapes", path=self.path, where=row.key)
+            raise Unsupported("the keys tied to it would have two shapes", path=self.path, where=row.key)
 
     def replaced(self) -> dict[str, TensorEntry]:
         """Return the tensors with different bytes, under the name in the file of the row that each replaces.
@@ -122,7 +122,7 @@ class Names:
             if left or len(entries) > 1:
                 other = left[0] if left else named[key][-1]
                 message = f"it is tied to {other!r}, which would change too"
-                raise Unsupported(message, path=self.path, where=key, hint="put the same tensor under both names")
+                raise Unsupported(message, path=self.path, where=key, hint="put the same tensor under both keys")
             found[key] = entries.pop()
         return found
 

@@ -83,7 +83,7 @@ def check_whole(weights: Weights, size_of: Callable[[str], int]) -> None:
             raise WouldLoseData(message, path=weights.path, where=entry.name)
         for part in data.sources if isinstance(data, Derived) else (data,):
             if part.end > (size := size_of(part.path)):
-                message = f"{part.length:,} bytes promised, {max(size - part.offset, 0):,} left"
+                message = f"{part.length:,} bytes are expected, but only {max(size - part.offset, 0):,} are left"
                 hint = truncated_hint(weights.path)
                 raise Truncated(message, path=weights.path, where=entry.name, offset=part.offset, hint=hint)
 

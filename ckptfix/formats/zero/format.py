@@ -46,7 +46,7 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     left = [] if ranks is None else ranks.unverified()
     if left:
         numbers = some([str(rank) for rank in left])
-        message = f"nothing in the files of {plural(len(left), 'rank')} shows which rank each is of: {numbers}"
+        message = f"nothing in the files of {plural(len(left), 'rank')} shows which rank wrote each: {numbers}"
         yield found("ranks-unverified", message)
 
 
@@ -95,7 +95,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
 
 def _read_only(path: str, dest: str) -> CkptfixError:
     hint = f"`{command('convert', path, 'OUT.pth')}` writes its weights as one file; edit that file"
-    return Unsupported("a DeepSpeed folder is read, and not written", path=dest, hint=hint)
+    return Unsupported("ckptfix reads DeepSpeed folders, but does not write them", path=dest, hint=hint)
 
 
 FORMAT = Format(

@@ -232,8 +232,8 @@ class RealDisk:
                     return start  # no record: what follows may be endless
                 size = os.fstat(fd).st_size
                 if size > MOST:
-                    message = f"it has {size:,} bytes, and records of edits in place have at most {MOST:,}"
-                    raise DamagedFile(message, path=path, hint=f"no edit in place left it: `rm {quoted(path)}`")
+                    message = f"it has {size:,} bytes, and records of in-place edits have at most {MOST:,}"
+                    raise DamagedFile(message, path=path, hint=f"no in-place edit left it: `rm {quoted(path)}`")
                 return start + file.read(MOST)
 
     def create(self, path: str, data: bytes, like: str) -> None:

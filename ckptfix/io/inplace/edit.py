@@ -98,7 +98,7 @@ def finish(target: str, *, disk: Disk = DISK) -> EditRecord | None:
         # Load the journal only now: before the target is held, a running edit may still write its journal, or finish.
         data = disk.load(journal)
         if data is None:
-            hint = "look at its present state with --list"
+            hint = "run `ckptfix undo --list` on it to see its state"
             raise Refused("the edit of another program has just ended", path=target, hint=hint)
         record = next(decoded(data), None)
         if record is None or data != record.encoded():

@@ -212,7 +212,8 @@ class _Kept:
 
         data = retried(self.name, ask, lambda: self._stopped)
         if len(data) != length:
-            raise CkptfixError(f"{length} bytes promised, {len(data)} arrived", path=self.name, offset=start)
+            message = f"{length} bytes were requested, but {len(data)} arrived"
+            raise CkptfixError(message, path=self.name, offset=start)
         return data
 
     def _add(self, block: _Block) -> None:

@@ -142,7 +142,8 @@ def _matched(checkpoint: Checkpoint, source: StateSource, target: Target, how: s
     fit = Fit(source, target, how, {**sure, **extra}, notes=matching.notes)
     for pair in matching.ambiguous:
         instead = " or ".join((pair.target, *pair.instead))
-        fit.mismatched.append(Mismatch(pair.target, pair.source, None, None, f"{pair.source} may as well be {instead}"))
+        why = f"{pair.source} could equally be {instead}"
+        fit.mismatched.append(Mismatch(pair.target, pair.source, None, None, why))
     passed = {skip.name for skip in (*matching.skipped_source, *matching.skipped_target)}
     fit.skipped += [*matching.skipped_source, *matching.skipped_target]
     doubtful = {pair.source for pair in matching.ambiguous} | {pair.target for pair in matching.ambiguous}

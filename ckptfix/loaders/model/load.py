@@ -125,7 +125,7 @@ def load_into(
     report = _report(checkpoint, fit, done, assign)
     if not done:
         raise LoadMismatch(
-            "; ".join([*(() if strict or codes else ("nothing of the file fits the model",)), *report.trouble()]),
+            "; ".join([*(() if strict or codes else ("no tensor of the file fits the model",)), *report.trouble()]),
             report=report,
             path=checkpoint.path,
             where=fit.source.at or None,
@@ -166,7 +166,7 @@ def _elsewhere(found: Sequence[StateSource], fit: Fit, at: str | None) -> str:
 
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
     rules = " and by ".join((fit.rule, *fit.rivals))
-    hint = "load into just the part of the model that is meant, or first remove the other keys from the file"
+    hint = "load into only the part of the model that these keys are for, or first remove the other keys from the file"
     names = plural(len(fit.pairs), "key")
     return Refused(f"{names} would fit equally well by {rules}", path=checkpoint.path, hint=hint)
 
@@ -250,11 +250,11 @@ def _so_far(rows: Sequence[str], index: int, *, partly: bool = False) -> str:
     """Describe which tensors of the model were loaded before the one at `index` failed.
 
     Args:
-        partly: that tensor itself may be overwritten in part.
+        partly: that tensor itself may be partly overwritten.
     """
-    torn = f"{rows[index]} may be overwritten in part" if partly else ""
+    torn = f"{rows[index]} may be partly overwritten" if partly else ""
     if not index:
-        return f"{torn}, and the rest of the model was not changed" if partly else "nothing of the model was changed"
+        return f"{torn}, and the rest of the model was not changed" if partly else "the model was not changed"
     loaded = shown(collapse(rows[:index], rows), most=len(rows))
     before = f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded})"
     return f"{before}, {torn}, and the others were not" if partly else f"{before}, and the others were not"

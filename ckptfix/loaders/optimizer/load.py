@@ -273,7 +273,7 @@ def _refuse_shapes(held: OptimizerParameters, found: MatchedParameters, state: S
                 shapes = f"{list(value.shape)} in the file, {list(parameter.shape)} in the model"
                 wrong.append(f"{name} of {held.name(parameter)}: {shapes}")
     if wrong:
-        hint = "the file's parameters are different ones, or in a different order than was found"
+        hint = "the file may hold different parameters, or the same ones in a different order"
         raise Refused(f"the state does not fit its parameter: {named(wrong)}", hint=hint)
 
 

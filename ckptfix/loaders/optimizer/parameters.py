@@ -154,7 +154,7 @@ def _by_name(held: OptimizerParameters, names: Mapping[Key, str], state: State, 
     if missing or lost:
         reasons = [f"not in the file: {named(missing)}"] if missing else []
         reasons += [f"not held by the optimizer: {named(lost)}"] if lost else []
-        hint = "hold the same parameters as when the file was saved; load_into(..., match=...) works only on the model"
+        hint = "use the same parameters as when the file was saved; load_into(..., match=...) works only on the model"
         raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(reasons)}", hint=hint)
     return MatchedParameters(owners, by, renaming.rule, tuple(name for name, _ in over))
 
@@ -236,4 +236,4 @@ def _same_sizes(held: OptimizerParameters, groups: Sequence[SavedGroup]) -> None
     sizes, own = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own:
         message = f"the file has groups of {sizes} parameters without names, but the optimizer has groups of {own}"
-        raise Refused(message, hint="hold the same parameters in the same groups as when the file was saved")
+        raise Refused(message, hint="give it the same parameters in the same groups as when the file was saved")

@@ -106,7 +106,7 @@ class PlannedOutput:
                 self._copied += (range for segment in file.segments for range in read_from(segment))
                 continue
             except CkptfixError as error:
-                message = f"the planned output cannot be read back ({error.message}): a fault in ckptfix"
+                message = f"the planned output cannot be read back ({error.message}): a bug in ckptfix"
                 raise WouldLoseData(message, path=file.path, hint="please report it") from error
             self.entries += entries
             for entry in entries:

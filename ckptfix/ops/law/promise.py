@@ -110,7 +110,7 @@ class Account:
         if INSIDE in name or name in self.unlisted:
             message = "is not in the output: it was in the arguments or state of an object that has a new form there"
             return found("lost", message, where=name)
-        message = "should be in the output but is not: a fault in ckptfix; please report it"
+        message = "should be in the output but is not: a bug in ckptfix; please report it"
         return found("lost", message, where=name, severity="error")
 
 

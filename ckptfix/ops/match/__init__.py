@@ -345,7 +345,7 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
     if skipped:
         line += f"; {skipped:,} skipped by rule"
     if planned is not None:
-        said = f"; {len(planned.names):,} renamed" if planned.names else "; all have the right names already"
+        said = f"; {len(planned.names):,} renamed" if planned.names else "; all have the right keys already"
         line += "" if planned.tensors is not None and not planned.names else said
         if planned.references:
             line += f" (and {plural(planned.references, 'related name')})"

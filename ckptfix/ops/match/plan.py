@@ -223,7 +223,7 @@ def refusals(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
-                hint="--partial renames the others; unmatched tensors of IN keep their names",
+                hint="--partial renames the others; unmatched tensors of IN keep their keys",
             )
         )
     return tuple(found)

@@ -157,7 +157,7 @@ def read_array(call: Call, name: str) -> PickledArray:
         return PickledArray(dtype, shape, bool(fortran), data)
     raw = raw_bytes(data)
     if raw is None or len(raw) != count * dtype.itemsize:
-        raise BadValue(f"an array of {count} elements whose bytes are of another size")
+        raise BadValue(f"an array of {count} elements whose bytes have a different size")
     return PickledArray(dtype, shape, bool(fortran), raw)
 
 

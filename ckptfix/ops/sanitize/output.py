@@ -121,7 +121,7 @@ class ConvertedObject:
                     new = yield None, key
                 odd = odd or new is not key
                 if new is not DROPPED and not hashable(new):
-                    why = "it is a key of a mapping, and has no plain form"
+                    why = "it is a key of a dict, and has no plain form"
                     new = self.drop_at(label(key), described(key), why)
             if new is DROPPED:
                 continue

@@ -195,7 +195,7 @@ def test_a_piece_is_looked_up_when_it_is_needed_and_once() -> None:
 
 def test_a_piece_of_another_size_is_damage() -> None:
     with (
-        pytest.raises(DamagedFile, match="5 bytes promised, 4 found"),
+        pytest.raises(DamagedFile, match="5 bytes are expected, but 4 were found"),
         open_source(SplicedFile("FOLDER", [5], lambda index: SplicedPiece((b"1234",)))) as source,
     ):
         source.read(0, 5)

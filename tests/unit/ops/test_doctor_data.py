@@ -35,7 +35,7 @@ def test_parts_of_a_tensor_are_judged_together(tmp_path: Path, monkeypatch: pyte
     crc = f"{zlib.crc32(raw):08x}"
     assert found[:2] == [
         ("bad-crc", "wrong", f"the bytes do not match their CRC-32 ({crc} here, 00000001 stated)"),
-        ("damaged", "beyond", "1 bytes promised, 0 left"),
+        ("damaged", "beyond", "1 bytes are expected, but only 0 are left"),
     ]
     names = "right (3), wrong (3), made (3)"
     assert found[2][2] == f"9 NaN values of float32 in 3 tensors: {names}"

@@ -288,7 +288,7 @@ def test_what_was_cut_says_how_much_of_it_is_left(seekable: bool, tmp_path: Path
             continue
         (damaged,) = found.damaged
         reason = "the file ends before the record's size and CRC-32"
-        reason = f"3000 bytes promised, {left} left" if seekable else reason
+        reason = f"3000 bytes are expected, but only {left} are left" if seekable else reason
         assert (damaged.name, damaged.kind, damaged.reason) == ("archive/data/1", "cut", reason)
 
 

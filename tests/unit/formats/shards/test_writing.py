@@ -160,7 +160,7 @@ def test_other_formats_have_no_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["hf-bin", "hf-dcp"])
 def test_kinds_that_are_only_read_are_no_targets(tmp_path: Path, to: Any) -> None:
     torch.save(state(2), tmp_path / "in.pth")
-    with pytest.raises(ckptfix.CkptfixError, match=f"the format {to} is read and not written") as caught:
+    with pytest.raises(ckptfix.CkptfixError, match=f"ckptfix reads the format {to}, but does not write it") as caught:
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to=to)
     assert caught.value.hint == "formats are zip, legacy, safetensors, dcp, hf"
 

@@ -230,7 +230,7 @@ def test_a_server_without_ranges(web: WebServer, files: dict[str, Path], monkeyp
     web.ranges = False
     assert ckptfix.inspect(url).tensors == 4  # small enough to be taken whole
     monkeypatch.setattr(http, "WHOLE", 1000)
-    with pytest.raises(Unsupported, match=r"sends no ranges of .* bytes") as raised:
+    with pytest.raises(Unsupported, match=r"sends only whole files, and this one has .* bytes") as raised:
         ckptfix.inspect(url)
     assert raised.value.hint == f"download it first: curl -fLO {url}"
 
