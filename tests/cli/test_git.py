@@ -169,7 +169,7 @@ def test_what_is_in_the_file_of_attributes_stays(cli: Cli, repository: Path, bef
         assert (place.read_bytes() if place.exists() else None) == before
         done = cli("git", "enable", *words)
         assert done.exit_code == 0
-        assert f"{path}: added diff=ckptfix of" in done.stdout
+        assert f"{path}: added diff=ckptfix for" in done.stdout
         assert (before == b"*.pth diff=other\n*.py diff=python") == ("override this diff= line" in done.stdout)
         after = place.read_bytes()
         assert after.startswith(before or b"")
@@ -324,7 +324,7 @@ def test_the_command_names_this_python(cli: Cli, repository: Path) -> None:
     assert words.startswith(sys.executable)
     assert " -P -m ckptfix git textconv" in words
     git("config", "diff.ckptfix.textconv", "ckptfix git textconv")
-    assert "another ckptfix" in cli("git", "status").stdout
+    assert "different ckptfix" in cli("git", "status").stdout
 
 
 def test_enabling_again_forgets_the_texts(cli: Cli, repository: Path) -> None:
@@ -334,7 +334,7 @@ def test_enabling_again_forgets_the_texts(cli: Cli, repository: Path) -> None:
     git("show")
     ref = "refs/notes/textconv/ckptfix"
     assert git("show-ref", ref)
-    assert "forgot" in cli("git", "enable", "--dry-run").stdout
+    assert "deleted" in cli("git", "enable", "--dry-run").stdout
     assert git("show-ref", ref)
-    assert "forgot" in cli("git", "enable").stdout
+    assert "deleted" in cli("git", "enable").stdout
     git("show-ref", ref, code=1)

@@ -354,7 +354,7 @@ HOSTILE: dict[str, tuple[Any, type[errors.CkptfixError], str]] = {
     ),
     "a module that is a number": (lambda: _module(_parameters=_dict(), _modules=_dict(a=5)), errors.BadPickle, "int"),
     "1,002 deep": (lambda: _deep(1_002), errors.Unsupported, "1,000 deep"),
-    "two to the 40th": (lambda: _doubling(40), errors.Unsupported, "no end"),
+    "two to the 40th": (lambda: _doubling(40), errors.Unsupported, "never end"),
     "one name twice": (_collision, errors.KeyConflict, "two tensors"),
 }  # fmt: skip
 
