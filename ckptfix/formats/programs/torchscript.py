@@ -24,7 +24,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData, about
+from ckptfix.errors import (
+    BadDirectory,
+    BadPickle,
+    CkptfixError,
+    DamagedFile,
+    NoSuchTensor,
+    Unsupported,
+    WouldLoseData,
+    about,
+)
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
@@ -34,6 +43,7 @@ from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip_layout import Archive, Places, ambiguous_names
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, Dict, Global, Graph, Text, parse
@@ -75,7 +85,12 @@ class Program:
     byteorder: Literal["little", "big"]
 
     def text(self, name: str) -> bytes | None:
-        """Return the bytes of a record below the root; None if it does not exist."""
+        """Return the bytes of a record below the root; None if it does not exist.
+
+        Raises:
+            DamagedFile: the bytes do not match their checksum, so they may name and describe other tensors.
+            Unsupported: the record is too large.
+        """
         record = self.records.get(f"{self.root}/{name}")
         if record is None:
             return None
@@ -84,7 +99,11 @@ class Program:
                 f"a record of {record.size:,} bytes is too large to read", path=self.path, where=record.name
             )
         with open_source(self.path) as reader:
-            return b"".join(read_chunks(record_data(reader, record)))
+            data = b"".join(read_chunks(record_data(reader, record)))
+        if record.crc32 not in (0, checksum(data)):
+            message = "the bytes do not match their CRC-32: the file is damaged"
+            raise DamagedFile(message, path=self.path, where=record.name, offset=record.header)
+        return data
 
     def pickle(self, name: str, folder: str) -> tuple[Graph, Storages]:
         """Return the parsed pickle, and the storages in `folder` that it refers to.

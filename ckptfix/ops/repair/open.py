@@ -13,6 +13,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
 from ckptfix.formats.dcp import format as dcp
 from ckptfix.formats.dcp.part import refuse_part
+from ckptfix.formats.programs.torchscript import open_program
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
@@ -62,7 +63,8 @@ def repair(
     name = path
     if found_as(path) != "folder":
         refuse_part(path)
-        path, notes = unwrap(path, folder)
+        if not _is_program(path):
+            path, notes = unwrap(path, folder)
     # Before the repair: both hold the object, and not at the same time.
     piece = tuple(_piece(path))
     try:
@@ -76,6 +78,13 @@ def repair(
         lost = ", ".join(loss.name for loss in done.losses[:4])
         raise DamagedFile(f"not one of its {len(done.losses)} tensors can be kept: {lost}", path=name)
     return replace(done, notes=(*notes, *done.notes, *piece))
+
+
+def _is_program(path: str) -> bool:
+    """Return whether the file is a program: a checkpoint inside one is not the program's weights."""
+    with open_source(path) as reader:
+        head = reader.read(0, min(reader.size, HEAD))
+        return any(format.program and format.score(path, head, reader.size) for format in FORMATS.of(folder=False))
 
 
 def _piece(path: str) -> Iterator[Finding]:
@@ -108,7 +117,12 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
     if any(format.score(path, head, size) for format in FORMATS.of(folder=False) if not format.edits):
-        return _of_wreck(_read_whole(path), fill, donor, like)
+        try:
+            return _of_wreck(_read_whole(path), fill, donor, like)
+        except DamagedFile:
+            # A damaged TorchScript archive is read as any zip, its tensors under the names of attributes.
+            if open_program(path, "data.pkl") is None:
+                raise
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
     if torch_legacy.score(path, head, size):
