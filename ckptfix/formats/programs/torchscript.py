@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import (
@@ -201,6 +201,7 @@ def _weights(
     findings: tuple[Finding, ...],
 ) -> Weights:
     entries: list[TensorEntry] = []
+    tensors = tuple((name, _without_tags(node)) for name, node in tensors)
     for name, node in tensors:
         try:
             entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
@@ -221,6 +222,23 @@ def _weights(
     )
     check_whole(made, lambda _: program.size)
     return made
+
+
+def _without_tags(node: Call) -> Call:
+    """Return the rebuild call of a tensor with plain arguments.
+
+    TorchScript writes the dict of the marks of a tensor (conj, neg) as ``restore_type_tag({...}, 'Dict[str, bool]')``.
+    """
+    if not any(_is_tag(argument) for argument in node.arguments):
+        return node
+    arguments = tuple(part.arguments[0] if _is_tag(part) else part for part in node.arguments)
+    made = Call(node.func, arguments, node.how, node.position, node.kwargs)
+    made.items, made.elements, made.state = node.items, node.elements, node.state
+    return made
+
+
+def _is_tag(node: Node) -> TypeGuard[Call]:
+    return type(node) is Call and node.is_call_of("torch.jit._pickle", "restore_type_tag") and bool(node.arguments)
 
 
 def _unsaid(tensors: tuple[tuple[str, Call], ...]) -> Iterator[Finding]:
