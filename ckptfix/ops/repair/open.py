@@ -13,7 +13,6 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
 from ckptfix.formats.dcp import format as dcp
 from ckptfix.formats.dcp.part import refuse_part
-from ckptfix.formats.programs.torchscript import open_program
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
@@ -117,12 +116,7 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
     if safetensors.score(path, head, size) >= 100:
         return repair_safetensors(path, fill=fill, donor=donor)
     if any(format.score(path, head, size) for format in FORMATS.of(folder=False) if not format.edits):
-        try:
-            return _of_wreck(_read_whole(path), fill, donor, like)
-        except DamagedFile:
-            # A damaged TorchScript archive is read as any zip, its tensors under the names of attributes.
-            if open_program(path, "data.pkl") is None:
-                raise
+        return _of_wreck(_read_whole(path), fill, donor, like)
     if (start := _LEGACY.search(before)) is not None:
         return _of_wreck(read_legacy(path, start.start()), fill, donor, like)
     if torch_legacy.score(path, head, size):
