@@ -140,7 +140,7 @@ class Format:
         folder: the checkpoint is a folder of files, not one file.
         edits: `plan_edit` is supported; False for a read-only format, which must be converted before it can be edited.
         writes: `plan_write` is supported.
-        program: its files hold a program, of which only the weights are read: torch.load reads none of them.
+        program: its files hold a program, and only the weights are read; torch.load does not read them.
         sized: (bytes) -> a `plan_write` whose files hold at most that many bytes of tensors; None for a format of
             single files.
         by_file: (checkpoint, planner of one file, folder) -> the plan of a folder in which each checkpoint file is

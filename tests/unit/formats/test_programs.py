@@ -44,7 +44,8 @@ class Net(nn.Module):
         self.register_buffer("wide", torch.randn(2, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        rest = self.short.sum() + self.turned.sum() + self.count.sum() + self.mask.sum() + self.wide.sum()
+        rest = self.short.sum() + self.turned.sum()
+        rest = rest + self.count.sum() + self.mask.sum() + self.wide.sum()  # type: ignore[operator]
         found: Tensor = self.one(self.body(x)) + self.other(self.body(x)) + torch.tensor([1.0, 2.0, 3.0])
         return found * rest
 
@@ -58,7 +59,7 @@ def traced(path: Path, made: nn.Module) -> None:
 
 
 def frozen(path: Path, made: nn.Module) -> None:
-    torch.jit.freeze(torch.jit.script(made)).save(path)  # type: ignore[no-untyped-call]
+    torch.jit.freeze(torch.jit.script(made)).save(path)
 
 
 def exported(path: Path, made: nn.Module) -> None:
@@ -192,13 +193,13 @@ def test_lazy_operations_are_those_of_torch(tmp_path: Path, kind: str) -> None:
             self.register_buffer("z", lazily(kind))
 
         def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = x * self.z.abs().sum()
+            found: Tensor = x * self.z.abs().sum()  # type: ignore[operator]
             return found
 
     made: Any = Lazy()
     assert made.z.is_conj() or made.z.is_neg()
     if kind == "conj":  # of the other, torch writes the storage with a wrong dtype, and does not load it
-        torch.jit.script(made).save(tmp_path / "net.pt")  # type: ignore[no-untyped-call]
+        torch.jit.script(made).save(tmp_path / "net.pt")
     torch.export.save(torch.export.export(made, (torch.ones(1),)), tmp_path / "net.pt2")
     for path in sorted(tmp_path.iterdir()):
         loaded: Any = torch.export.load(path) if path.suffix == ".pt2" else torch.jit.load(path)  # type: ignore[no-untyped-call]
