@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from ckptfix.cli.shared.console import COMPLETE as COMPLETE
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
 from ckptfix.urls import is_url, known_word
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-
-COMPLETE = "_CKPTFIX_COMPLETE"
-"""Environment variable in which the completion script of a shell passes its request."""
 
 
 class Row(NamedTuple):
@@ -91,7 +88,7 @@ _OTHER_WORDS: dict[str, Sequence[str]] = {
 """Words that users may know from other tools, and the commands that do that here."""
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """The group whose commands are the rows of `COMMANDS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -178,7 +175,7 @@ class Commands(click.Group):
         return code
 
 
-def _completed(group: Commands, variable: str, instruction: str) -> int:
+def _completed(group: CommandGroup, variable: str, instruction: str) -> int:
     """Answer a completion script: ``bash_complete`` asks for completions, ``bash_source`` for the script itself."""
     from ckptfix.cli.shared.shells import SHELLS
 
@@ -207,7 +204,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 @click.group(
-    cls=Commands,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

@@ -48,7 +48,7 @@ def read(format: str, program: Reader, path: str) -> Checkpoint:
     graph = parse(made.pickle, path=path, where="state dict")
     if weights.at:
         graph = _at(weights.at, graph, path)
-    storages = common.Found()
+    storages = common.FoundStorages()
     storages.data = {key: data for key, data, _ in made.storages}
     storages.sums = {key: crc32 for key, _, crc32 in made.storages}
     with open_source(path) as reader:

@@ -17,8 +17,8 @@ from stores import WebServer, _Web
 import ckptfix
 from ckptfix import fleet
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, NotPermitted, Refused, Unsupported, WriteFailed
+from ckptfix.io.remote import clients, http
 from ckptfix.io.remote import file as remote_file
-from ckptfix.io.remote import http, store
 from ckptfix.io.source import open_source, opened_once, threads
 
 torch = pytest.importorskip("torch")
@@ -323,8 +323,8 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(store, "import_module", missing)
-    monkeypatch.setattr(store, "_is_there", lambda package: False)
+    monkeypatch.setattr(clients, "import_module", missing)
+    monkeypatch.setattr(clients, "_is_there", lambda package: False)
     for url, install in {
         "s3://b/x.pth": "pip install 'ckptfix[remote]' s3fs",
         "gs://b/x.pth": "pip install 'ckptfix[remote]' gcsfs",
@@ -369,7 +369,7 @@ def test_plans_and_records_of_fleets_hold_no_secret(web: WebServer, files: dict[
     for words in (["--like", urls[1]], [f"--like={urls[1]}"]):
         code, out, err = run("fleet", "plan", urls[0], "--", "doctor", *words)
         assert code == 0, err
-        assert "a plan holds no secret: 1 job" in err
+        assert "a plan holds no secrets: 1 job" in err
         assert not any(secret in out + err for secret in ("pa55w0rd", "abc123"))
     for words in (["-o", f"{urls[1]}{{name}}"], [f"-o{urls[1]}{{name}}"], [f"-fo{urls[1]}{{name}}"]):
         code, out, err = run("fleet", "plan", urls[0], "--", "to-cpu", *words)
