@@ -146,6 +146,7 @@ class Format:
         folder: the checkpoint is a folder of files, not one file.
         edits: `plan_edit` is supported; False for a read-only format, which must be converted before it can be edited.
         writes: `plan_write` is supported.
+        program: its files hold a program, and only the weights are read; torch.load does not read them.
         sized: (bytes) -> a `plan_write` whose files hold at most that many bytes of tensors; None for a format of
             single files.
         by_file: (checkpoint, planner of one file, folder) -> the plan of a folder in which each checkpoint file is
@@ -195,6 +196,7 @@ class Format:
     folder: bool = False
     edits: bool = True
     writes: bool = True
+    program: bool = False
     sized: Callable[[int], PlanWrite] | None = None
     by_file: ByFile | None = None
     beside: Callable[[Checkpoint, str], tuple[OutputFile, ...]] = nothing_beside

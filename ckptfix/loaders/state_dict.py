@@ -75,7 +75,7 @@ def load_state_dict(
         MissingExtra: torch is not installed.
     """
     need_torch("load_state_dict")
-    checkpoint = opened(path, programs=True)
+    checkpoint = opened(path)
     if at is None:
         refuse_piece(checkpoint)
     chosen = choose.choose(checkpoint, at)

@@ -84,6 +84,12 @@ def read_directory(reader: Source) -> Directory:
     return Directory(path, records, raw, end.offset, end.comment, end.trailing, end.disputes)
 
 
+def raw_directory(reader: Source) -> bytes:
+    """Return the bytes of the central directory, unparsed. Raises like `read_directory`."""
+    end = _find_end(reader)
+    return reader.read(end.offset, end.size)
+
+
 class _End(NamedTuple):
     records: int
     offset: int

@@ -1,13 +1,15 @@
 """Edits of a folder: keys are in the `.metadata`, which is rewritten; files of tensors are copied whole.
 
 Names inside a value (an optimizer's ``params``) and replaced tensors are written as new items, to an additional
-``.distcp`` file.
+``.distcp`` file; an in-place edit appends them to a file of the folder.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from ckptfix.checkpoint import (
@@ -35,6 +37,7 @@ from ckptfix.formats.dcp.read import RANKS, Folder, ItemFiles, folder_of
 from ckptfix.formats.dcp.window import ItemWindow
 from ckptfix.formats.dcp.write import tensor_items
 from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.in_place import data_moves
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.formats.torch.object import NodeSite
@@ -66,6 +69,45 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     copies = [OutputFile.of(as_path(dest, name), segments) for name, segments in kept.items()]
     last = OutputFile.of(as_path(dest, dcp_metadata.NAME), [metadata])
     return Plan((*copies, *new, *around.copied_to(dest), last), around.findings())
+
+
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """Plan an in-place edit (`Format.in_place`): the items of an additional file go to the end of a file of the folder.
+
+    Raises:
+        Unsupported: the edit removes or replaces items, which changes data too.
+    """
+    files = folder_of(checkpoint).files
+    dest, said = os.path.dirname(plan.files[-1].path), planned_metadata(plan)  # noqa: PTH120 (a name, not a place)
+    planned = {os.path.relpath(file.path, dest): file for file in plan.files}
+    for name, path in files.paths.items():
+        whole = OutputFile.of(path, [ByteRange(path, 0, files.sizes[name])])
+        if name not in planned or planned[name].segments != whole.segments:
+            raise data_moves(path)
+    if said is None:
+        return plan
+    places = [*(part.place for _, part in said.places() if part.place), *(place for _, place in said.unused)]
+    added = sorted({place.name for place in places} & planned.keys() - files.paths.keys())
+    home = next((name for name in files.paths if _may_grow(name, files.sizes[name], places)), None)
+    if not added or home is None:
+        return plan
+    segments = list(planned[home].segments)
+    moved: dict[StorageInfo, StorageInfo] = {}
+    for name in added:
+        start = sum(map(segment_length, segments))
+        for place in places:
+            if place.name == name:
+                moved[place] = StorageInfo(home, start + place.offset, place.length)
+        segments += planned.pop(name).segments
+    planned[home] = OutputFile.of(planned[home].path, segments)
+    metadata = rewritten(said, [EditedKey(saved, saved.path) for saved in said.saved], moved)
+    planned[dcp_metadata.NAME] = OutputFile.of(plan.files[-1].path, [metadata])
+    return replace(plan, files=tuple(planned.values()))
+
+
+def _may_grow(name: str, size: int, places: Iterable[StorageInfo]) -> bool:
+    """Return whether items can be appended to a file: it is not empty, not in a subfolder, and not cut short."""
+    return size > 0 and "/" not in name and all(row.offset + row.length <= size for row in places if row.name == name)
 
 
 def edited(said: Metadata, edits: Iterable[Edit]) -> list[EditedKey]:

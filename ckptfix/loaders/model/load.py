@@ -95,7 +95,7 @@ def load_into(
     """
     need_torch("load_into")
     refuse_swapped_arguments(model, path, "model")
-    checkpoint = opened(path, programs=True)
+    checkpoint = opened(path)
     goal = target(model)
     refuse_piece(checkpoint, None if at is None else address.given(at))
     found = chosen(checkpoint, at, goal.leaves())

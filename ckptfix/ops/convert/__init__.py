@@ -22,7 +22,7 @@ from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
-NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps"})
+NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps", "left-behind"})
 """Findings of reading a checkpoint of many files that matter to the user of the output."""
 
 
@@ -87,7 +87,8 @@ def convert(
             shard_size=shard_size,
         )
         of = f" of {done.at}" if done.at else ""
-        line = f"converted {plural(done.tensors, 'tensor')}{of}: {_title(checkpoint.format)} -> {_title(done.format)}"
+        titles = f"{FORMATS[checkpoint.format].title} -> {FORMATS[done.format].title}"
+        line = f"converted {plural(done.tensors, 'tensor')}{of}: {titles}"
         shards = sum(not file.along and not file.path.endswith((".json", "/.metadata")) for file in done.plan.files)
         if shards > 1 and FORMATS[done.format].sized is not None:
             line += f", {plural(shards, 'file')}"
@@ -99,6 +100,7 @@ def convert(
         if done.lost:
             lines.append(f"LOST ({done.format} cannot hold them): {some(done.lost)}")
         behind = [address for address in done.left if address not in done.lost]
+        behind += [row.where for row in checkpoint.findings if row.id == "left-behind"]
         if behind:
             lines.append(f"left behind: {some(behind)}")
         takes = format_of(checkpoint).take is not None and "objects" in FORMATS[done.format].states
@@ -122,11 +124,6 @@ def convert(
         refuse_destination(dest, source, how, folder=folder)
         return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
     return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
-
-
-def _title(format: str) -> str:
-    """Return the title of a format; a program's format has no title, so its name is used."""
-    return FORMATS[format].title if format in FORMATS else format
 
 
 @without_collections

@@ -189,6 +189,9 @@ def _examined(
     looked = ["first bytes"]
     findings: list[Finding]
     try:
+        if checkpoint is None or format_of(checkpoint).program:
+            checkpoint = None
+            doctor_foreign.refuse_program(name)
         checkpoint = checkpoint or open_checkpoint(name)
     except NoFile:
         raise

@@ -19,6 +19,8 @@ from ckptfix.errors import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
+from ckptfix.formats import FORMATS, HEAD, detect
+from ckptfix.formats.base import unknown
 from ckptfix.formats.programs.torchscript import CONSTANTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
@@ -48,7 +50,7 @@ _IDS: tuple[tuple[type[CkptfixError], str], ...] = (
 
 _REPAIR = "ckptfix repair {source} {repaired}"
 
-PROGRAMS = ("torchscript", "exported-program")
+PROGRAMS = tuple(name for name in FORMATS if FORMATS[name].program)
 
 _TRUSTED = ("plain-pickle", "numpy-file")
 """Kinds whose remedy is to load the file, if the user trusts it."""
@@ -142,6 +144,18 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     if id == "dcp-folder" and " .metadata " in error.message:
         return "put back the .metadata of that save, or make it readable"
     return None
+
+
+def refuse_program(path: str) -> None:
+    """Refuse a program: a diagnosis is about the file, and not about the weights that can be read from it.
+
+    Raises:
+        UnknownFormat: it is one.
+    """
+    if found_as(path) != "file" or not detect(path).program:
+        return
+    with open_source(path) as reader:
+        raise unknown(path, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
 def _of_program(path: str) -> str | None:

@@ -47,11 +47,15 @@ def scan(path: str, *, fast: bool, progress: Progress | None = None) -> Iterator
     for row in stray[: doctor_zip.LISTED]:
         message = f"a record of {row.size:,} bytes that torch does not write"
         yield found("stray-record", message, where=row.name, offset=row.header)
-    if not fast:
-        yield from scan_records.scan(list(_pieces(path, directory.records)), "little", progress)
+    damaged: set[str] = set()
+    for finding in () if fast else scan_records.scan(list(_pieces(path, directory.records)), "little", progress):
+        damaged.add(finding.where)
+        yield finding
     try:
         torchscript.read(path) or exported.read(path)
     except DamagedFile as error:
+        if error.where in damaged:
+            return
         yield found(id_of(error), error.message, where=error.where or "", offset=error.offset, fix="")
     except CkptfixError:
         # There are several models, or an older layout; extract reports which.

@@ -189,7 +189,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         stack.extend(entry.parts)
         if entry.storage is not None:
             storages[entry.storage.identity] = entry.storage.nbytes
-    parts = pickled(checkpoint)
+    program = format_of(checkpoint).program
+    parts = None if program else pickled(checkpoint)
     graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
     edits = count_edits(checkpoint)
@@ -207,7 +208,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         wrappers=_wrappers(checkpoint),
         state_dicts=checkpoint.state_dicts,
         globals=tuple((name, trusted.accepted(name)) for name in found),
-        weights_only=trusted.refusal(graph) if graph else None,
+        weights_only=trusted.refusal(graph) if graph else PROGRAM if program else None,
         metadata=checkpoint.metadata,
         findings=(*checkpoint.findings, *choose.remarks(checkpoint)),
         entries=entries,
@@ -215,6 +216,10 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         modules=modules_in(checkpoint),
         quantization=quantized.quantization_of(checkpoint).counts,
     )
+
+
+PROGRAM = "it is a program"
+"""The reason why ``torch.load`` refuses a program."""
 
 
 def _wrappers(checkpoint: Checkpoint) -> dict[str, tuple[int, str]]:

@@ -67,7 +67,8 @@ def repair(
     name = path
     if found_as(path) != "folder":
         refuse_part(path)
-        path, notes = unwrap(path, folder)
+        if not _is_program(path):
+            path, notes = unwrap(path, folder)
     # This comes before the repair, so that only one of the two holds the object at a time.
     piece = tuple(_piece(path))
     try:
@@ -81,6 +82,13 @@ def repair(
         lost = ", ".join(loss.name for loss in done.losses[:4])
         raise DamagedFile(f"none of its {len(done.losses)} tensors can be kept: {lost}", path=name)
     return replace(done, notes=(*notes, *done.notes, *piece))
+
+
+def _is_program(path: str) -> bool:
+    """Return whether the file is a program: a checkpoint inside one is not the program's weights."""
+    with open_source(path) as reader:
+        head = reader.read(0, min(reader.size, HEAD))
+        return any(format.program and format.score(path, head, reader.size) for format in FORMATS.of(folder=False))
 
 
 def _piece(path: str) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             names.append(name)
             super().__init__(name)
 
-    monkeypatch.setattr(io_pool, "Descriptor", Counting)
+    monkeypatch.setattr(io_pool, "OpenFile", Counting)
     return names
 
 

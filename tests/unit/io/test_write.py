@@ -68,7 +68,7 @@ class TestContent:
                 opened.append(name)
                 super().__init__(name)
 
-        monkeypatch.setattr(io_pool, "Descriptor", Counting)
+        monkeypatch.setattr(io_pool, "OpenFile", Counting)
         monkeypatch.setattr(io_pool, "OPEN_SOURCES", 3)
         segments: list[Segment] = []
         for number in range(8):
