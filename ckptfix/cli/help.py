@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptfix.cli import COMMANDS, commands
+from ckptfix.cli import commands
 from ckptfix.cli.shared.common import reads
 from ckptfix.cli.shared.console import Console, is_terminal
+from ckptfix.command_table import COMMANDS
 from ckptfix.docs import SCHEMA, SUMMARY, TOPICS, page, schema
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     click.Argument(
         ["topics"], metavar="[TOPIC | COMMAND]...", nargs=-1, required=False, shell_complete=_complete
     ),
-    example="ckptfix help recipes",
     output=False,
 )
 def command(console: Console, *, topics: tuple[str, ...]) -> int:

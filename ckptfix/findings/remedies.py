@@ -8,45 +8,13 @@ then the format. The names of the files in between record the steps: ``train.pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
+from ckptfix.command_table import COMMANDS, Chained
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import Remedy, operand, proposed
 
 Words = tuple[str, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    """A command in a chain.
-
-    Attributes:
-        word: the word that it adds to the name of its output.
-        spares: commands that have nothing left to do after it.
-        flattens: the output is the state dict itself, so that addresses of the input no longer apply.
-    """
-
-    word: str
-    spares: frozenset[str] = frozenset()
-    flattens: bool = False
-
-
-VERBS: dict[str, Verb] = {
-    "repair": Verb("repaired"),
-    "extract": Verb("weights", frozenset({"sanitize", "slim"}), flattens=True),
-    "sanitize": Verb("plain"),
-    "slim": Verb("slim"),
-    "unwrap": Verb("unwrapped", frozenset({"strip-module"})),
-    "strip-module": Verb("stripped"),
-    "add-module": Verb("wrapped"),
-    "rename": Verb("renamed"),
-    "match": Verb("matched"),
-    "to-cpu": Verb("cpu"),
-    "convert": Verb("converted", flattens=True),
-}
-"""The commands, in the order of a chain."""
-
-_PLACE = {name: place for place, name in enumerate(VERBS)}
 
 Step = tuple[str, str, Words]
 """A command, the word in the name of its output, and its options."""
@@ -67,7 +35,7 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Words,
     for verb, word, options in steps:
         dest = proposed(source, word)
         made.append(("ckptfix", verb, operand(source), operand(dest), *(_without_at(options) if flat else options)))
-        flat = flat or (VERBS[verb].flattens and (verb == "extract" or dest.endswith(".safetensors")))
+        flat = flat or (_chained(verb).flattens and (verb == "extract" or dest.endswith(".safetensors")))
         source = dest
     return tuple(made)
 
@@ -82,7 +50,7 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
         known = False
         for index, line in enumerate(remedy.commands):
             verb = line[1]
-            if verb not in VERBS or len(line) < 4 or (known and verb == "convert"):
+            if COMMANDS[verb].chained is None or len(line) < 4 or (known and verb == "convert"):
                 continue
             step = (verb, _word(line), line[4:])
             kept = steps.get(verb)
@@ -98,8 +66,17 @@ _CONVERTED_FIRST = frozenset(("wrong-suffix", "plain-pickle", "torch-tar"))
 """Findings of files that other commands refuse: the suffix is wrong, or the format is read-only."""
 
 
-EDIT = frozenset(VERBS) - {"repair", "extract", "sanitize", "convert"}
-"""Commands that write the format that they read, and therefore refuse a read-only format."""
+def _chained(verb: str) -> Chained:
+    """Return the place of a command in a chain, which it must have."""
+    chained = COMMANDS[verb].chained
+    assert chained is not None
+    return chained
+
+
+def _edits(line: Words) -> bool:
+    """Return whether a command writes the format that it reads, and therefore refuses a read-only format."""
+    chained = COMMANDS[line[1]].chained
+    return chained is not None and chained.edits
 
 
 def with_conversion(remedy: Remedy, path: str, *, folder: bool) -> Remedy:
@@ -108,29 +85,30 @@ def with_conversion(remedy: Remedy, path: str, *, folder: bool) -> Remedy:
     Args:
         folder: the format is a folder, from which a conversion keeps only the state dict.
     """
-    if not any(line[1] in EDIT for line in remedy.commands) or remedy.commands[0][1] == "convert":
+    if not any(map(_edits, remedy.commands)) or remedy.commands[0][1] == "convert":
         return remedy
     middle = proposed(path, "zip")
     made: list[Words] = [("ckptfix", "convert", operand(path), operand(middle), "--to", "zip")]
     for line in remedy.commands:
         source = operand(middle) if line[2] == operand(path) else line[2]
-        word = VERBS[line[1]].word
+        word = COMMANDS[line[1]].output_word
         dest = operand(proposed(middle, word)) if line[3] == operand(proposed(path, word)) else line[3]
         made.append((*line[:2], source, dest, *(_without_at(line[4:]) if folder else line[4:])))
     return Remedy(tuple(made))
 
 
 def _converts_first(remedy: Remedy) -> bool:
-    verbs = [line[1] for line in remedy.commands]
-    return verbs[:1] == ["convert"] and not EDIT.isdisjoint(verbs)
+    return bool(remedy.commands) and remedy.commands[0][1] == "convert" and any(map(_edits, remedy.commands))
 
 
 def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
     """Yield the steps in their order; with `first`, a conversion comes before the other commands."""
     if first and "extract" in steps:
         steps.pop("convert", None)
-    place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if first else _PLACE
-    spared = {name for verb in steps for name in VERBS[verb].spares}
+    place = {verb: float(_chained(verb).place) for verb in steps}
+    if first:
+        place["convert"] = _chained("repair").place + 0.5
+    spared = {name for verb in steps for name in _chained(verb).spares}
     converted = steps.get("convert", ())
     if converted and "extract" not in steps and converted[0][1] == "safetensors":
         spared |= {"sanitize"}
@@ -142,7 +120,7 @@ def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
 def _word(line: Words) -> str:
     """Return the word in the output's name: ``safetensors`` or ``zip`` for a conversion, else the command's own."""
     if line[1] != "convert":
-        return VERBS[line[1]].word
+        return COMMANDS[line[1]].output_word
     if "--to" in line:
         return line[line.index("--to") + 1]
     return "safetensors"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ckptfix.command_table import COMMANDS
 from ckptfix.commands import word as shell_word
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
@@ -89,7 +90,7 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
         else:
             lines[-1].append(word.format_map(bare))
     for line in lines:
-        if at and line[1] in TAKE_AT and "--at" not in line:
+        if at and COMMANDS[line[1]].at and "--at" not in line:
             line += ["--at", at]
     return Remedy(tuple(map(tuple, lines)))
 
@@ -125,10 +126,6 @@ def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
 def as_rows(findings: Iterable[Finding], path: str) -> list[dict[str, Any]]:
     """Return `findings` of the file `path` for JSON, each with the remedy that it states itself."""
     return [as_row(finding, said_remedy(finding, path)) for finding in findings]
-
-
-TAKE_AT = frozenset({"strip-module", "add-module", "unwrap", "rename", "match", "extract", "convert"})
-"""Commands with the option --at."""
 
 
 def shell_line(words: Sequence[str]) -> str:

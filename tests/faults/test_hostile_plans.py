@@ -17,8 +17,7 @@ from cli.conftest import wrapped
 from property.verbs import run_command
 
 from ckptfix import fleet
-from ckptfix.cli import COMMANDS
-from ckptfix.cli.shared.alone import NOT_IN_A_FLEET
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Refused
 
 EVIL = "import pathlib\npathlib.Path({marker!r}).write_text('x')\ndef m():\n    return None\n"
@@ -63,8 +62,8 @@ def in_threads(plan: Path, **how: Any) -> fleet.Report:
 
 
 OUT = "../outside/new.pth"
-WRITERS = sorted(name for name in COMMANDS if name not in NOT_IN_A_FLEET and name not in (
-    "inspect", "doctor", "diff", "digest", "stats"))  # fmt: skip
+WRITERS = sorted(row.name for row in COMMANDS.values() if row.writes and not row.not_in_a_fleet)
+NOT_IN_A_FLEET = sorted(row.name for row in COMMANDS.values() if row.not_in_a_fleet)
 EXTRA = {"rename": ["--sub", "a=b"], "match": ["--like", "b.pth"], "select": ["--keep", "w"],
          "cast": ["--to", "float16"], "set-metadata": ["--set", "a=b"], "convert": ["--to", "safetensors"]}  # fmt: skip
 
@@ -119,7 +118,7 @@ def jobs_that_are_others() -> Iterator[tuple[str, Any]]:
     yield "import", job(["doctor", "a.pth", "--like", "evil_module:m", "--allow-import"])
     for verb in ("match", "repair", "fix"):
         yield f"{verb} import", job([verb, "a.pth", "o.pth", "--like", "evil_module:m", "--allow-import"], "o.pth")
-    for verb in sorted(NOT_IN_A_FLEET):
+    for verb in NOT_IN_A_FLEET:
         yield f"verb {verb}", job([verb, "a.pth"])
     yield "undo in place", job(["undo", "a.pth"], "a.pth")
     right = ["to-cpu", "a.pth", "o.pth"]

@@ -24,7 +24,7 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "extras", "commands", "shown", "words", "numbers", "docs", "urls"),
+    ("errors", "arguments", "extras", "command_table", "commands", "shown", "words", "numbers", "docs", "urls"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
@@ -335,7 +335,7 @@ def test_no_command_loads_torch(forks: Forks, tmp_path: Path, name: str) -> None
 
 
 def test_every_command_is_probed() -> None:
-    from ckptfix.cli import COMMANDS as ROWS
+    from ckptfix.command_table import COMMANDS as ROWS
 
     assert set(ROWS) <= set(COMMANDS)
 

@@ -12,7 +12,7 @@ import pytest
 from doctor_samples import SAMPLES
 from scenarios.broken_files import CASES
 
-from ckptfix.cli import COMMANDS
+from ckptfix.command_table import COMMANDS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found, proposed, remedy
