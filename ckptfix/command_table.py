@@ -42,8 +42,8 @@ class Command(NamedTuple):
         in_place: it has ``--in-place``.
         at: it has ``--at``.
         not_in_a_fleet: why it makes no sense for one file of many; empty if it does.
-        other_words: words that users may know from other tools. Of several commands with the same word, the one that
-            has it nearer to the front is proposed first.
+        other_words: words that users may know from other tools. Where several commands have the same word, the one
+            that has it nearer to the front is proposed first.
         chained: its place in a chain; None if no finding proposes it.
     """
 
@@ -105,7 +105,7 @@ _TABLE = (
     ),
     Command(
         "diff", "Look", "Compare two checkpoints: keys, shapes, devices, values.",
-        example="ckptfix diff before.pth after.safetensors --atol 1e-6", home="ops.diff",
+        example="ckptfix diff before.pth after.safetensors --atol 1e-6", home="ops.diff", at=True,
         other_words=("report", "html", "page", "compare", "cmp"),
     ),
     Command(

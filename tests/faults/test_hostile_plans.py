@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from builders import safetensors
 from cli.conftest import wrapped
+from file_commands import line_of
 from property.verbs import run_command
 
 from ckptfix import fleet
@@ -64,8 +65,7 @@ def in_threads(plan: Path, **how: Any) -> fleet.Report:
 OUT = "../outside/new.pth"
 WRITERS = sorted(row.name for row in COMMANDS.values() if row.writes and not row.not_in_a_fleet)
 NOT_IN_A_FLEET = sorted(row.name for row in COMMANDS.values() if row.not_in_a_fleet)
-EXTRA = {"rename": ["--sub", "a=b"], "match": ["--like", "b.pth"], "select": ["--keep", "w"],
-         "cast": ["--to", "float16"], "set-metadata": ["--set", "a=b"], "convert": ["--to", "safetensors"]}  # fmt: skip
+TO = {"convert": ["--to", "safetensors"]}
 
 
 def names(folder: Path) -> set[str]:
@@ -73,8 +73,8 @@ def names(folder: Path) -> set[str]:
 
 
 def words(verb: str, *places: str) -> list[str]:
-    last = ["cuda:0"] if verb == "map-location" else []
-    return [verb, "a.pth", *places, *EXTRA.get(verb, []), *last]
+    options = [word.format(torch="b.pth") for word in line_of(verb).options]
+    return [verb, "a.pth", *places, *options, *TO.get(verb, [])]
 
 
 def jobs_that_write_elsewhere() -> Iterator[tuple[str, dict[str, Any]]]:
