@@ -33,6 +33,7 @@ from ckptfix.cli.shared.common import writes
 from ckptfix.command_table import COMMANDS, Chained, Command
 from ckptfix.findings import remedies, table
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import step
 from ckptfix.ops import relocate
 
 ROW = Command(
@@ -145,6 +146,6 @@ def test_its_function_is_public(tmp_path: Path) -> None:
 
 
 def test_a_finding_may_propose_it(ddp: Path) -> None:
-    finding = Finding("device-tags", "warning", "", "they are dirty", fix=f"ckptfix {NAME} {{source}} {{{NAME}}}")
-    lines = remedies.chain(str(ddp), [(finding, table.remedy_of(finding, str(ddp)))])
-    assert [line[1] for line in lines] == [NAME]
+    finding = Finding("device-tags", "warning", "", "they are dirty", steps=step(NAME))
+    (line,) = remedies.chain(str(ddp), [(finding, table.remedy_of(finding, str(ddp)))])
+    assert line.argv() == ("ckptfix", NAME, str(ddp), str(ddp.with_suffix(f".{NAME}.pth")))
