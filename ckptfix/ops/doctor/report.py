@@ -18,13 +18,12 @@ from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, pro
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
+from ckptfix.ops.naming import last_suffix
 from ckptfix.shown import html, page
 from ckptfix.words import plural
 
 FailOn = Literal["error", "warning", "never"]
 """The least serious finding that makes the exit code 1."""
-
-_SUFFIX = re.compile(r"\.(safetensors|(pth|pt)(\.tar)?|bin|ckpt)$")
 
 Kind = Literal["text", "command", "error", "warning", "info"]
 
@@ -192,8 +191,7 @@ class Diagnosis:
         """The name of the output of fix, with the suffix of what the last command writes; a folder's is not said."""
         if found_as(self.path) == "folder" or not last.dest:
             return ""
-        suffix = _SUFFIX.search(last.dest)
-        return proposed(self.path, "fixed", suffix and suffix[0])
+        return proposed(self.path, "fixed", last_suffix(self.path, last.dest))
 
     @property
     def advice(self) -> str | None:

@@ -27,8 +27,9 @@ from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.law.promise import Account
+from ckptfix.ops.naming import last_suffix
 from ckptfix.ops.writing import Result, write_aside
-from ckptfix.urls import as_path, is_url, real_path
+from ckptfix.urls import Virtual, as_path, is_url, real_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,7 @@ class Chain:
         """The suffix of what is planned, perhaps none at all; None for a folder."""
         if not self.is_one_file:
             return None
-        target = self._target or self._path
-        # Of a name without a suffix, what follows the dot of `target` is a word such as "stripped".
-        return as_path(target).suffix if as_path(self._path).suffix or of_suffix(target) else ""
+        return last_suffix(self._path, self._target or self._path)
 
     @property
     def is_one_file(self) -> bool:
@@ -114,7 +113,7 @@ class Chain:
             if COMMANDS[one.step.command].chained is None or key in self._done or self._is_against_name(one):
                 continue
             self._done.add(key)
-            self._carry_out(one.step, one.dest)
+            self._carry_out(one.step, Virtual(one.dest))
             new = True
         return new
 
@@ -128,14 +127,14 @@ class Chain:
             return False
         return suits(self._dest, self.format or formats.detect(self._path).name)
 
-    def _carry_out(self, step: Step, dest: str) -> None:
+    def _carry_out(self, step: Step, dest: Virtual) -> None:
         source = self._readable()
         with about(self._path):
             result = function_of(step.command)(source, dest, dry_run=True, **step.keywords())
         plan = result.plan
-        words = ("ckptfix", step.command, self._source, dest, *step.words())
+        words = ("ckptfix", step.command, self._source, str(dest), *step.words())
         self._steps.append(Done(words, result.lines))
-        self._source = dest
+        self._source = str(dest)
         self._plan, self._target, self.format = plan, dest, result.format
         self._checks += plan.checks
         self._holds.append(plan)

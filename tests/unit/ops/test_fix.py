@@ -120,6 +120,16 @@ def test_a_dry_run_writes_nothing_and_says_the_same(broken: Path, tmp_path: Path
     json.dumps(done.as_dict())
 
 
+@pytest.mark.parametrize("name", ["net.pth.tar", "net.pth.gz", "net.pt", "net", "net.model", "a.b.ckpt"])
+def test_the_output_is_called_as_doctor_says(tmp_path: Path, name: str) -> None:
+    torch.save(wrapped(args=argparse.Namespace(lr=0.1)), tmp_path / name)
+    said = ckptfix.doctor(tmp_path / name).fix
+    assert said is not None and said[1] == "fix"
+    assert ckptfix.fix(tmp_path / name).dest == said[3]
+    expected = {"net.pth.tar": "net.fixed.pth.tar", "net.pth.gz": "net.fixed.pth", "net": "net.fixed.pth"}
+    assert Path(said[3]).name == expected.get(name, Path(said[3]).name)
+
+
 def test_what_no_command_fixes_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     written(tmp_path / "page.pth", b"<!DOCTYPE html><html>404</html>")
     with pytest.raises(Refused, match=r"a web page.*no command fixes that"):
