@@ -36,10 +36,10 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
 def last_suffix(path: str, target: str) -> str:
     """Return the suffix of what a chain of commands makes of `path`, whose last output is called `target`.
 
-    What follows the last dot of `target` is only a word, such as ``stripped``, where `path` has no suffix.
+    Where `target` has the suffix of no format, what follows its last dot may be only a word, such as ``stripped``: then
+    the suffix is that of `path`.
     """
-    known = as_path(path).suffix or of_suffix(target)
-    return suffixed(target, "fixed")[1] if known else ""
+    return suffixed(target if of_suffix(target) else path, "fixed")[1]
 
 
 def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
