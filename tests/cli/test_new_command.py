@@ -35,6 +35,7 @@ from ckptfix.findings import remedies, table
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.ops import relocate
+from ckptfix.ops.fix import chain
 
 ROW = Command(
     "wash-tensors", "Devices", "Make every tensor clean.", example="ckptfix wash-tensors IN.pth OUT.pth",
@@ -145,7 +146,10 @@ def test_its_function_is_public(tmp_path: Path) -> None:
     test_suffixes.test_a_file_of_one_format_is_not_written_under_another_s_name(tmp_path, NAME, ".pth", ".safetensors")
 
 
-def test_a_finding_may_propose_it(ddp: Path) -> None:
+def test_a_finding_may_propose_it_and_fix_runs_it(ddp: Path) -> None:
     finding = Finding("device-tags", "warning", "", "they are dirty", steps=step(NAME))
     (line,) = remedies.chain(str(ddp), [(finding, table.remedy_of(finding, str(ddp)))])
     assert line.argv() == ("ckptfix", NAME, str(ddp), str(ddp.with_suffix(f".{NAME}.pth")))
+    with chain.Chain(str(ddp), None, dry_run=True) as steps:
+        assert steps.carry_out([line])
+        assert [done.command for done in steps.steps] == [line.argv()]
