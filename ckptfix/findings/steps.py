@@ -99,7 +99,7 @@ class Step:
 Steps: TypeAlias = tuple[Step, ...]
 
 Fix: TypeAlias = str | Steps
-"""What helps: steps, or an instruction in words."""
+"""A remedy: steps, or an instruction in words."""
 
 
 def step(command: str, **options: Value) -> Steps:

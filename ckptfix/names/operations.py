@@ -51,20 +51,20 @@ _ROPE = {"dim": "int", "heads": "count", "to": "word", "of": "ints"}
 _ROWS = {"dim": "int", "from": "count", "to": "count", "fill": "int", "of": "ints"}
 
 TABLE: dict[str, Row] = {
-    "split": Row("part", "cut one tensor into several", _PARTS),
-    "concat": Row("join", "several tensors behind each other as one", _PARTS),
-    "unstack": Row("part", "a tensor for each index of a dimension", {"dim": "int"}),
-    "stack": Row("join", "tensors of one shape as one of a dimension more", {"dim": "int"}),
-    "deinterleave": Row("part", "split, where groups hold rows of all parts", _GROUPS),
-    "interleave": Row("join", "concat, where groups hold rows of all parts", _GROUPS),
-    "transpose": Row("each", "swap two dimensions", {"dims": "ints", "of": "ints"}),
-    "permute": Row("each", "the dimensions in another order", {"dims": "ints", "of": "ints"}, ("dims",)),
-    "reshape": Row("each", "the same elements in another shape", _SHAPES, ("from", "to")),
-    "rope": Row("each", "rotary pairs of each head: side by side, or in halves", _ROPE, ("heads", "to")),
-    "rows": Row("each", "cut to so many rows, or pad with zeros", _ROWS, ("to",)),
-    "drop": Row("name", "leave the tensor out"),
-    "tie": Row("name", "a second name for the same tensor"),
-    "untie": Row("name", "leave out a second name of the same tensor"),
+    "split": Row("part", "cuts one tensor into several", _PARTS),
+    "concat": Row("join", "joins several tensors, one after another", _PARTS),
+    "unstack": Row("part", "makes a tensor for each index of a dimension", {"dim": "int"}),
+    "stack": Row("join", "joins tensors of one shape along a new dimension", {"dim": "int"}),
+    "deinterleave": Row("part", "splits, if groups hold rows of all parts", _GROUPS),
+    "interleave": Row("join", "joins, if groups hold rows of all parts", _GROUPS),
+    "transpose": Row("each", "swaps two dimensions", {"dims": "ints", "of": "ints"}),
+    "permute": Row("each", "reorders the dimensions", {"dims": "ints", "of": "ints"}, ("dims",)),
+    "reshape": Row("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),
+    "rope": Row("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
+    "rows": Row("each", "cuts to so many rows, or pads with zeros", _ROWS, ("to",)),
+    "drop": Row("name", "leaves the tensor out"),
+    "tie": Row("name", "adds a second key for the same tensor"),
+    "untie": Row("name", "leaves out a second key of the same tensor"),
 }
 """Operations by name."""
 

@@ -1,7 +1,7 @@
-"""How the values of a tensor are distributed: of one, or of two side by side and their difference.
+"""The distribution of the values of one tensor, or of two tensors and their difference.
 
-Elements are read twice in a stream, first for the range and the moments, then to be counted. NaN and infinities are
-counted with the moments, and in no bin; of complex numbers it is the absolute values.
+The elements are streamed twice: first for the range and the moments, then to count them in bins. NaN and infinities are
+counted with the moments, and are in no bin. For complex numbers, the absolute values are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BINS = 48
 
 STEP = 1 << 16
-"""Elements that are looked at together."""
+"""Elements that are processed together."""
 
 Pair = tuple[TensorEntry | None, TensorEntry | None]
 """A tensor of A and one of B; one of them may be None."""
@@ -38,11 +38,11 @@ Pair = tuple[TensorEntry | None, TensorEntry | None]
 
 @dataclass(slots=True)
 class Bins:
-    """How many elements lie in each of the equal parts of a range.
+    """Counts of the elements in equal parts of a range.
 
     Attributes:
-        low, high: the range; equal where all elements are.
-        counts: of each part.
+        low, high: the range; the two are equal if all elements are.
+        counts: number of elements in each part.
     """
 
     low: float
@@ -52,7 +52,7 @@ class Bins:
 
 @dataclass(slots=True)
 class Values:
-    """The values of one tensor, or of a difference; `bins` is None where no element is finite."""
+    """The values of one tensor, or of a difference; `bins` is None if no element is finite."""
 
     moments: Moments = field(default_factory=Moments)
     bins: Bins | None = None
@@ -60,12 +60,12 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The values of two tensors, in the same bins, and those of B - A; zeros of the difference are in no bin.
+    """The values of two tensors in the same bins, and those of B - A; zeros of the difference are in no bin.
 
     Attributes:
-        a, b: None where there is no tensor.
-        difference: None where there are not two tensors of one shape.
-        absolute: it is absolute values, of complex numbers.
+        a, b: values of the tensors; None if there is no tensor.
+        difference: values of B - A; None unless there are two tensors of the same shape.
+        absolute: whether the values are absolute values, of complex numbers.
         reason: why there are no values; everything else is then None.
     """
 
@@ -80,7 +80,7 @@ class Distribution:
 def distributions(
     pairs: Sequence[Pair], byteorders: tuple[str, str], *, progress: Progress | None = None
 ) -> list[Distribution]:
-    """The distribution of each pair; one that cannot be read has a reason instead."""
+    """Compute the distribution of each pair; a pair that cannot be read has a reason instead."""
     unique = {_place(pair): pair for pair in pairs}
     total = sum(map(_weight, unique.values()))
     done = 0
@@ -126,7 +126,7 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
 
 
 class Side:
-    """A tensor whose elements are read in steps, as often as is asked for."""
+    """A tensor whose elements are read in steps, any number of times."""
 
     def __init__(self, entry: TensorEntry, byteorder: str, readers: Readers) -> None:
         self.entry = entry
@@ -137,7 +137,7 @@ class Side:
         self._readers = readers
 
     def blocks(self) -> Iterator[Elements]:
-        """All elements. Raises CkptfixError where they cannot be read."""
+        """Yield all elements. Raises CkptfixError if they cannot be read."""
         place = content(self.entry, self._byteorder)
         if place.endless:
             raise CkptfixError("a view that repeats its storage too often to be read")
@@ -181,7 +181,7 @@ def _of_sides(a: Side | None, b: Side | None) -> Distribution:
 
 
 def _blocks(a: Side | None, b: Side | None, both: bool) -> Iterator[tuple[int, Elements]]:
-    """Real numbers of A (0), of B (1), and of their difference (2)."""
+    """Yield real numbers of A (0), of B (1), and of their difference (2)."""
     if both and a is not None and b is not None:
         for x, y in zip(a.blocks(), b.blocks(), strict=True):
             yield from ((0, _real(x)), (1, _real(y)), (2, _real(_wide(y) - _wide(x))))
@@ -200,7 +200,7 @@ def _real(block: Elements) -> Elements:
 
 
 def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -> Bins | None:
-    """Empty bins for the finite elements; one for each number where these are few whole ones."""
+    """Return empty bins for the finite elements; one bin for each number if they are few integers."""
     lows = [row.low for row in moments if row.low is not None]
     highs = [row.high for row in moments if row.high is not None]
     if not lows:
@@ -226,7 +226,7 @@ def _count(block: Elements, values: Values) -> None:
 
 
 def _places(block: Elements, bins: Bins) -> Elements:
-    """The bin of each element; `block` is overwritten."""
+    """Return the bin of each element; `block` is overwritten."""
     import numpy
 
     count = len(bins.counts)
@@ -236,7 +236,7 @@ def _places(block: Elements, bins: Bins) -> Elements:
     if width < LARGE and width / count > SMALL:
         block -= bins.low
         block *= count / width
-    else:  # in halves, as the whole may be beyond float64
+    else:  # in halves, as the whole range may exceed float64
         block /= 2
         block -= bins.low / 2
         block /= bins.high / 2 - bins.low / 2

@@ -271,7 +271,7 @@ def test_difftool(cli: Cli, repository: Path) -> None:
     commit("add")
     written(path, state(w=(1, 3)))
     shown = git("difftool", "-y", "-t", "ckptfix")
-    assert "Different: 1 tensor in both, 1 with other values." in shown
+    assert "Different: 1 tensor in both, 1 with different values." in shown
     shown = git("difftool", "-y", "-t", "ckptfix-html")
     page = repository / ".git/ckptfix-a b.pth.html"
     assert f"page: {page}" in shown

@@ -252,8 +252,11 @@ def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: Stor
     scheme, *rest = args[4]
     name = scheme.name if type(scheme) is Global else ""
     expected = QUANTIZERS.get(name)
-    if expected is None or len(rest) != len(expected):
-        raise UnknownTensor("torch has no such quantizer")
+    if expected is None:
+        later = type(scheme) is Global and scheme.module == "torch"
+        raise (UnknownTensor if later else BadTensor)("torch has no such quantizer")
+    if len(rest) != len(expected):
+        raise BadTensor(f"the quantizer {name} has {len(rest)} parameters instead of {len(expected)}")
     for value, kinds in zip(rest, expected, strict=True):
         if not (is_tensor(value) if kinds is Call else type(value) in kinds):
             raise BadTensor(f"the quantizer {name} has unusable parameters")

@@ -1,4 +1,4 @@
-"""Compare two checkpoints, whatever their formats and however deep their state dicts are nested."""
+"""Comparison of two checkpoints, of any formats and any nesting of their state dicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckptfix.pickles.collector import without_collections
 __all__ = ["DiffResult", "diff"]
 
 UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated", "not-taken"})
-"""Findings of a reader that say that a tensor is missing from its entries, or is not what it should be."""
+"""Findings of a reader about a tensor that is missing from its entries, or not as it should be."""
 
 
 @without_collections
@@ -36,27 +36,28 @@ def diff(
     at: At = None,
     progress: Progress | None = None,
 ) -> DiffResult:
-    """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are not tensors.
+    """Compare checkpoint `a` with `b`: keys, properties, elements, and the values that are not tensors.
 
-    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory use is
-    bounded by a few MiB a core, whatever the tensors' sizes.
+    Tensors are matched by address and key; then by key without wrapper prefixes; then by content. Memory use is bounded
+    by
+    a few MiB a core, whatever the tensors' sizes.
 
     Args:
-        keys_only: names, shapes and dtypes; no tensor byte is read.
-        rtol, atol: elements and floats are the same where ``|a - b| <= atol + rtol * |b|``. NaN is NaN.
+        keys_only: compare keys, shapes and dtypes; no tensor byte is read.
+        rtol, atol: elements and floats are the same where ``|a - b| <= atol + rtol * |b|``. NaN equals NaN.
         filter: a glob; only tensors and values whose address or last part matches are compared.
-        strip: prefixes to remove from the names of both sides, in this order, before they are matched.
+        strip: prefixes to remove from the keys of both sides, in this order, before they are matched.
         quick: tensors that fill a storage count as equal where size and the stated CRC-32 are.
-        at: compare the mapping at this address only; one for both (a file without it: its main state dict)
+        at: compare only the state dict at this address; one for both (a file without it uses its main state dict)
             or one each.
-        progress: called with bytes compared and bytes in all, of one side.
+        progress: called with the bytes compared and the bytes in all, of one side.
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`.
         Undecided: it is not certain which state dict to compare with the other file's.
-        KeyConflict: two tensors have one name after `strip`.
-        Truncated, DamagedFile: a file does not hold what it promises.
-        ValueError: a tolerance that is negative or NaN.
+        KeyConflict: two tensors have the same key after `strip`.
+        Truncated, DamagedFile: a file is shorter than it promises.
+        ValueError: a tolerance is negative or NaN.
     """
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
@@ -123,7 +124,7 @@ def _names(entries: Sequence[TensorEntry]) -> tuple[str, ...]:
 
 
 def _unread(side: Side) -> Iterator[Finding]:
-    """What the reader of a file could not make a tensor of, as far as it takes part."""
+    """Yield the findings about tensors that could not be read, as far as they take part."""
     for finding in side.checkpoint.findings:
         if finding.id in UNREAD and side.place(finding.where) is not None and side.chosen(finding.where):
             yield finding

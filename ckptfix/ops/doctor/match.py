@@ -1,4 +1,4 @@
-"""Whether `match` would give a file the names of a model: tried before it is offered, without writing."""
+"""Trial of `match` before doctor offers it: does it give a file the keys of a model? Nothing is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ABOUT_NAMES = (
     *("matched-by-structure", "names-prefixed"),
 )
 
-_OTHER_MODEL = "no renaming makes it fit: look whether TARGET is the model that the file was saved from"
+_OTHER_MODEL = "no renaming makes it fit: check that TARGET is the model that the file was saved from"
 
 
 def offered(
@@ -32,11 +32,11 @@ def offered(
     several: bool,
     most: int,
 ) -> Iterator[Finding]:
-    """`findings` about the names of `side`, with `match` as their remedy where it works, and only there.
+    """Yield `findings` about the keys of `side`, with `match` as their remedy only where it works.
 
     Args:
-        agreeing: how many names agree without it.
-        several: whether the file has other state dicts, so that the command has to say which.
+        agreeing: how many keys agree without it.
+        several: whether the file has further state dicts, so that the command must name one.
         most: tensors of a side up to which it is tried.
     """
     rows = list(findings)
@@ -55,7 +55,7 @@ def offered(
 
 
 def _step(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> Step | None:
-    """Return `match` with the options with which it works and makes more names agree; None where it does not."""
+    """Return `match` with the options with which it works and makes more keys agree; None where it does not."""
     try:
         plain = match(side.slots, target.slots, by="structure")
         matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})

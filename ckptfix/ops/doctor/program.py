@@ -1,4 +1,4 @@
-"""What is wrong inside a program with weights (TorchScript, .pt2); no finding means that it is intact."""
+"""Faults inside a program with weights (TorchScript, .pt2); without findings, it is intact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OF_PLAIN_FILES = frozenset({"stray-record", "deflated", "no-version", "misalign
 
 
 def scan(path: str, *, fast: bool, progress: Progress | None = None) -> Iterator[Finding]:
-    """Findings about the archive, its records, its pickle and, unless `fast`, the checksum of every record."""
+    """Yield findings about the archive, its records, its pickle and, unless `fast`, the checksum of every record."""
     directory = directory_of(path)
     if directory is None or not directory.records:
         return
@@ -54,7 +54,7 @@ def scan(path: str, *, fast: bool, progress: Progress | None = None) -> Iterator
     except DamagedFile as error:
         yield found(id_of(error), error.message, where=error.where or "", offset=error.offset, fix="")
     except CkptfixError:
-        # Several models, or an older layout: extract says which.
+        # There are several models, or an older layout; extract reports which.
         return
 
 

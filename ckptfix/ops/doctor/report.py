@@ -1,4 +1,4 @@
-"""What doctor found out about a file: the findings, the one that counts, and the commands that help."""
+"""The diagnosis of a file: the findings, the one that counts, and the commands that help."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Line(NamedTuple):
     """A line of a report.
 
     Attributes:
-        kind: what it says: a command to paste, a finding by its severity, or other text.
-        text: it.
-        label: characters at its start that say the severity; None where the whole line is about it.
+        kind: of the content: a command to paste, a finding by its severity, or other text.
+        text: the line itself.
+        label: length of the severity at its start; None where the whole line has the color of its kind.
     """
 
     kind: Kind
@@ -44,13 +44,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a pasted error message is.
+    """The interpretation of a pasted error message.
 
     Attributes:
-        rows: the load errors that it may be, most likely first; empty if it is not known.
-        meanings: what each usually means.
+        rows: the load errors that it may be, most likely first; empty if it is unknown.
+        meanings: the usual meaning of each.
         explained: ids of the findings that explain it, in the order of the findings.
-        advice: what mostly helps, for a file that is not at hand; None where nothing is known.
+        advice: the usual remedy, for a file that is not available; None where nothing is known.
     """
 
     rows: tuple[LoadError, ...]
@@ -59,7 +59,7 @@ class Message:
     advice: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the message as a JSON object."""
         return {
             "names": [row.id for row in self.rows],
             "meanings": list(self.meanings),
@@ -70,18 +70,18 @@ class Message:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
-    """What was found out about a file.
+    """The findings about a file.
 
     Attributes:
         path: the file or folder; ``""`` where there is only a message.
         format: NAME of the format that reads it; None where none does.
-        title: what it is, in words.
+        title: its kind, in words.
         size: bytes of the file; 0 for a folder.
-        findings: the most serious first, those that explain the message before others of their kind; `fix` is a
+        findings: the most serious first, those that explain the message before others of their severity; `fix` is a
             command line for a shell, or words, or None where nothing helps.
-        looked_at: what was checked, in words.
-        message: what the pasted message is; None without one.
-        remedies: what to do about each of the findings, in their order.
+        looked_at: the checked parts, in words.
+        message: the interpretation of the pasted message; None without one.
+        remedies: the remedy of each finding, in their order.
     """
 
     path: str
@@ -94,7 +94,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...] = ()
 
     def __str__(self) -> str:
-        """What ``ckptfix doctor`` prints, all rows."""
+        """Return the text that ``ckptfix doctor`` prints, with all rows."""
         return "\n".join(line.text for line in self.lines())
 
     def __repr__(self) -> str:
@@ -110,16 +110,16 @@ class Diagnosis:
         return html([what, self.sentence, *advice, *self._commands()], [table])
 
     def to_html(self, *, command: str | None = None) -> str:
-        """One HTML page that needs nothing else: what ``ckptfix doctor --html`` writes.
+        """Return a self-contained HTML page, as written by ``ckptfix doctor --html``.
 
         Args:
-            command: the command line that the page says it was made by; ``ckptfix doctor PATH`` by default.
+            command: the command line shown on the page; ``ckptfix doctor PATH`` by default.
         """
         return page("doctor", self, command=command)
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in one sentence."""
+        """The diagnosis in one sentence."""
         group = self._group_of_cause(self.groups)
         if group is not None:
             return group.text()
@@ -133,7 +133,7 @@ class Diagnosis:
 
     @property
     def groups(self) -> list[Group]:
-        """The findings, those of one cause together."""
+        """The findings, with those of one cause grouped."""
         return grouped(self.findings, self.remedies)
 
     def _group_of_cause(self, groups: Sequence[Group]) -> Group | None:
@@ -158,9 +158,9 @@ class Diagnosis:
 
     @property
     def fixes(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that fix the findings that are not just notes, or explain the message: lists of words, in order.
+        """The commands for the findings that explain the message or are more than notes: lists of words, in order.
 
-        Each reads what the one before it wrote; empty where no command of ckptfix helps.
+        Each reads the output of the one before it; empty where no command of ckptfix helps.
         """
         return tuple(line.argv() for line in self.chain)
 
@@ -171,9 +171,9 @@ class Diagnosis:
 
     @property
     def fix(self) -> tuple[str, ...] | None:
-        """The one command that does all that `fixes` does: where these are several, ``ckptfix fix``.
+        """The one command that does the work of all `fixes`: with several, ``ckptfix fix``.
 
-        It has the model that the file was to fit, and the address that was asked for. None where no command helps.
+        It includes the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
         lines = self.chain
         if len(lines) < 2:
@@ -188,14 +188,14 @@ class Diagnosis:
         return Invocation(step, self.path, self._fixed(lines[-1])).argv()
 
     def _fixed(self, last: Invocation) -> str:
-        """The name of the output of fix, with the suffix of what the last command writes; a folder's is not said."""
+        """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
         if found_as(self.path) == "folder" or not last.dest:
             return ""
         return proposed(self.path, "fixed", last_suffix(self.path, last.dest))
 
     @property
     def advice(self) -> str | None:
-        """What to do in words, where the finding that counts has no command."""
+        """The instruction in words, where the finding that counts has no command."""
         cause = self.cause
         if cause is None:
             return self.message.advice if self.message is not None and not self.path else None
@@ -204,7 +204,7 @@ class Diagnosis:
         )
 
     def _counted(self) -> list[tuple[Finding, Remedy]]:
-        """The findings that are not just notes, or explain the message, with their remedies; the cause first."""
+        """List the findings that explain the message or are more than notes, with their remedies; the cause first."""
         cause = self.cause
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
@@ -213,11 +213,11 @@ class Diagnosis:
         return sorted(rows, key=lambda row: row[0] is not cause)
 
     def lines(self, most: int = 0, *, verbose: bool = False) -> list[Line]:
-        """The report: what is wrong and what fixes it, then the other findings, each cause once.
+        """Return the report: what is wrong and what fixes it, then the other findings, each cause once.
 
         Args:
             most: names and places that one line lists, 0 for all.
-            verbose: list every finding by itself with its place, and notes that are true of most files of the format.
+            verbose: list every finding by itself with its place, and notes that apply to most files of the format.
         """
         groups = self.groups
         first = self._group_of_cause(groups)
@@ -241,7 +241,7 @@ class Diagnosis:
         return lines + ([Line("text", ""), Line("text", checked)] if checked else [])
 
     def _remedy_lines(self) -> list[Line]:
-        """What to do about the cause, and the commands for all that is found."""
+        """Return the advice about the cause, and the commands for all findings."""
         lines = [] if self.advice is None else [Line("text", f"Try: {printable(self.advice)}")]
         lines += [Line("command", line) for line in self._commands()]
         if not lines and self.cause is not None and self.cause.severity == "error":
@@ -249,7 +249,7 @@ class Diagnosis:
         return lines
 
     def _commands(self) -> list[str]:
-        """The command that fixes all, and below, where there are several, what it does step by step."""
+        """Return the command that fixes all, followed by its steps where there are several."""
         first, *more = [shell_line(words) for words in self.fixes] or [""]
         if not more or self.fix is None:
             return [f"Fix: {first}"] if first else []
@@ -262,7 +262,7 @@ class Diagnosis:
         return [Line("text", text) for text in said or ["I don't recognise that error message."]]
 
     def _group_lines(self, group: Group, most: int) -> list[Line]:
-        """A finding that was not said first, and advice in words that was not given yet; a note's only if asked for."""
+        """Return a finding that is not the cause, with any new advice; a note's advice appears only if asked for."""
         lines = [_row(group.severity, printable(f"{group.text(most)} [{group.id}]"))]
         explained = self.message.explained if self.message is not None else ()
         if group.advice and group.advice != self.advice and (group.severity != "info" or group.id in explained):
@@ -270,16 +270,16 @@ class Diagnosis:
         return lines
 
     def exit_code(self, fail_on: FailOn = "error") -> int:
-        """1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; else, or for ``"never"``, 0.
+        """Return 1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; otherwise 0.
 
-        Errors are damage, what ``weights_only=True`` refuses, a misfit with the model, and files that are no
-        checkpoint. Device tags and names of wrappers are warnings.
+        Errors are damage, objects that ``weights_only=True`` refuses, a misfit with the model, and files that are not
+        checkpoints. Device tags and keys of wrappers are warnings. With ``"never"``, the result is 0.
         """
         limits = {"error": 0, "warning": 1, "never": -1}
         return int(any(RANK[finding.severity] <= limits[fail_on] for finding in self.findings))
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON: `fix` and `fixes` are lists of words, `advice` is in words."""
+        """Return the diagnosis as a JSON object: `fix` and `fixes` are lists of words, `advice` is text."""
         return {
             "path": self.path or None,
             "format": self.format,
@@ -306,7 +306,7 @@ def _row(severity: Severity, text: str) -> Line:
 
 
 def _in_full(finding: Finding) -> str:
-    """A finding with its place and offset, for those who look for it in the file."""
+    """Format a finding with its place and offset, for readers who look for it in the file."""
     where = finding.where
     if finding.offset is not None:
         where = f"{where} @ {finding.offset:#x}".strip()
@@ -314,7 +314,7 @@ def _in_full(finding: Finding) -> str:
 
 
 def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> Message | None:
-    """What the pasted message `error` is, if there is one; `rows` are the load errors that it may be."""
+    """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
     explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
@@ -326,13 +326,13 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
 
 
 def of_message(error: str) -> Diagnosis:
-    """What the pasted message `error` says by itself, without the file."""
+    """Interpret the pasted message `error` by itself, without the file."""
     message = message_of(error, messages.rows(error), ())
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
 def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> str | None:
-    """The remedy of the row that is most about the first of `rows`, for any file."""
+    """Return the remedy of the row that is closest to the first of `rows`, for any file."""
     if prefix is not None:
         line = shell_line(Invocation(prefix.step, "FILE", "OUT").argv())
         return f"{line}; or in Python: ckptfix.load_into(model, FILE)"
@@ -342,7 +342,7 @@ def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> s
 
 
 def explained(entry: Entry) -> dict[str, Any]:
-    """A row of the table of findings for JSON; in a command, words such as FILE and OUT are to be replaced."""
+    """Return a row of the table of findings as a JSON object; words such as FILE in a command are placeholders."""
     commands = [] if entry.fix is None or isinstance(entry.fix, str) else _readable(entry.fix)
     return {
         "id": entry.id,
@@ -357,7 +357,7 @@ def explained(entry: Entry) -> dict[str, Any]:
 
 
 def readable(fix: Fix) -> str:
-    """A remedy as the table has it, with words such as FILE and OUT for what a finding tells."""
+    """Return a remedy from the table as text, with words such as FILE and OUT as placeholders."""
     if not isinstance(fix, str):
         return " && ".join(map(" ".join, _readable(fix)))
     words = {"source": "FILE", "like": LIKE.value, "at": WHERE.value}
@@ -368,7 +368,7 @@ def readable(fix: Fix) -> str:
 
 
 def _readable(steps: Steps) -> list[list[str]]:
-    """The command lines of `steps`, with words for the names of their files."""
+    """Return the command lines of `steps`, with words as placeholders for the names of their files."""
     made, source = [], "FILE"
     for number, step in enumerate(steps, 1):
         dest = "OUT" if number == len(steps) else f"{step.output_word.upper()}_FILE"

@@ -1,4 +1,4 @@
-"""Whole pickled modules under the names that their ``state_dict()`` gives, which are those that people know."""
+"""Whole pickled modules, listed under the keys of their ``state_dict()``, which people know."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Whole:
 
     Attributes:
         at: its address.
-        name: its class, as the pickle names it; ``""`` where it does not.
-        entries: the tensors of its state dict, and behind them what else it holds.
+        name: its class, as named by the pickle; ``""`` where it has no name.
+        entries: the tensors of its state dict, followed by its other tensors.
         taken: how many are in the state dict.
     """
 
@@ -31,7 +31,7 @@ class Whole:
 
 
 def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
-    """The whole modules of a checkpoint; one that is broken is left as it is."""
+    """List the whole modules of a checkpoint; a broken one is skipped."""
     found = []
     for row in candidates(checkpoint):
         if row.module is None:
@@ -48,7 +48,7 @@ def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
 
 
 def renamed(entries: Sequence[TensorEntry], modules: Sequence[Whole]) -> tuple[TensorEntry, ...]:
-    """`entries`, those of each of `modules` under the names of its state dict, where the first of them stands."""
+    """Return `entries`, with those of each module in `modules` under state dict keys, where its first entry was."""
     if not modules:
         return tuple(entries)
     made: list[TensorEntry] = []

@@ -1,4 +1,4 @@
-"""A matching in which tensors are cut, joined or turned, and the rules file that carries it out."""
+"""Matchings that split, join or transpose tensors, and the rules file that does the same."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.rename.groups import grouped
 
 LEARNED = "the learned rules"
-"""Stands for the file of rules that were found, and that nobody has written."""
+"""Path of rules that were found, and are in no file."""
 
 _QUERIES = re.compile(r"\.(?:wq|q_proj)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What a matching does to tensors beside their names.
+    """The changes that a matching makes to tensors, beside their keys.
 
     Attributes:
-        taken: the tensors, and what is made of them.
-        questions: what keeps a tensor from its counterpart, a sentence each.
-        refused: whether the matching must not be carried out before they are answered.
+        taken: the tensors, and the operations on them.
+        questions: reasons why a tensor has no counterpart, a sentence each.
+        refused: whether the questions must be answered before the matching is written.
     """
 
     taken: tuple[Taken, ...] = ()
@@ -43,10 +43,10 @@ class Operations:
 def with_operations(
     plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
 ) -> tuple[Matching, Operations]:
-    """The matching with fused tensors taken apart where that pairs more, and queries and keys laid out for the target.
+    """Split fused tensors if that pairs more of them, and reorder queries and keys for the target.
 
     Args:
-        plain: the matching of the tensors as they are.
+        plain: the matching of the unchanged tensors.
     """
     done = Operations()
     made = plain
@@ -54,7 +54,7 @@ def with_operations(
         made, done = _taken_apart(plain, source, target, heads, proven)
     question = orders(source, target, made) or turned_experts(source, target)
     if question is None and is_glm(source) != is_glm(target) and done.taken:
-        question = "GLM turns rotary neighbours where others of transformers turn halves of a head"
+        question = "GLM rotates neighboring rows, other models of transformers rotate halves of a head"
     if question is not None:
         return made, replace(done, questions=(*done.questions, question), refused=True)
     layout = rotary(source, target)
@@ -73,7 +73,7 @@ def _taken_apart(
     turned = are_turned(source, target)
     if wrong or _open(matching) >= _open(plain) + turned or any(_line(one) is None for one in found):
         if turned and plain.complete:
-            question = "one side has projections that the other has transposed, and not all find their counterpart"
+            question = "projections of one side are transposed on the other side, and some have no counterpart"
             return plain, Operations(questions=(*questions, question), refused=True)
         return plain, Operations(questions=questions)
     by_part = {pair.source: pair for pair in matching.pairs} | {pair.target: pair for pair in matching.pairs}
@@ -99,7 +99,7 @@ def _open(matching: Matching) -> int:
 def _laid_out(
     matching: Matching, done: Operations, both: tuple[Sequence[Slot], Sequence[Slot]], layout: str, heads: Heads
 ) -> tuple[Matching, Operations]:
-    """With the rows of queries and keys in the order in which the target turns them."""
+    """Add operations that reorder the rows of queries and keys for the target's rotary layout."""
     source, target = both
     side = "source" if layout == HALF else "target"
     near = neighbours(source if layout == HALF else target)
@@ -112,13 +112,13 @@ def _laid_out(
     question = None
     if heads.query is None:
         question = (
-            "rotary pairs are neighbours in files of Meta, Mistral and torchtune, and halves of a head in most others: "
-            "the rows of queries and keys change places, and --heads N (and --kv-heads N) says of how many heads"
+            "rotary pairs are neighbors in files of Meta, Mistral and torchtune, and halves of a head in most others: "
+            "the rows of queries and keys must be reordered, and --heads N (and --kv-heads N) sets the number of heads"
         )
     elif any(pair.operation for pair in concerned):
-        question = "queries and keys are fused, and their rotary pairs lie otherwise: a file of rules can say both"
+        question = "queries and keys are fused, and their rotary layouts differ: write a rules file that changes both"
     elif size % (2 * heads.query) or any(row % (size // heads.query) for row in rows.values()):
-        question = f"{size} rows of queries, or those of keys, are not those of {heads.query} heads"
+        question = f"the {size} rows of queries, or the rows of keys, do not fit {heads.query} heads"
     if question is not None:
         return matching, replace(done, questions=(*done.questions, question), refused=True)
     assert heads.query is not None
@@ -137,7 +137,7 @@ def _line(one: Taken) -> Line | None:
 
 
 def lines(done: Sequence[Taken], keys: Sequence[str]) -> list[str]:
-    """The lines of a rules file that do this to the keys, and nothing else."""
+    """Return the lines of a rules file that apply exactly these operations to the keys."""
     single = [row for row in map(_line, done) if row is not None]
     few = joined(single)
     rows = few if _say(few, done, keys) else single
@@ -145,7 +145,7 @@ def lines(done: Sequence[Taken], keys: Sequence[str]) -> list[str]:
 
 
 def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bool:
-    """Whether these lines do to the keys just what is to be done."""
+    """Return whether these lines apply exactly the wanted operations to the keys."""
     text = "\n".join(f"{old} -> {new} {operations}" for old, new, operations in rows)
     try:
         made = grouped(keys, rulefile.read(text, "rules"), {key: key for key in keys})
@@ -166,7 +166,7 @@ def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bo
 
 
 def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
-    """What `rename` runs: the lines of tensors, and behind them those of names."""
+    """Return the rules for `rename`: the lines for tensors, followed by those for names."""
     rows = lines(done, keys)
     made = rulefile.read("\n".join(rows), LEARNED)
     start = len(rows) + 1
@@ -179,11 +179,11 @@ def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str])
 
 @contextmanager
 def of_found_rules(path: str) -> Iterator[None]:
-    """Errors of rules that were found name the checkpoint `path`, and how the rules become a file to be changed."""
+    """Make errors of learned rules name the checkpoint `path`, and explain how to write the rules to a file."""
     try:
         yield
     except Refused as error:
         if error.path == LEARNED:
-            way = "`--rules FILE` writes what was found; change the line there, and `rename --map FILE` runs it"
+            way = "run `--rules FILE` to save the rules, edit the line there, and run `rename --map FILE`"
             error.path, error.where, error.hint = path, None, f"{way}; {error.hint}"
         raise

@@ -1,4 +1,4 @@
-"""Which keys of a state dict go by which line of a rules file, and what becomes of each."""
+"""Assignment of the keys of a state dict to the lines of a rules file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptfix.names.rulefile import Rules, Side, TensorRule, several
 from ckptfix.names.rules import NameRule, RuleTable, filled, is_rule
 
 Slot = tuple[int, int]
-"""Which of the tensors of a side one is: its running number, counted from 0, and its place in the list."""
+"""Position of a tensor on one side of a line: its running number, counted from 0, and its index in the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Group:
     """Tensors that go through the operations of a line together.
 
     Attributes:
-        values: what the placeholders that both sides have stand for.
+        values: the values of the placeholders that both sides have.
         names: the keys, by their slots, sorted.
     """
 
@@ -27,11 +27,11 @@ class Group:
     names: Mapping[Slot, str]
 
     def old(self) -> tuple[str, ...]:
-        """Its keys, in order."""
+        """Return its keys, in order."""
         return tuple(self.names.values())
 
     def new(self, slot: Slot) -> str:
-        """The name of the tensor that it makes for a slot.
+        """Return the name of the tensor that it makes for a slot.
 
         Raises:
             Refused: a number would be negative.
@@ -50,14 +50,14 @@ class Group:
 
 @dataclass(slots=True)
 class Grouped:
-    """The keys of a state dict by what becomes of them.
+    """The keys of a state dict by the lines that match them.
 
     Attributes:
         names: old -> new for keys whose tensor does not change.
         groups: first key -> the group that it begins.
-        members: key -> the group that it is of.
+        members: key -> the group that it belongs to.
         added: key -> further names of it.
-        used: lines that concern a key: the text of a name rule, or the number of a line.
+        used: lines that match a key: the text of a name rule, or the number of a line.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -68,13 +68,13 @@ class Grouped:
 
 
 def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Grouped:
-    """The keys by lines: an exact name before all patterns, and then the first line that speaks of a key.
+    """Group the keys by lines: an exact name precedes all patterns, and otherwise the first matching line wins.
 
     Args:
         current: key -> the name that the lines see.
 
     Raises:
-        Refused: a line has some of its tensors and lacks others; the error says which line.
+        Refused: a line has some of its tensors and lacks others; the error names the line.
     """
     table = _Lines(rules)
     made = Grouped()
@@ -99,7 +99,7 @@ def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Gr
             slots = found.setdefault((rule.line, shared), {})
             if (number, part) in slots:
                 both = f"{slots[number, part]} and {key}"
-                raise _refused(rules, rule, f"{both} are the same part of it")
+                raise _refused(rules, rule, f"{both} match the same part of the line")
             slots[number, part] = key
             break
     order = {key: index for index, key in enumerate(keys)}
@@ -124,7 +124,7 @@ def _refuse_gaps(rules: Rules, group: Group) -> None:
     if numbers[0] < 0:
         missing = [f"{{{side.running}}} begins with {side.start}"]
     if missing:
-        raise _refused(rules, group.rule, f"it has {several(group.old())}, and not {several(missing)}")
+        raise _refused(rules, group.rule, f"it has {several(group.old())}, but not {several(missing)}")
 
 
 def _name(side: Side, values: Mapping[str, str], slot: Slot) -> str:
@@ -138,7 +138,7 @@ def _refused(rules: Rules, rule: TensorRule, message: str) -> Refused:
 
 
 class _Lines:
-    """The lines that may speak of a name, in order."""
+    """The lines that may match a name, in order."""
 
     def __init__(self, rules: Rules) -> None:
         rows: list[tuple[bool, int, NameRule, tuple[TensorRule, int] | None]] = []
@@ -147,7 +147,7 @@ class _Lines:
         for rule in rules.tensors:
             for part, pattern in enumerate(rule.old.names):
                 rows.append((is_rule(pattern), rule.line, NameRule(pattern, ""), (rule, part)))
-        # A second name is no way of its own: it is looked at before the line that the tensor goes by.
+        # A line that adds a second name does not use up the tensor, so it comes before the line that does.
         rows.sort(key=lambda row: (not (row[3] is not None and row[3][0].adds), row[0], row[1]))
         self._rows = rows
         self._table = RuleTable([row[2] for row in rows])

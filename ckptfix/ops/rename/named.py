@@ -1,4 +1,4 @@
-"""Formats of names and tensors without objects, with what a rules file makes of them: safetensors, and shards of it."""
+"""Formats of keys and tensors without objects, edited by a rules file: safetensors, and shards of it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ckptfix.ops.rename.transform import Site
 
 
 def plan(checkpoint: Checkpoint, site: Site, dest: str) -> Plan:
-    """The checkpoint with the rows of its one state dict.
+    """Plan the checkpoint with the rows of its one state dict.
 
     Raises:
-        Unsupported: shards that are torch files, or slices.
+        Unsupported: the shards are torch files, or slices.
         WouldLoseData: the format cannot hold a tensor.
     """
     format = format_of(checkpoint)
     if format.folder and format.sized is None:
         way = command("convert", checkpoint.path, "OUT")
-        message = f"{format.title}: tensors are split and joined in safetensors shards"
-        raise Unsupported(message, path=checkpoint.path, hint=f"`{way} --to hf` first, and work on that")
+        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
+        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
     untouched = {entry.key: entry for entry in weights_of(checkpoint, site.at)}
     rows: list[tuple[str, TensorEntry]] = []
     for key, (name, entry) in site.after():
@@ -45,6 +45,6 @@ def plan(checkpoint: Checkpoint, site: Site, dest: str) -> Plan:
 
 
 def _pairs(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """The metadata without what it says of ties and views, which is written anew."""
+    """Return the metadata without entries about ties and views, which are written again."""
     names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
     return {key: value for key, value in checkpoint.metadata.items() if key not in names}

@@ -1,4 +1,4 @@
-"""Arrays and scalars of numpy as tensors and plain values."""
+"""Numpy arrays and scalars as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def array(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
 
 
 def _plain_array(out: Output, array: Array) -> Node:
-    """The tensor of a numeric array, over its own storage; nested lists of text."""
+    """Return a numeric array as a tensor with its own storage, and text as nested lists."""
     assert isinstance(array.data, bytes)
     dtype, shape = array.dtype, array.shape
     name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)

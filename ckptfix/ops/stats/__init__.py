@@ -1,4 +1,4 @@
-"""``ckptfix.stats``: smallest, largest, mean, spread and what is not finite, of each tensor and group of layers."""
+"""``ckptfix.stats``: min, max, mean, standard deviation and non-finite values, per tensor and per group of layers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ COLUMNS = ("name", "dtype", "shape", "min", "max", "mean", "std", "norm", "nan",
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The statistics of a tensor, or of a group of tensors. NaN and infinities are counted, and in nothing else.
+    """The statistics of a tensor, or of a group of tensors. NaN and infinities are counted, and otherwise ignored.
 
     Attributes:
-        name: address of the tensor; of a group, the beginning of their names.
+        name: address of the tensor; for a group, the beginning of their names.
         dtype, shape: of a tensor; None for a group.
         tensors: how many are in the group.
-        moments: what was counted; None where there are no numbers to compute with.
+        moments: the statistics; None if there are no numbers to compute with.
         reason: why there are none.
     """
 
@@ -52,7 +52,7 @@ class Row:
     reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the row as a JSON object."""
         found = self.moments or Moments()
         average = found.average
         if self.shape is None:
@@ -75,7 +75,7 @@ class Row:
         }
 
     def cells(self) -> tuple[object, ...]:
-        """The values of `COLUMNS`; None for what is not defined."""
+        """Return the values of `COLUMNS`; None for undefined ones."""
         row = {"dtype": None, **self.as_dict()}
         if self.moments is not None:
             row["mean"] = self.moments.mean_value
@@ -89,8 +89,8 @@ class Statistics:
 
     Attributes:
         path: the file or folder.
-        rows: of each tensor, in the order of the file.
-        groups: of the tensors together, by the beginnings of their names; none where that was not asked for.
+        rows: one for each tensor, in the order of the file.
+        groups: tensors joined by the beginnings of their names; empty unless asked for.
         total: of all tensors together.
         findings: globs that matched nothing, and whether the choice of the model is in doubt (`choose.remarks`).
     """
@@ -103,7 +103,7 @@ class Statistics:
 
     @property
     def exit_code(self) -> int:
-        """0: numbers are no fault."""
+        """Always 0, because statistics are not a fault."""
         return 0
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Statistics:
         return html([repr(self)], [("", COLUMNS, rows)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the statistics as a JSON object."""
         return {
             "path": self.path,
             "entries": [row.as_dict() for row in self.rows],
@@ -129,7 +129,7 @@ class Statistics:
 
 
 def shown(value: object) -> str:
-    """A value for a table: numbers with four digits."""
+    """Format a value for a table: numbers with four digits."""
     if value is None:
         return ""
     if isinstance(value, complex):
@@ -149,19 +149,20 @@ def stats(
     depth: int | None = None,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Smallest, largest, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
+    """Compute min, max, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
 
-    Everything but the counts is of the finite elements, in float64. The standard deviation is that of `torch.std`.
+    Everything but the counts is computed from the finite elements, in float64. The standard deviation is that of
+    `torch.std`.
 
     Args:
-        at: address of the one mapping to look at.
+        at: address of the only state dict to read.
         filter: globs; only tensors whose names match one.
         by_layer: join the tensors of each numbered layer, and of each module without a number.
-        depth: join tensors whose names begin with the same so many components.
+        depth: join tensors whose names begin with the same components, this many of them.
 
     Raises:
-        WouldLoseData: a tensor that cannot be read as it was written.
-        NoSuchTensor: nothing at `at`, or nothing that matches.
+        WouldLoseData: a tensor cannot be read as it was written.
+        NoSuchTensor: there is nothing at `at`, or nothing that matches.
         CkptfixError: the file cannot be read.
     """
     checkpoint = open_checkpoint(path)
@@ -192,7 +193,7 @@ def stats(
 
 
 def _group(entry: TensorEntry, depth: int | None) -> str:
-    """The beginning of a name that its group has: so many components, or those up to the first number."""
+    """Return the part of a name that its group shares: `depth` components, or those up to the first number."""
     parts = entry.key.split(".")
     module = parts[:-1] or parts
     if depth is not None:
@@ -204,7 +205,7 @@ def _group(entry: TensorEntry, depth: int | None) -> str:
 
 
 def _joined(name: str, members: Sequence[tuple[object, Row]]) -> Row:
-    """The statistics of several tensors together, of which those under several names count once."""
+    """Join the statistics of several tensors; a tensor with several names counts once."""
     both = Moments()
     for row in dict(members).values():
         if row.moments is not None:
@@ -219,7 +220,7 @@ def _row(entry: TensorEntry, found: dict[object, Moments]) -> Row:
 
 
 def why_no_numbers(entry: TensorEntry) -> str | None:
-    """Why a tensor has no numbers to compute with; None if it has."""
+    """Return why a tensor has no numbers to compute with; None if it has."""
     if entry.kind != "dense":
         return f"a {entry.kind} tensor"
     row = dtypes.find(entry.dtype)
@@ -229,7 +230,7 @@ def why_no_numbers(entry: TensorEntry) -> str | None:
 
 
 def _place(entry: TensorEntry) -> object:
-    """Equal for names of one tensor, which is read once."""
+    """Return a key that is equal for all names of one tensor, which is read once."""
     return same_place(entry) or (entry.at, entry.key)
 
 
@@ -255,7 +256,7 @@ def _computed(
 
 
 def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[Piece]]:
-    """Parts of long tensors, several short ones together."""
+    """Yield tasks: parts of long tensors, or several short ones together."""
     task: list[Piece] = []
     held = 0
     for place, entry in unique.items():
@@ -278,14 +279,14 @@ def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[P
 
 
 def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> Moments:
-    """Of one tensor that has numbers, of a file in this byte order.
+    """Compute the moments of one tensor that has numbers, in a file of this byte order.
 
     Raises:
         CkptfixError: the file does not hold it, or it repeats its storage without end.
     """
     whole = content(entry, byteorder)
     if whole.endless:
-        raise Unsupported("a view that repeats its storage too often to be read", where=entry.name)
+        raise Unsupported("the view repeats its storage too often to be read", where=entry.name)
     return _of_chunks(whole, entry.dtype, byteorder != sys.byteorder, readers)
 
 

@@ -95,10 +95,10 @@ def sample(name: str, content: Content, *words: str, hint: str = "") -> object:
 
 
 NOTHING = [
-    sample("empty.pth", b"", "an empty file", hint="again"),
+    sample("empty.pth", b"", "an empty file", hint="repeat"),
     sample("zeros.pth", bytes(9000), "9000 zero bytes", hint="again"),
     sample("hollow.pth", bytes(5000) + b"x" * 9000, "overwritten with zeros", hint="again"),
-    sample("unknown.bin", b"\xde\xad\xbe\xef\1\2\3\4\5", "no format", "de ad be ef 01 02 03 04"),
+    sample("unknown.bin", b"\xde\xad\xbe\xef\1\2\3\4\5", "not a format", "de ad be ef 01 02 03 04"),
 ]
 ANSWERS = [
     sample("p.pth", POINTER.encode(), "git-lfs pointer", "1,340,616,616", OID, hint="git lfs pull --include=p.pth"),

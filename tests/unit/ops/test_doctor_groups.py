@@ -50,7 +50,7 @@ def test_what_is_true_of_a_format_is_listed_on_request_alone(tmp_path: Path) -> 
     done = ckptfix.doctor(tmp_path / "a.pth")
     assert [finding.id for finding in done.findings] == ["needs-torch"]
     assert [line.text for line in done.lines()] == [done.sentence]
-    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: torch 1.6 or later")
+    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: it needs torch 1.6 or later")
 
 
 def test_nothing_is_said_twice(several: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_optimizer_is_no_larger_than_its_storages(tmp_path: Path) -> None:
     state = {index: {"exp_avg": flat[index * 10 : index * 10 + 10]} for index in range(100)}
     torch.save({"state": state, "param_groups": [{"lr": 0.1, "params": list(range(100))}]}, tmp_path / "o.pth")
     row = next(row for row in ckptfix.doctor(tmp_path / "o.pth").findings if row.id == "optimizer-state")
-    assert row.message.startswith("an optimizer's state is 4,000 of its ")
+    assert row.message.startswith("an optimizer's state takes up 4,000 of its ")
 
 
 def test_advice_of_what_is_not_the_cause_stands_below_it(tmp_path: Path) -> None:

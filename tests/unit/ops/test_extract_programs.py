@@ -114,7 +114,7 @@ def test_a_submodule_and_constants(tmp_path: Path) -> None:
     frozen.save(tmp_path / "frozen.pt")
     with pytest.raises(errors.Refused) as caught:
         ckptfix.extract(tmp_path / "frozen.pt", tmp_path / "out.pth")
-    assert caught.value.hint == "--at constants takes its constants"
+    assert caught.value.hint == "--at constants extracts its constants"
     ckptfix.extract(tmp_path / "frozen.pt", tmp_path / "out.pth", at="constants")
     constants = torch.load(tmp_path / "out.pth", weights_only=True)
     assert set(constants) <= {f"c{number}" for number in range(20)} and len(constants) > 2

@@ -351,7 +351,7 @@ def test_each_tensor_that_another_is_cut_into_has_to_be_there(
     ("name", "excused", "says", "severity"),
     [
         ("model/fc.weight", False, "a fault in ckptfix", "error"),
-        ("model/fc.weight", True, "was in what is left out", "warning"),
+        ("model/fc.weight", True, "was in an object that was left out", "warning"),
         ("a/b/()/0", False, "arguments or state of an object", "warning"),
         ("fc.weight/metadata/()state/1/tensor", False, "arguments or state of an object", "warning"),
     ],

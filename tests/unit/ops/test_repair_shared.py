@@ -98,7 +98,7 @@ def test_calls_that_are_nested_beyond_measure_are_refused_where_a_storage_is_los
         if deep == 10:
             assert ckptfix.repair(path, tmp_path / "out.pth").kept == ("w",)
         else:
-            with pytest.raises(Unsupported, match="nested beyond measure"):
+            with pytest.raises(Unsupported, match="nested too deeply"):
                 ckptfix.repair(path, tmp_path / "out.pth", force=True)
 
 
@@ -119,7 +119,7 @@ def test_lines_of_a_record_that_end_as_text_does_are_left_as_they_are(tmp_path: 
 def test_of_a_text_that_is_no_byte_order_the_beginning_is_shown() -> None:
     lost = Wreck("in.pth")
     _note_byteorder(lost, b"middle" * 10)
-    assert f"its byte order is {(b'middle' * 10)[:20]!r}, and" in lost.notes[0].message
+    assert f"its byte order is {(b'middle' * 10)[:20]!r};" in lost.notes[0].message
 
 
 @pytest.mark.parametrize(("count", "more"), [(12, []), (13, ["... 1 more storages"])])

@@ -120,17 +120,17 @@ def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
             read(several)
         assert caught.value.hint == "choose one with like_at='g'"
     assert read(keys, at="d").slots == (Slot("b.w", (3,), "float32"),)
-    with pytest.raises(CkptfixError, match="no tensor at 'x'"):
+    with pytest.raises(CkptfixError, match="no tensors at 'x'"):
         read(keys, at="x")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"weight_map": {"a": "1.safetensors"}}', "not their shapes"),
+        ('{"weight_map": {"a": "1.safetensors"}}', "without their shapes"),
         ('["a.w", "b.w"]', "a name without a shape"),
-        ('{"a": [1], "a": [2]}', "'a' stands in it twice"),
-        ('[["a", [1]], ["a", [2]]]', "'a' stands in it twice"),
+        ('{"a": [1], "a": [2]}', "'a' appears twice"),
+        ('[["a", [1]], ["a", [2]]]', "'a' appears twice"),
         ('{"a": [-1]}', "not a list of sizes"),
         ('{"a": [true]}', "not a list of sizes"),
         ('{"a": [1.5]}', "not a list of sizes"),
@@ -144,7 +144,7 @@ def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": [' + "1" * 5000 + "]}", "digits"),
-        ('{"entries": [], "state_dicts": 3}', "no tensor at"),
+        ('{"entries": [], "state_dicts": 3}', "no tensors at"),
         ('{"entries": [{"name": "a", "shape": [1], "storage": [], "stride": 5}], "state_dicts": []}', ""),
     ],
 )

@@ -369,7 +369,7 @@ def test_plans_and_records_of_fleets_hold_no_secret(web: WebServer, files: dict[
     for words in (["--like", urls[1]], [f"--like={urls[1]}"]):
         code, out, err = run("fleet", "plan", urls[0], "--", "doctor", *words)
         assert code == 0, err
-        assert "a plan holds no secret: 1 job" in err
+        assert "a plan holds no secrets: 1 job" in err
         assert not any(secret in out + err for secret in ("pa55w0rd", "abc123"))
     for words in (["-o", f"{urls[1]}{{name}}"], [f"-o{urls[1]}{{name}}"], [f"-fo{urls[1]}{{name}}"]):
         code, out, err = run("fleet", "plan", urls[0], "--", "to-cpu", *words)
