@@ -170,7 +170,7 @@ def redacted(text: str) -> str:
     return _ANYWHERE.sub(lambda url: _public(url[0]).partition("?")[0], text)
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """An entry of a folder, with the methods of `os.DirEntry`."""
 
     name: str
@@ -192,14 +192,14 @@ class Stores(Protocol):
 
     def kind(self, name: str) -> Kind: ...
 
-    def entries(self, folder: str) -> Sequence[Entry]: ...
+    def entries(self, folder: str) -> Sequence[FolderEntry]: ...
 
     def size(self, name: str) -> int: ...
 
     def ahead(self, folder: str, names: Iterable[str]) -> None: ...
 
 
-class Far:
+class RemoteStores:
     """The holder of the stores, which `io` sets."""
 
     stores: Stores
@@ -217,13 +217,13 @@ class URLPath(PosixPath):
         return str(self)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return Far.stores.kind(str(self)) == "file"
+        return RemoteStores.stores.kind(str(self)) == "file"
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return Far.stores.kind(str(self)) == "folder"
+        return RemoteStores.stores.kind(str(self)) == "folder"
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        return Far.stores.kind(str(self)) != ""
+        return RemoteStores.stores.kind(str(self)) != ""
 
     def is_symlink(self) -> bool:
         return False
@@ -238,15 +238,15 @@ class URLPath(PosixPath):
         return True
 
     def iterdir(self) -> Generator[URLPath, None, None]:
-        return (URLPath(entry.path) for entry in Far.stores.entries(str(self)))
+        return (URLPath(entry.path) for entry in RemoteStores.stores.entries(str(self)))
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        kind = Far.stores.kind(str(self))
+        kind = RemoteStores.stores.kind(str(self))
         if not kind:
             raise FileNotFoundError(2, "No such file or directory", str(self))
         if kind == "folder":
             return os.stat_result((stat.S_IFDIR | 0o755, 0, 0, 1, 0, 0, 0, 0, 0, 0))
-        return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, Far.stores.size(str(self)), 0, 0, 0))
+        return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, RemoteStores.stores.size(str(self)), 0, 0, 0))
 
 
 def as_path(*parts: str | os.PathLike[str]) -> Path:
@@ -275,9 +275,9 @@ class _Scan:
     """An open folder that behaves like the result of `os.scandir`."""
 
     def __init__(self, folder: str) -> None:
-        self._rows: Iterator[Entry] = iter(Far.stores.entries(folder))
+        self._rows: Iterator[FolderEntry] = iter(RemoteStores.stores.entries(folder))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[FolderEntry]:
         return self._rows
 
     def __enter__(self) -> _Scan:
@@ -296,7 +296,7 @@ def scan_folder(folder: str | os.PathLike[str]) -> os.ScandirIterator[str] | _Sc
 def headers_of(folder: str, names: Iterable[str]) -> None:
     """Prepare to read the beginnings of these files of a folder: a store fetches many of them at a time."""
     if is_url(folder):
-        Far.stores.ahead(folder, names)
+        RemoteStores.stores.ahead(folder, names)
 
 
 def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -305,7 +305,7 @@ def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]
     if not is_url(text):
         yield from os.walk(text)
         return
-    rows = Far.stores.entries(text)
+    rows = RemoteStores.stores.entries(text)
     folders = [row.name for row in rows if row.kind == "folder"]
     yield text, folders, [row.name for row in rows if row.kind == "file"]
     for name in folders:

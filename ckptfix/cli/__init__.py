@@ -26,7 +26,7 @@ COMPLETE = "_CKPTFIX_COMPLETE"
 """Environment variable in which the completion script of a shell passes its request."""
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """The group whose commands are the rows of the table of commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -113,7 +113,7 @@ class Commands(click.Group):
         return code
 
 
-def _completed(group: Commands, variable: str, instruction: str) -> int:
+def _completed(group: CommandGroup, variable: str, instruction: str) -> int:
     """Answer a completion script: ``bash_complete`` asks for completions, ``bash_source`` for the script itself."""
     from ckptfix.cli.shared.shells import SHELLS
 
@@ -142,7 +142,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 @click.group(
-    cls=Commands,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

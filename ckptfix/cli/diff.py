@@ -10,7 +10,7 @@ import click
 
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
-from ckptfix.cli.shared.console import Console, Lines
+from ckptfix.cli.shared.console import Console, TextConsole
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.io.source import opened_once
@@ -102,7 +102,7 @@ def _refuse_nothing(result: DiffResult, filter: str | None) -> None:
 
 def text(result: DiffResult) -> str:
     """Return the text that the command prints."""
-    lines = Lines()
+    lines = TextConsole()
     for line, _ in report(result, 0):
         lines.say(line)
     lines.findings((*result.unread, *result.notes))

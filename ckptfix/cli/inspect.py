@@ -12,8 +12,8 @@ import click
 
 from ckptfix.cli.shared import reports, tables
 from ckptfix.cli.shared.common import Verb, files_argument, reads
-from ckptfix.cli.shared.console import Console, Lines, pass_console
-from ckptfix.cli.shared.many import Recording, Whole
+from ckptfix.cli.shared.console import Console, TextConsole, pass_console
+from ckptfix.cli.shared.many import FullText, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
@@ -62,7 +62,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     *reports.html_options(),
     click.Option(["--values"], is_flag=True, help="With --html: read the tensors to add histograms and statistics."),
     *search_options(),
-    operands=Inputs("path", Whole),
+    operands=Inputs("path", FullText),
 )
 def command(
     console: Console,
@@ -116,7 +116,7 @@ def command(
 
 def text(inspection: Inspection) -> str:
     """Return the text that the command prints."""
-    lines = Lines()
+    lines = TextConsole()
     _show(lines, inspection, list(inspection.named_entries), tensors=False, levels=0, limit=0)
     return str(lines)
 

@@ -13,7 +13,7 @@ from ckptfix.cli.shared.options import in_place_option, link_option
 from ckptfix.errors import Refused
 from ckptfix.ops import relocate
 from ckptfix.ops.relocate.plan import device
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 def _is_target(word: str) -> bool:
@@ -30,7 +30,7 @@ def _is_target(word: str) -> bool:
     in_place_option(),
     link_option(),
 )
-def command(source: str, dest: str | None, how: How, *, targets: tuple[str, ...]) -> Written:
+def command(source: str, dest: str | None, how: WriteOptions, *, targets: tuple[str, ...]) -> Written:
     """Move the tensors of IN to another device.
 
     One DEVICE (cpu, cuda:1, mps ...) moves everything there. Pairs FROM=TO are applied all at once, so two devices can

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from ckptfix.fleet.jobs import Job as Job
-from ckptfix.fleet.report import Report as Report
-from ckptfix.fleet.report import Summary as Summary
+from ckptfix.fleet.report import FleetReport as FleetReport
+from ckptfix.fleet.report import JobSummary as JobSummary
 from ckptfix.fleet.run import run as run
 from ckptfix.fleet.run import status as status
-from ckptfix.fleet.states import Shard as Shard
+from ckptfix.fleet.states import PlanShard as PlanShard
 
 PLANNING = "ckptfix.cli.shared.fleets"
 """The module that parses a command line, by name: a verb is a command of the command line."""

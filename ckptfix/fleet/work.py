@@ -17,8 +17,8 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
 from ckptfix.fleet.bounds import VERB, Bounds
 from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
-from ckptfix.fleet.records import Begun, Records
-from ckptfix.fleet.report import Summary, summary_of
+from ckptfix.fleet.records import Begun, PlanRecords
+from ckptfix.fleet.report import JobSummary, summary_of
 from ckptfix.fleet.states import TROUBLE, state_of
 from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.urls import is_url
@@ -31,7 +31,7 @@ _STEM = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JobTask:
     """A job on its way to the process that does it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Ended(Protocol):
     def usage(self) -> str | None: ...
 
 
-def do(task: Task) -> Summary:
+def do(task: JobTask) -> JobSummary:
     """Do the job, unless it is done, and record its result. A failure is a result too.
 
     Raises:
@@ -78,7 +78,7 @@ def do(task: Task) -> Summary:
     """
     if not _is_here(task.cwd):
         os.chdir(task.cwd)
-    records = Records(task.folder)
+    records = PlanRecords(task.folder)
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
     if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
@@ -111,9 +111,9 @@ def do(task: Task) -> Summary:
     return summary_of(document)
 
 
-def give_up(task: Task, message: str) -> Summary:
+def give_up(task: JobTask, message: str) -> JobSummary:
     """Record the failure of a job that no process could finish."""
-    records = Records(task.folder)
+    records = PlanRecords(task.folder)
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
     error = {"type": "ChildProcessError", "message": message, "path": job.input, "hint": None}
@@ -225,7 +225,7 @@ def _command(hint: str | None) -> str | None:
     return named[1] if named else hint or None
 
 
-def _clean_up(job: Job, records: Records, since: float) -> None:
+def _clean_up(job: Job, records: PlanRecords, since: float) -> None:
     """Remove leftovers of a process that was killed during the job: temporary files, or an unfinished in-place edit."""
     if job.output is None or is_url(job.output):
         return

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 
-from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, members
 from ckptfix.formats.base import Aspect, Format, plain_weights
@@ -236,4 +236,4 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return format.read(name)
     with open_source(name) as source:
         checkpoint = format.read(source.name)
-        return checkpoint if checkpoint.files else replace(checkpoint, files=(Mark(source.name, source.mark),))
+        return checkpoint if checkpoint.files else replace(checkpoint, files=(FileVersion(source.name, source.mark),))

@@ -70,7 +70,7 @@ def nothing_beside(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SelectedWeights:
     """The part of a checkpoint that `convert` writes, when the checkpoint holds its weights in several forms.
 
     Attributes:
@@ -196,7 +196,7 @@ class Format:
     recode: Callable[[Checkpoint, str], Plan] | None = None
     sized_recode: Callable[[int], Callable[[Checkpoint, str], Plan]] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
-    take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
+    take: Callable[[Checkpoint, str | None, bool], SelectedWeights] | None = None
     read_stream: Callable[[str], tuple[Any, bytes]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None

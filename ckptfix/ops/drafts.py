@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
-from ckptfix.checkpoint import Mark, Plan
+from ckptfix.checkpoint import FileVersion, Plan
 from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -20,7 +20,7 @@ LOSSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class WriteOptions:
     """The keywords that every writing verb accepts, in one value.
 
     Attributes:
@@ -72,7 +72,7 @@ class Draft(Generic[R]):
     lines: Sequence[str]
     findings: Sequence[Finding] = ()
     exit_code: int = 0
-    read: tuple[Mark, ...] = ()
+    read: tuple[FileVersion, ...] = ()
     link: bool = False
     allows: Callable[[str], bool] | None = None
 

@@ -20,7 +20,7 @@ from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.diff.sources import content, source
 from ckptfix.ops.numbers import decoded
 from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import LARGE, SMALL, Moments, of_numbers
+from ckptfix.ops.stats.moments import LARGE, SMALL, ElementMoments, of_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,10 +51,10 @@ class Bins:
 
 
 @dataclass(slots=True)
-class Values:
+class ValueBins:
     """The values of one tensor, or of a difference; `bins` is None if no element is finite."""
 
-    moments: Moments = field(default_factory=Moments)
+    moments: ElementMoments = field(default_factory=ElementMoments)
     bins: Bins | None = None
 
 
@@ -69,9 +69,9 @@ class Distribution:
         reason: why there are no values; everything else is then None.
     """
 
-    a: Values | None = None
-    b: Values | None = None
-    difference: Values | None = None
+    a: ValueBins | None = None
+    b: ValueBins | None = None
+    difference: ValueBins | None = None
     absolute: bool = False
     reason: str | None = None
 
@@ -116,7 +116,7 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
         if reason is not None:
             return Distribution(reason=reason)
     sides = [
-        None if entry is None else Side(entry, order, readers)
+        None if entry is None else ElementReader(entry, order, readers)
         for entry, order in zip(pair, byteorders, strict=True)
     ]
     try:
@@ -125,7 +125,7 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
         return Distribution(reason=error.message)
 
 
-class Side:
+class ElementReader:
     """A tensor whose elements are read in steps, any number of times."""
 
     def __init__(self, entry: TensorEntry, byteorder: str, readers: Readers) -> None:
@@ -147,12 +147,12 @@ class Side:
             yield decoded(elements.read(start * size, count * size), self.dtype, self._swap)
 
 
-def _of_sides(a: Side | None, b: Side | None) -> Distribution:
+def _of_sides(a: ElementReader | None, b: ElementReader | None) -> Distribution:
     import numpy
 
     both = a is not None and b is not None and a.entry.shape == b.entry.shape
-    made = [None if side is None else Values() for side in (a, b)]
-    apart = Values() if both else None
+    made = [None if side is None else ValueBins() for side in (a, b)]
+    apart = ValueBins() if both else None
     with numpy.errstate(all="ignore"):
         for number, block in _blocks(a, b, both):
             values = apart if number == 2 else made[number]
@@ -180,7 +180,7 @@ def _of_sides(a: Side | None, b: Side | None) -> Distribution:
     return Distribution(made[0], made[1], apart, absolute)
 
 
-def _blocks(a: Side | None, b: Side | None, both: bool) -> Iterator[tuple[int, Elements]]:
+def _blocks(a: ElementReader | None, b: ElementReader | None, both: bool) -> Iterator[tuple[int, Elements]]:
     """Yield real numbers of A (0), of B (1), and of their difference (2)."""
     if both and a is not None and b is not None:
         for x, y in zip(a.blocks(), b.blocks(), strict=True):
@@ -199,7 +199,7 @@ def _real(block: Elements) -> Elements:
     return abs(_wide(block)) if block.dtype.kind == "c" else block
 
 
-def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -> Bins | None:
+def _bins(moments: Sequence[ElementMoments], *, whole: bool, symmetric: bool = False) -> Bins | None:
     """Return empty bins for the finite elements; one bin for each number if they are few integers."""
     lows = [row.low for row in moments if row.low is not None]
     highs = [row.high for row in moments if row.high is not None]
@@ -214,7 +214,7 @@ def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -
     return Bins(low, high, [0] * BINS)
 
 
-def _count(block: Elements, values: Values) -> None:
+def _count(block: Elements, values: ValueBins) -> None:
     import numpy
 
     bins = values.bins

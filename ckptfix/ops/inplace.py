@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
@@ -22,7 +22,7 @@ from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import RealFile, insertable
 from ckptfix.io.inplace.plan import change_of
-from ckptfix.io.inplace.record import Change, Record
+from ckptfix.io.inplace.record import EditRecord, FileChange
 from ckptfix.io.source import forget, is_local, refuse_changed, stamp
 from ckptfix.urls import READ_ONLY, is_url, scheme_of
 from ckptfix.words import plural
@@ -94,8 +94,8 @@ def in_place(checkpoint: Checkpoint, plan: Plan) -> Plan:
 
 
 def write(
-    checkpoint: Checkpoint, plan: Plan, what: str, inputs: Mapping[str, Stamp], *, dry_run: bool
-) -> tuple[Change, ...]:
+    checkpoint: Checkpoint, plan: Plan, what: str, inputs: Mapping[str, FileStat], *, dry_run: bool
+) -> tuple[FileChange, ...]:
     """Carry out a plan of `in_place`, and return the changes, file by file.
 
     Args:
@@ -119,12 +119,12 @@ def write(
         forget(path)
     if changes and not dry_run:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
-        record = Record(secrets.token_hex(8), what, when, changes)
+        record = EditRecord(secrets.token_hex(8), what, when, changes)
         edit.carry_out(target, record, keep=not _grows(checkpoint, changes))
     return changes
 
 
-def _looked_at(planned: OutputFile, block: int) -> Change | None:
+def _looked_at(planned: OutputFile, block: int) -> FileChange | None:
     """Compute the change that turns the existing file into `planned`; nothing is opened for writing."""
     real = os.path.realpath(planned.path)
     for name in (real, str(Path(real).parent)):  # the journal is beside it
@@ -134,12 +134,12 @@ def _looked_at(planned: OutputFile, block: int) -> Change | None:
         return change_of(file, planned, block)
 
 
-def _grows(checkpoint: Checkpoint, changes: tuple[Change, ...]) -> bool:
+def _grows(checkpoint: Checkpoint, changes: tuple[FileChange, ...]) -> bool:
     """Return whether the file itself preserves its old state, as an archive does that grows at its end."""
     return archive_of(checkpoint) is not None and all(not change.old and not change.shift for change in changes)
 
 
-def line_of(changes: tuple[Change, ...], *, dry_run: bool) -> str:
+def line_of(changes: tuple[FileChange, ...], *, dry_run: bool) -> str:
     """Describe in a sentence how an in-place edit changed the disk."""
     written = sum(len(data) for change in changes for _, data in change.new)
     blocks = sum(change.shift for change in changes)
@@ -148,7 +148,7 @@ def line_of(changes: tuple[Change, ...], *, dry_run: bool) -> str:
     return f"{'would be changed' if dry_run else 'changed'} in place: {written:,} bytes{files} written{moved}"
 
 
-def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
+def edits_of(checkpoint: Checkpoint) -> Iterator[EditRecord]:
     """Yield the in-place edits that can be undone, the latest first."""
     if is_local(checkpoint.path):
         yield from reversed(edit.remembered(target_of(checkpoint)))
@@ -168,7 +168,7 @@ def grown(checkpoint: Checkpoint) -> bool:
     return archive is not None and next(earlier(checkpoint.path, archive.directory), None) is not None
 
 
-def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
+def _appended(checkpoint: Checkpoint) -> Iterator[EditRecord]:
     archive = archive_of(checkpoint)
     if archive is None:
         return
@@ -177,6 +177,6 @@ def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
         raise DamagedFile(message, path=checkpoint.path, hint="cut them off first; the file is unchanged")
     size = checkpoint.size
     for name, _, _ in earlier(checkpoint.path, archive.directory):
-        change = Change(Path(target_of(checkpoint)).name, name.length, size, (), ())
-        yield Record(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
+        change = FileChange(Path(target_of(checkpoint)).name, name.length, size, (), ())
+        yield EditRecord(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
         size = name.length

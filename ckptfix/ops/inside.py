@@ -24,7 +24,7 @@ from ckptfix.io.layers import (
     Memory,
     Packing,
     Unpacked,
-    Window,
+    WindowSource,
     any_packing_of,
     lzma_of_zip,
 )
@@ -33,7 +33,7 @@ from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips import scan as zip_scan
-from ckptfix.zips.read import DEFLATED, STORED, Record, read_directory
+from ckptfix.zips.read import DEFLATED, STORED, DirectoryRecord, read_directory
 
 LIMIT = 64 << 20
 """Bytes of one packed record or file that are unpacked: a checkpoint has its pickle before its tensors."""
@@ -78,7 +78,7 @@ class Hidden(NamedTuple):
 
 
 @dataclass(slots=True)
-class Inside:
+class HiddenContents:
     """Pickles and hidden globals that were found in a file.
 
     Attributes:
@@ -97,7 +97,7 @@ class Inside:
         return list(dict.fromkeys(row.name for row in self.hidden))
 
 
-def look(path: str, place: str = "", *, data: Collection[str] = ()) -> Inside:
+def look(path: str, place: str = "", *, data: Collection[str] = ()) -> HiddenContents:
     """Search the file or folder `path`; `place` is its name in the results.
 
     Args:
@@ -117,7 +117,7 @@ def look(path: str, place: str = "", *, data: Collection[str] = ()) -> Inside:
     return looker.found
 
 
-def look_planned(name: str) -> Inside:
+def look_planned(name: str) -> HiddenContents:
     """Search a planned file: the records that its directory lists, except the data of tensors."""
     looker = _Looker(planned=True)
     with open_source(name) as reader:
@@ -126,7 +126,7 @@ def look_planned(name: str) -> Inside:
     return looker.found
 
 
-def look_into(reader: Source, place: str, *, storage: bool = False) -> Inside:
+def look_into(reader: Source, place: str, *, storage: bool = False) -> HiddenContents:
     """Search a record; skip the data of a storage unless it begins like a pickle."""
     looker = _Looker()
     with suppress(CkptfixError):
@@ -134,14 +134,14 @@ def look_into(reader: Source, place: str, *, storage: bool = False) -> Inside:
     return looker.found
 
 
-def names_in_record(reader: Source, record: Record) -> tuple[int, list[str]]:
+def names_in_record(reader: Source, record: DirectoryRecord) -> tuple[int, list[str]]:
     """Return (offset of the data of a zip record, the refused globals that it names if it is or holds a pickle)."""
     local = zip_scan.local_at(reader, record.header)
     if local is None:
         return record.header, []
     looker = _Looker()
     with suppress(CkptfixError):
-        looker.record(Window(reader, local.data, record.stored), record.name, record.method, "", 0)
+        looker.record(WindowSource(reader, local.data, record.stored), record.name, record.method, "", 0)
     return local.data, looker.found.names
 
 
@@ -151,7 +151,7 @@ class _Looker:
     def __init__(self, data: Collection[str] = (), *, planned: bool = False) -> None:
         self.data = frozenset(data)
         self.planned = planned
-        self.found = Inside()
+        self.found = HiddenContents()
         self.left = MOST
         self.opcodes = MOST_OPCODES
 
@@ -168,7 +168,7 @@ class _Looker:
             self.array(reader, head, place, depth)
         elif (members := list(tar_members(reader, MOST_MEMBERS))) and head[:2] != b"PK":
             for name, offset, length in members:
-                self.member(Window(reader, offset, length), name, place, depth + 1)
+                self.member(WindowSource(reader, offset, length), name, place, depth + 1)
         elif head.startswith(b"PK\x03\x04"):
             self.archive(reader, place, depth)
         else:
@@ -201,15 +201,15 @@ class _Looker:
             if row is not None:
                 covered = max(covered, local.data + row.stored)
             length = stored if stored else max(after - local.data, 0)
-            self.record(Window(reader, local.data, length), local.name, local.method, place, depth + 1)
+            self.record(WindowSource(reader, local.data, length), local.name, local.method, place, depth + 1)
             if row is not None and row.method != local.method:
-                self.record(Window(reader, local.data, length), local.name, row.method, place, depth + 1)
+                self.record(WindowSource(reader, local.data, length), local.name, row.method, place, depth + 1)
 
     def headers(self, reader: Source) -> Iterable[int]:
         if self.planned:
             return ()
         try:
-            return zip_scan.signatures(Window(reader, 0, SEARCHED)).locals
+            return zip_scan.signatures(WindowSource(reader, 0, SEARCHED)).locals
         except CkptfixError:
             self.found.cut = True
             return ()
@@ -225,7 +225,7 @@ class _Looker:
             packing = BZIP2
         elif method == _LZMA and len(head) == 9:
             packing = Packing("lzma", b"", lambda: lzma_of_zip(head))
-            reader = Window(reader, 9, reader.size - 9)
+            reader = WindowSource(reader, 9, reader.size - 9)
         else:
             return
         # A storage may be large; its first bytes show whether it is worth unpacking.
@@ -264,7 +264,7 @@ class _Looker:
         if start < reader.size:
             header = reader.read(8 + width, min(start - 8 - width, 1 << 16))
             if b"O" in header.partition(b"descr")[2].partition(b"fortran")[0]:
-                rest = Window(reader, start, reader.size - start)
+                rest = WindowSource(reader, start, reader.size - start)
                 self.stream(rest, rest.read(0, min(_HEAD, rest.size)), place, depth)
 
     def stream(self, reader: Source, head: bytes, place: str, depth: int) -> None:
@@ -287,7 +287,7 @@ class _Looker:
                 self.found.hidden.append(Hidden(place, full, base + row.at, called))
         self.found.tensors |= seen.persids and bool(rows)
         for inner in seen.inner:
-            window: Source = Window(reader, inner.at, inner.length)
+            window: Source = WindowSource(reader, inner.at, inner.length)
             if inner.text:
                 if inner.length > LIMIT:
                     self.found.cut = True

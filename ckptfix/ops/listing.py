@@ -20,7 +20,7 @@ from ckptfix.urls import as_path
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListedCheckpoint:
     """A checkpoint: a file, or a folder of files.
 
     Attributes:
@@ -90,7 +90,7 @@ def checkpoints(path: str) -> Iterator[str]:
 
 @without_collections
 @opened_once()
-def listed(path: str) -> Row:
+def listed(path: str) -> ListedCheckpoint:
     """Return the row of a file or folder; only headers are read. An unreadable file gets a row too."""
     try:
         checkpoint = open_checkpoint(path)
@@ -98,7 +98,7 @@ def listed(path: str) -> Row:
         return _unread(path, error)
     seen = describe.inspect(checkpoint)
     worst = examine.examine(checkpoint.path, fast=True, checkpoint=checkpoint).cause
-    return Row(
+    return ListedCheckpoint(
         path=path,
         format=seen.format,
         size=seen.size,
@@ -113,13 +113,15 @@ def listed(path: str) -> Row:
     )
 
 
-def _unread(path: str, error: CkptfixError) -> Row:
+def _unread(path: str, error: CkptfixError) -> ListedCheckpoint:
     """Return the row of a path that is not a checkpoint, is damaged beyond its directory, or cannot be opened."""
     try:
         size = as_path(path).stat().st_size if found_as(path) == "file" else 0
         cause = examine.examine(path, fast=True).cause
     except (CkptfixError, OSError):
-        return Row(path=path, severity="error", error=error.message)
+        return ListedCheckpoint(path=path, severity="error", error=error.message)
     if cause is None:
-        return Row(path=path, size=size, severity="error", error=error.message)
-    return Row(path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title)
+        return ListedCheckpoint(path=path, size=size, severity="error", error=error.message)
+    return ListedCheckpoint(
+        path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title
+    )

@@ -16,7 +16,7 @@ from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, in_little
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file, existing
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file, existing
 from ckptfix.words import plural, some
 
 MOST_NAMED = 200
@@ -89,7 +89,7 @@ def merge(
             exit_code=LOSSES if missing else 0,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out_file(paths[0], dest, make, how, others=paths[1:], folder=is_folder(to))
 
 

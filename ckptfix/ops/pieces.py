@@ -61,7 +61,7 @@ _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shar
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RankShard:
     """The part of a model that a file holds.
 
     Attributes:
@@ -151,7 +151,7 @@ def remarks(checkpoint: Checkpoint, at: str | None = None) -> Iterator[Finding]:
         yield found("one-rank", piece.message, where=piece.where, fix=fix, severity="warning")
 
 
-def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
+def piece_of(checkpoint: Checkpoint, at: str | None = None) -> RankShard | None:
     """Return the rank's part that the file is; None if it holds whole tensors, as far as it states.
 
     Args:
@@ -167,7 +167,7 @@ def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
     )
 
 
-def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
+def _of_metadata(checkpoint: Checkpoint) -> RankShard | None:
     try:
         said = json.loads(checkpoint.metadata.get(SHARDING_INFO, "null"))
     except (ValueError, RecursionError):
@@ -183,7 +183,7 @@ def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
     missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
     shard = re.match(r"shard-(\d+)-", as_path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
-    return Piece("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
+    return RankShard("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
 
 
 def _joining(path: str) -> str:
@@ -204,7 +204,7 @@ def _rank_in_name(path: str) -> int | None:
     return None if found is None else int(next(group for group in found.groups() if group is not None))
 
 
-def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
+def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankShard | None:
     top = fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
@@ -218,7 +218,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
         world = count if type(count) is int else None
         missing = "its fp32 weights are flat groups of some parameters, without names, and not a model"
         where = f"optimizer_state_dict/{groups}"
-        return Piece("ZeRO optimizer", rank, world, missing, where, words, is_command)
+        return RankShard("ZeRO optimizer", rank, world, missing, where, words, is_command)
     stated = {name: shape for name, shape in _stated_shapes(top) if 0 not in shape}
     empty = [
         entry for entry in checkpoint.entries
@@ -230,7 +230,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     missing = f"{first.key} is empty here, and {list(stated[first.key])} in the model{_more(len(empty) - 1)}"
     size = top.get("dp_world_size")
     world = size if type(size) is int else None
-    return Piece("ZeRO-3", rank, world, missing, first.name, words, is_command)
+    return RankShard("ZeRO-3", rank, world, missing, first.name, words, is_command)
 
 
 _SLICES = ("tensor_model_parallel_size", "model_parallel_size")
@@ -267,7 +267,7 @@ _NEMO_JOINS = (
 )
 
 
-def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
+def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> RankShard | None:
     """Return a rank's part of a model that its own code cut, not torch: plain tensors, with the sizes beside them."""
     top = fields(parts.graph.root)
     if format_of(checkpoint).folder:
@@ -279,7 +279,7 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
         missing = f"its mp_world_size is {size}: that many files hold the model, each with slices of its tensors"
         where = "module" if "module" in top else ""
         words = to_universal(str(place.parent))
-        return Piece("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
+        return RankShard("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
     numbers = [] if own is None else [int(part) for part in own.groups() if part]
     model = next((name for name in top if _MEGATRON_MODEL.fullmatch(name)), None)
     config = _nemo_config(top.get("hyper_parameters"))
@@ -297,7 +297,7 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
         missing = f"several files hold the model: {said}"
         rank, world = _megatron_rank(numbers, sizes) if numbers else None, math.prod(sizes.values())
         joins = _MEGATRON_JOINS if key == "args" else _NEMO_JOINS
-        return Piece("model parallel", rank, world, missing, model, joins)
+        return RankShard("model parallel", rank, world, missing, model, joins)
     return _of_rank_folders(checkpoint, numbers, model or "") if own is not None and checkpoint.entries else None
 
 
@@ -317,7 +317,7 @@ def _settings(node: Node) -> Mapping[str, Node]:
     return {name: fields(value).get("_val", value) for name, value in found.items()}
 
 
-def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str) -> Piece | None:
+def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str) -> RankShard | None:
     """Return the part in a file without sizes, if other ranks' folders beside its own have a file of the same name."""
     place = as_path(checkpoint.path)
     above = place.parent.parent
@@ -334,7 +334,7 @@ def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str)
     missing = f"several files hold the model: {place.name} is in {some(others)} too"
     rank = numbers[0] if len(numbers) == 1 else None
     joins = _MEGATRON_JOINS if place.name.startswith("model_optim_rng") else _NEMO_JOINS
-    return Piece("model parallel", rank, len(ranks), missing, model, joins)
+    return RankShard("model parallel", rank, len(ranks), missing, model, joins)
 
 
 def _mp_rank_in_name(name: str) -> int | None:
@@ -367,7 +367,7 @@ def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ..
                 continue
 
 
-def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
+def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankShard | None:
     """Return the first tensor of the checked state dicts that the pickle describes as a part."""
     # Only these can be parts; the other tensors, possibly very many, need not become nodes.
     rows = [entry for entry in checkpoint.entries if entry.kind == "wrapper" or is_flat(entry.key)]
@@ -380,7 +380,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
         for where, key, node in parts.found.tensors
         if where in ats or where.startswith(inside)
     }
-    first: Piece | None = None
+    first: RankShard | None = None
     count = 0
     for entry in rows:
         node = nodes.get((entry.at, entry.key))
@@ -398,7 +398,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
     rank = _rank_in_name(checkpoint.path) if first.rank is None and not joined else first.rank
     missing = first.missing + _more(count - 1)
     words, is_command = (FLAT, False) if first.kind == "flat parameters" else _joined(checkpoint.path)
-    return Piece(first.kind, rank, first.world, missing, first.where, words, is_command, joined)
+    return RankShard(first.kind, rank, first.world, missing, first.where, words, is_command, joined)
 
 
 def _joined(path: str) -> tuple[str, bool]:
@@ -409,7 +409,7 @@ def _joined(path: str) -> tuple[str, bool]:
     return f"`ckptfix convert RANK0.pt RANK1.pt ... -o OUT.pth` joins the files of all ranks; or {GATHER}", False
 
 
-def _piece(entry: TensorEntry, node: Node) -> Piece | None:
+def _piece(entry: TensorEntry, node: Node) -> RankShard | None:
     cls, state = wrapped(node)
     if cls == SHARDED:
         return _sharded(entry, dict(state))
@@ -417,11 +417,11 @@ def _piece(entry: TensorEntry, node: Node) -> Piece | None:
         return _dtensor(entry, dict(state))
     if is_flat(entry.key):
         missing = f"{entry.key} holds the parameters of an FSDP unit in one row; no file has their names and shapes"
-        return Piece("flat parameters", None, None, missing, entry.name, FLAT)
+        return RankShard("flat parameters", None, None, missing, entry.name, FLAT)
     return None
 
 
-def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
+def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
     if len(entry.parts) == 1 and entry.parts[0].shape == entry.shape:
         return None
     group = fields(state.get("process_group"))
@@ -440,10 +440,10 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
         )
         what = f"a shard of {list(entry.shape)}: {held}"
     kind = "flat parameters" if is_flat(entry.key) else "ShardedTensor"
-    return Piece(kind, number(rank), number(world), f"{entry.key} is {what}", entry.name, GATHER)
+    return RankShard(kind, number(rank), number(world), f"{entry.key} is {what}", entry.name, GATHER)
 
 
-def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
+def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
     spec = fields(state.get("_spec"))
     mesh = fields(spec.get("mesh"))
     split: list[str] = []
@@ -467,4 +467,4 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
     else:
         along = f" along {' and '.join(dict.fromkeys(split))}" if split else ""
         what = f"a shard of {list(entry.shape)}{along}{held}"
-    return Piece("DTensor", number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)
+    return RankShard("DTensor", number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)

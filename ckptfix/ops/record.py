@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Mark, OutputFile, Plan, Segment, SetMetadata
+from ckptfix.checkpoint import ByteRange, FileVersion, OutputFile, Plan, Segment, SetMetadata
 from ckptfix.formats import FORMATS
 from ckptfix.io.planned import PlannedFile, part_of
 from ckptfix.io.read import read_chunks
@@ -44,7 +44,7 @@ def recording(*command: str) -> Iterator[None]:
         _command.reset(token)
 
 
-def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tuple[Plan, str | None]:
+def with_record(plan: Plan, format: str, dest: str, read: Iterable[FileVersion]) -> tuple[Plan, str | None]:
     """Return the plan with a record, if one is requested, and a sentence that says where it is."""
     command = _command.get()
     if command is None:
@@ -73,7 +73,7 @@ def version() -> str:
         return "unknown"
 
 
-def _inputs(read: Iterable[Mark]) -> list[dict[str, object]]:
+def _inputs(read: Iterable[FileVersion]) -> list[dict[str, object]]:
     marks = [mark for mark in dict.fromkeys(read) if found_as(mark.path) == "file"]
     digests = Workers().run(_sha256, marks)
     return [
@@ -82,7 +82,7 @@ def _inputs(read: Iterable[Mark]) -> list[dict[str, object]]:
     ]
 
 
-def _sha256(mark: Mark) -> str:
+def _sha256(mark: FileVersion) -> str:
     state = hashlib.sha256()
     for chunk in read_chunks(ByteRange(mark.path, 0, mark.stamp.size), CHUNK):
         state.update(chunk)

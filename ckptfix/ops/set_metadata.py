@@ -16,7 +16,7 @@ from ckptfix.formats import format_of, states
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 
@@ -85,7 +85,7 @@ def set_metadata(
             findings=[found("unused-rule", "there is no such key to delete", where=key) for key in missing],
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
     return carry_out(source, dest, make, how)
 
 

@@ -12,7 +12,7 @@ from ckptfix import formats
 from ckptfix.arguments import typed
 from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
-from ckptfix.io.inplace.record import Record
+from ckptfix.io.inplace.record import EditRecord
 from ckptfix.io.source import opened_once
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.inplace import edits_of, refuse_far
@@ -34,9 +34,9 @@ class UndoResult:
     """
 
     path: str
-    edit: Record | None
+    edit: EditRecord | None
     unfinished: bool
-    left: tuple[Record, ...]
+    left: tuple[EditRecord, ...]
     undone: bool
     lines: tuple[str, ...]
     exit_code: int = 0
@@ -59,7 +59,7 @@ class UndoResult:
         }
 
 
-def row(record: Record) -> dict[str, Any]:
+def row(record: EditRecord) -> dict[str, Any]:
     """Return an edit for JSON."""
     files = [
         {"name": change.name, "size": change.after, "former_size": change.before} for change in record.changes
@@ -112,7 +112,7 @@ def listed(source: StrPath) -> UndoResult:
     )
 
 
-def _line(record: Record) -> str:
+def _line(record: EditRecord) -> str:
     sizes = sum(change.before for change in record.changes)
     when = f"{record.when}  " if record.when else ""
     return f"{when}{record.what} (before: {sizes:,} bytes)"
@@ -122,7 +122,7 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
     if dry_run:
         line = "would undo an edit that did not finish"
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
-    left: tuple[Record, ...] = ()
+    left: tuple[EditRecord, ...] = ()
     if edit.discard_foreign(target):
         line = "removed a journal that belongs to a different file, written here before; this file is unchanged"
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
@@ -135,7 +135,7 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
 
 
 @opened_once()
-def edits(source: StrPath) -> tuple[Record, ...]:
+def edits(source: StrPath) -> tuple[EditRecord, ...]:
     """Return the in-place edits of a file or folder that `undo` can undo, the latest first. Raises as `undo`."""
     path = _meant(source)
     known = edit.remembered(_target(path, os.path.realpath(path)))

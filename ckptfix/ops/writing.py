@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ckptfix import formats
-from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, about, file_name
 from ckptfix.findings.table import found
 from ckptfix.formats.target import refuse_other_suffix
@@ -25,9 +25,9 @@ from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES
 from ckptfix.ops.drafts import Draft as Draft
-from ckptfix.ops.drafts import How as How
 from ckptfix.ops.drafts import R as R
 from ckptfix.ops.drafts import Result as Result
+from ckptfix.ops.drafts import WriteOptions as WriteOptions
 from ckptfix.ops.hazards import refuse_named
 from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
@@ -57,7 +57,7 @@ def carry_out(
     source: StrPath | Checkpoint,
     dest: StrPath | None,
     make: Callable[[Checkpoint, str], Draft[R]],
-    how: How,
+    how: WriteOptions,
     *,
     converts: bool = False,
     folder: bool | None = None,
@@ -105,7 +105,7 @@ def _carry_out_in_place(
     path: StrPath,
     dest: StrPath | None,
     make: Callable[[Checkpoint, str], Draft[R]],
-    how: How,
+    how: WriteOptions,
 ) -> R:
     if dest is not None or not how.in_place:
         what = "an in-place edit takes no output" if how.in_place else "no output is named"
@@ -144,7 +144,7 @@ def carry_out_file(
     source: StrPath,
     dest: StrPath,
     make: Callable[[str, str], Draft[R]],
-    how: How,
+    how: WriteOptions,
     *,
     others: Iterable[StrPath] = (),
     folder: bool = False,
@@ -175,7 +175,7 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))
 
 
-def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:
+def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: WriteOptions, *, folder: bool = False) -> None:
     """Raise an error for an output that cannot be written, or is one of `inputs`, before a long read begins.
 
     Args:
@@ -196,7 +196,7 @@ def existing(source: StrPath) -> str:
     return path
 
 
-def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how: How) -> R:
+def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: str, how: WriteOptions) -> R:
     refuse_other_suffix(source, dest, draft.format)
     with about(source), blames_changes():
         plan, account = audit(draft.promise, draft.plan, draft.format)

@@ -23,7 +23,7 @@ from ckptfix import formats
 from ckptfix.errors import CkptfixError
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.plan import change_of
-from ckptfix.io.inplace.record import Record
+from ckptfix.io.inplace.record import EditRecord
 from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.ops.inplace import target_of
 from ckptfix.ops.rename import sites
@@ -272,7 +272,7 @@ class Case:
 
     target: str
     before: dict[str, Content]
-    record: Record
+    record: EditRecord
     keep: bool
 
     def after(self) -> dict[str, Content]:
@@ -339,7 +339,7 @@ def _case(path: Path, *, longer: bool, sparse: bool = False) -> Case:
     found = [change_of(disk.open(str(Path(file.path).resolve())), file, BLOCK) for file in plan.files]
     changes = tuple(change for change in found if change is not None)
     assert changes
-    return Case(target, before, Record("id", "renamed", "now", changes), any(change.old for change in changes))
+    return Case(target, before, EditRecord("id", "renamed", "now", changes), any(change.old for change in changes))
 
 
 def _make_holes(content: Content) -> None:

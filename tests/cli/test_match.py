@@ -16,7 +16,7 @@ from torch import nn
 
 import ckptfix
 from ckptfix.align import match as match_op
-from ckptfix.align.result import Matching, Pair
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.errors import KeyConflict
 from ckptfix.names.slots import Slot
 from ckptfix.ops import match as matching_module
@@ -237,7 +237,9 @@ def test_a_name_that_stays_may_not_be_taken(tmp_path: Path) -> None:
 
 
 def ambiguous(source: list[Slot], target: list[Slot], **how: Any) -> Matching:
-    pairs = tuple(Pair(a.name, b.name, 0.5, "order", (target[0].name,)) for a, b in zip(source, target, strict=True))
+    pairs = tuple(
+        MatchedPair(a.name, b.name, 0.5, "order", (target[0].name,)) for a, b in zip(source, target, strict=True)
+    )
     return Matching("structure", pairs, ())
 
 

@@ -57,7 +57,7 @@ def write(*jobs: Any, name: str = "plan.jsonl") -> Path:
     return path
 
 
-def in_threads(plan: Path, **how: Any) -> fleet.Report:
+def in_threads(plan: Path, **how: Any) -> fleet.FleetReport:
     with ThreadPoolExecutor(1) as executor:
         return fleet.run(str(plan), executor=executor, **how)
 

@@ -130,9 +130,9 @@ class BrowseApp(App[None]):
         for number in self.signals:
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         if self.inside:
-            from ckptfix.browse.view.files import Files
+            from ckptfix.browse.view.files import FilesScreen
 
-            self.push_screen(Files(self.path, self.inside))
+            self.push_screen(FilesScreen(self.path, self.inside))
         else:
             self.push_screen(Browser(self.path, self.other, self.at))
 

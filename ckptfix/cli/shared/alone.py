@@ -10,13 +10,13 @@ from typing import Any, Literal
 import click
 
 from ckptfix.cli.shared.common import Verb
-from ckptfix.cli.shared.many import Outcome, Recording, Settings, one
+from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.written import reported
 
-_SETTINGS = Settings(json=True, quiet=False, width=0, rows=False)
+_SETTINGS = ConsoleSettings(json=True, quiet=False, width=0, rows=False)
 
 
 def verb_called(name: str) -> Verb:
@@ -63,7 +63,7 @@ def parsed(verb: Verb, words: Sequence[str], console: Recording | None = None) -
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class LineUses:
     """The files and permissions that a command line needs.
 
     Attributes:
@@ -77,7 +77,7 @@ class Uses:
     imports: bool
 
 
-def uses(argv: Sequence[str]) -> Uses | str:
+def uses(argv: Sequence[str]) -> LineUses | str:
     """Return what the command line `argv` uses, or a sentence on why it cannot run in a fleet. Nothing is run."""
     try:
         verb = verb_called(argv[0])
@@ -93,7 +93,7 @@ def uses(argv: Sequence[str]) -> Uses | str:
         return f"its command line is not valid: {error}"
 
 
-def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
+def _uses(verb: Verb, ctx: click.Context) -> LineUses | str:
     params = ctx.params
     if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in params.values()):
         return "- (a stream) cannot be shared by the jobs of a fleet"
@@ -114,7 +114,7 @@ def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
     writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
     if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):
         return "it does not name its output"
-    return Uses(first, tuple(writes), bool(params.get("allow_import")))
+    return LineUses(first, tuple(writes), bool(params.get("allow_import")))
 
 
 WITHOUT = ("dry_run", "check_only", "report", "rules_file")

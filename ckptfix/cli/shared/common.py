@@ -19,7 +19,7 @@ from ckptfix.errors import Unsupported, printable
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Plan
-    from ckptfix.cli.shared.many import Job
+    from ckptfix.cli.shared.many import BatchCommand
     from ckptfix.findings.row import Finding
 
 
@@ -71,10 +71,12 @@ class Verb(click.Command):
         console = ctx.ensure_object(Console)
         with contextlib.ExitStack() as stack:
             if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in ctx.params.values()):
-                from ckptfix.cli.shared.streams import Place, standing_in
+                from ckptfix.cli.shared.streams import StreamParameter, standing_in
 
                 types = [(str(param.name), param.type) for param in self.params]
-                places = [Place(name, type.dash) for name, type in types if isinstance(type, FileName | Message)]
+                places = [
+                    StreamParameter(name, type.dash) for name, type in types if isinstance(type, FileName | MessageType)
+                ]
                 stack.enter_context(standing_in(ctx.params, places, console))
             if console.record:
                 from ckptfix.ops.record import recording
@@ -90,7 +92,7 @@ class Verb(click.Command):
                 return among(ctx, console, job is None, invoke)
             return invoke()
 
-    def _invoke(self, ctx: click.Context, console: Console, job: Job | None) -> int:
+    def _invoke(self, ctx: click.Context, console: Console, job: BatchCommand | None) -> int:
         if job is None:
             return int(super().invoke(ctx))
         from ckptfix.cli.shared.jobs import run
@@ -117,7 +119,7 @@ class FileName(click.Path):
         self.dash: Dash = "output" if output else "input"
 
 
-class Message(click.types.StringParamType):
+class MessageType(click.types.StringParamType):
     """Text; ``@FILE`` reads it from a file, and ``-`` from standard input."""
 
     dash: Dash = "text"
@@ -328,11 +330,11 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
             named = out is None and not in_place
             if named:
                 out = default_name(name, source, options)
-            from ckptfix.ops.writing import How
+            from ckptfix.ops.writing import WriteOptions
 
             with console.progress(at_end="flushing to disk") as progress:
                 link = options.pop("link", False)
-                how = How(
+                how = WriteOptions(
                     force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress
                 )
                 result = function(source, out, how, **options)

@@ -181,7 +181,7 @@ class Console:
             bar.clear()
 
 
-class Lines(Console):
+class TextConsole(Console):
     """A console that collects its lines, all rows and whole names, for the text of a result."""
 
     def __init__(self) -> None:

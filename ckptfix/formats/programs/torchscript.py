@@ -33,13 +33,13 @@ from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights, check_whole
-from ckptfix.formats.torch.zip_layout import Archive, Places, ambiguous_names
+from ckptfix.formats.torch.zip_layout import ZipCheckpoint, ZipStorages, ambiguous_names
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, Dict, Global, Graph, Text, parse
 from ckptfix.pickles.graph import Node, attributes
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Directory, Record, read_directory
+from ckptfix.zips.read import Directory, DirectoryRecord, read_directory
 
 CONSTANTS = "constants"
 """The address of the constants of a program, c0 to cN: a frozen module has nothing else."""
@@ -70,7 +70,7 @@ class Program:
     path: str
     size: int
     directory: Directory
-    records: Mapping[str, Record]
+    records: Mapping[str, DirectoryRecord]
     root: str
     byteorder: Literal["little", "big"]
 
@@ -99,9 +99,9 @@ class Program:
         twice = ambiguous_names(self.directory)
         if where in twice:
             raise BadDirectory("several records have the name of the pickle", path=self.path, where=where)
-        archive = Archive(self.directory, self.root, self.records[where], True, twice)
+        archive = ZipCheckpoint(self.directory, self.root, self.records[where], True, twice)
         graph = parse(data, path=self.path, where=where)
-        return graph, Storages(Places(self.path, archive, folder), graph=graph)
+        return graph, Storages(ZipStorages(self.path, archive, folder), graph=graph)
 
 
 def open_program(path: str, marker: str) -> Program | None:
@@ -114,7 +114,7 @@ def open_program(path: str, marker: str) -> Program | None:
         except CkptfixError:
             return None
         size = reader.size
-    records: dict[str, Record] = {}
+    records: dict[str, DirectoryRecord] = {}
     for record in directory.records:
         records.setdefault(record.name, record)
     roots = [name.removesuffix(f"/{marker}") for name in records if name.endswith(f"/{marker}")]

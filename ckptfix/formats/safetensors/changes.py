@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Drop, Put, Rename, TensorEntry, dtypes, refuse_unusable
 from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported, WouldLoseData
-from ckptfix.formats.safetensors.header import METADATA, Header, Row
+from ckptfix.formats.safetensors.header import METADATA, Header, HeaderEntry
 from ckptfix.formats.safetensors.ties import recorded_views, ties
 
 
@@ -88,7 +88,7 @@ class Names:
                 refuse_unusable(entry, name)
                 self.others[key] = entry
 
-    def _is_of(self, row: Row, entry: TensorEntry) -> bool:
+    def _is_of(self, row: HeaderEntry, entry: TensorEntry) -> bool:
         """Return whether `entry` has the bytes of `row`, in any shape."""
         dtype = dtypes.by_safetensors(row.code)
         storage = entry.storage
@@ -97,7 +97,7 @@ class Names:
         place = ByteRange(self.path, self.data_start + row.begin, row.stop - row.begin)
         return dtype is not None and dtype.name == entry.dtype and entry.is_contiguous and entry.data == place
 
-    def _reshape(self, row: Row, entry: TensorEntry, name: str) -> None:
+    def _reshape(self, row: HeaderEntry, entry: TensorEntry, name: str) -> None:
         stated = _stated_shape(row, entry.shape)
         if stated is None or (row.key in self.views and stated != row.shape):
             why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
@@ -135,7 +135,7 @@ class Names:
             raise NoSuchTensor("no such tensor", path=self.path, where=min(unknown))
 
 
-def _stated_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _stated_shape(row: HeaderEntry, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the header's shape for the torch shape `shape`; None if its element count is not the row's."""
     dtype = dtypes.by_safetensors(row.code)
     if dtype is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Derived, Mark, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Derived, FileVersion, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.errors import Truncated, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import emit as torch_emit
@@ -49,7 +49,7 @@ class Weights:
     findings: tuple[Finding, ...] = ()
     byteorder: Literal["little", "big"] = "little"
     beside: tuple[TensorEntry, ...] = ()
-    files: tuple[Mark, ...] = ()
+    files: tuple[FileVersion, ...] = ()
 
     def as_checkpoint(self) -> Checkpoint:
         """Return a checkpoint that holds only this state dict."""

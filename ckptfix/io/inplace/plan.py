@@ -6,8 +6,8 @@ import os
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment, segment_length
 from ckptfix.errors import Unsupported
-from ckptfix.io.inplace.disk import File
-from ckptfix.io.inplace.record import Bytes, Change
+from ckptfix.io.inplace.disk import EditedFile
+from ckptfix.io.inplace.record import Bytes, FileChange
 from ckptfix.io.inplace.shifted import holes_of, probes_of
 from ckptfix.io.read import read_chunks
 
@@ -15,7 +15,7 @@ BLOCK = 4096
 """The block size of probes, if nothing moves by blocks."""
 
 
-def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | None:
+def change_of(file: EditedFile, planned: OutputFile, block: int = BLOCK) -> FileChange | None:
     """Return the change that turns `file` into `planned`; None if they are equal.
 
     Args:
@@ -36,12 +36,12 @@ def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | N
         old: tuple[Bytes, ...] = ((0, file.read(0, start)),)
         new: tuple[Bytes, ...] = ((0, b"".join(data for _, data in writes)),)
         probes, holes = probes_of(file, start, size, block), holes_of(file, start, size)
-        return Change(name, size, planned.nbytes, old, new, shift, probes, holes)
+        return FileChange(name, size, planned.nbytes, old, new, shift, probes, holes)
     places = [(offset, min(offset + len(data), size)) for offset, data in writes]
     if planned.nbytes < size:
         places.append((planned.nbytes, size))
     old = tuple((start, file.read(start, end - start)) for start, end in places if start < end)
-    return Change(name, size, planned.nbytes, old, tuple(writes))
+    return FileChange(name, size, planned.nbytes, old, tuple(writes))
 
 
 def _writes(planned: OutputFile, size: int) -> tuple[list[Bytes], int, int]:

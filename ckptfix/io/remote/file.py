@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError
 from ckptfix.io.pool import far
 from ckptfix.io.remote.store import object_of, retried
@@ -299,7 +299,7 @@ class RemoteFile(Source):
     def expect(self, offset: int, length: int) -> None:
         self._kept.expect(offset, min(length, self.size - offset))
 
-    def now(self) -> Stamp:
+    def now(self) -> FileStat:
         if self.mark.tag and not self._kept.object.checked_after:
             return self.mark
         return retried(self.name, self._kept.object.facts).stamp()

@@ -15,7 +15,7 @@ from ckptfix.errors import CkptfixError, NoSuchFile, Unsupported
 from ckptfix.io.pool import far, known_far, threads
 from ckptfix.io.remote.file import AT_ONCE, RemoteFile
 from ckptfix.io.remote.store import Facts, client_of
-from ckptfix.urls import Entry, Kind, as_path, scheme_of
+from ckptfix.urls import FolderEntry, Kind, as_path, scheme_of
 
 MOST_AHEAD = 1000
 """The most files whose beginnings are requested before they are needed, since these are cached until then."""
@@ -140,7 +140,7 @@ def size(name: str) -> int:
     return RemoteFile(name).size
 
 
-def entries(folder: str) -> Sequence[Entry]:
+def entries(folder: str) -> Sequence[FolderEntry]:
     """Return the entries of `folder` itself."""
     found, inner = _listed(folder) or (listing(folder), "")
-    return [Entry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]
+    return [FolderEntry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted, scheme_of
@@ -44,8 +44,8 @@ class Facts:
     tag: str = ""
     mtime_ns: int = 0
 
-    def stamp(self) -> Stamp:
-        return Stamp(self.size, self.mtime_ns, tag=self.tag)
+    def stamp(self) -> FileStat:
+        return FileStat(self.size, self.mtime_ns, tag=self.tag)
 
     def same(self, other: Facts) -> bool:
         return self.stamp().same(other.stamp())

@@ -16,11 +16,11 @@ from ckptfix.loaders.model import direct, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_codes, refuse_two_values
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.overlaps import refuse_other_values
-from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
+from ckptfix.loaders.model.places import ModuleSlot, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
 from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
-from ckptfix.loaders.sources import Source, chosen
+from ckptfix.loaders.sources import StateSource, chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown
@@ -157,7 +157,7 @@ _CODES = "load it into a model that its library has quantized in the same way; o
 _EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True accepts this"
 
 
-def _elsewhere(found: Sequence[Source], fit: Fit, at: str | None) -> str:
+def _elsewhere(found: Sequence[StateSource], fit: Fit, at: str | None) -> str:
     """Return a hint on how to load a different state dict of the file, or an empty text if it has only one."""
     ats = [source.at for source in found if source is not fit.source] if at is None else []
     listed = some([repr(place) + ("" if place else " (the top level)") for place in ats], 4)
@@ -297,11 +297,11 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
 def _assign(fit: Fit, maker: TensorMaker) -> None:
     import torch
 
-    holders: dict[object, list[Place]] = {}
+    holders: dict[object, list[ModuleSlot]] = {}
     for place in fit.target.places:
         holders.setdefault(identity(place.tensor), []).append(place)
     taken: set[object] = set()
-    new: list[tuple[Place, torch.Tensor]] = []
+    new: list[tuple[ModuleSlot, torch.Tensor]] = []
     for name, entry in in_file_order(fit):
         old = fit.target.tensors[name]
         value = torch_way.placed(maker(entry).detach(), old)

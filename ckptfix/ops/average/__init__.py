@@ -20,7 +20,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.average import plan
 from ckptfix.ops.law.promise import everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out, is_folder, plan_edits, refuse_destination
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder, plan_edits, refuse_destination
 from ckptfix.urls import as_path, scan_folder
 from ckptfix.words import plural, some
 
@@ -120,7 +120,7 @@ def average(
             read=tuple(mark for other in others for mark in other.files),
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
     result = carry_out(paths[-1], dest, make, how)
     counts = [plans[-1].oddities.of(number) for number in range(len(paths))]

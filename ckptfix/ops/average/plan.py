@@ -9,11 +9,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from ckptfix.checkpoint import (
-    Check,
     Checkpoint,
     Data,
     Edit,
     Put,
+    RangeCheck,
     Storage,
     TensorEntry,
     contiguous_stride,
@@ -88,7 +88,7 @@ class Averaging:
     taken: tuple[str, ...]
     moments: tuple[str, ...]
     norms: bool
-    checks: tuple[Check, ...]
+    checks: tuple[RangeCheck, ...]
     oddities: Oddities
 
 
@@ -137,7 +137,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
         tuple(entry.name for entry in listed(checkpoints[-1]) if entry.at == ats[-1] and entry.key not in mine),
         any(key.rpartition(".")[2] in NORMS for key in puts),
         tuple(
-            Check(storage.key, storage.data, storage.crc32)
+            RangeCheck(storage.key, storage.data, storage.crc32)
             for storage in used.values()
             if storage.data is not None and storage.crc32 is not None
         ),

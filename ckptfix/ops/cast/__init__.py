@@ -14,7 +14,7 @@ from ckptfix.io.read import Progress
 from ckptfix.ops.cast import plan
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 OnOverflow = Literal["count", "error"]
@@ -106,7 +106,7 @@ def cast(
             findings=done.findings,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     result = carry_out(source, dest, make, how)
     tallies = casts[-1].tallies.of()
     if not tallies:

@@ -17,7 +17,7 @@ from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note, refuse_destination
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_note, refuse_destination
 from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
@@ -113,7 +113,7 @@ def convert(
             exit_code=LOSSES if done.lost else 0,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     if to is None and shard_size is not None and not as_path(dest).suffix:
         to = "hf"
     folder = is_folder(to)

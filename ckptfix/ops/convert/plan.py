@@ -9,7 +9,7 @@ from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contig
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of, without_optimizer
-from ckptfix.formats.base import Format, Taken
+from ckptfix.formats.base import Format, SelectedWeights
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
@@ -97,7 +97,7 @@ def convert(
     return _planned(checkpoint, dest, target, at, drop_unsupported)
 
 
-def _taken(taken: Taken, whole: Checkpoint, dest: str, target: Format, drop_unsupported: bool) -> Conversion:
+def _taken(taken: SelectedWeights, whole: Checkpoint, dest: str, target: Format, drop_unsupported: bool) -> Conversion:
     """Plan the conversion of the part of `whole` that its format selected."""
     if taken.at is None and "objects" not in target.states:
         message = f"{target.name} holds one state dict, without optimizer state"

@@ -9,11 +9,11 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
-from ckptfix.ops.diff.content import Group, Renamed, find_renamed
-from ckptfix.ops.diff.pairs import At, Side, doubts, match, sides
+from ckptfix.ops.diff.content import Group, RenamedTensors, find_renamed
+from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
-from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, Entries, NamePair, OneSided, ValueChange
-from ckptfix.ops.diff.tensors import COMPARED, Tensors, sharing
+from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
+from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
 from ckptfix.pickles.collector import without_collections
 
 __all__ = ["DiffResult", "diff"]
@@ -66,8 +66,8 @@ def diff(
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
-    tensors = Tensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
-    renamed: list[Renamed] = []
+    tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
+    renamed: list[RenamedTensors] = []
     ambiguous: list[Group] = []
     values: list[ValueChange] = []
     total = 0
@@ -109,7 +109,7 @@ def diff(
             nbytes=sum(pair.a.nbytes for pair in matched),
             values=total,
         ),
-        tensors=Entries(
+        tensors=ComparedEntries(
             compared=tuple(row.compared() for row in tensors.rows),
             only_a=tuple(entry for entry in rest_a if id(entry) not in taken),
             only_b=tuple(entry for entry in rest_b if id(entry) not in taken),
@@ -123,7 +123,7 @@ def _names(entries: Sequence[TensorEntry]) -> tuple[str, ...]:
     return tuple(entry.name for entry in entries)
 
 
-def _unread(side: Side) -> Iterator[Finding]:
+def _unread(side: DiffInput) -> Iterator[Finding]:
     """Yield the findings about tensors that could not be read, as far as they take part."""
     for finding in side.checkpoint.findings:
         if finding.id in UNREAD and side.place(finding.where) is not None and side.chosen(finding.where):

@@ -27,7 +27,7 @@ Group = tuple[list[TensorEntry], list[TensorEntry]]
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
+class RenamedTensors:
     """Two tensors of A and B with the same bytes; several equal ones are paired in order."""
 
     a: TensorEntry
@@ -70,7 +70,7 @@ def find_renamed(
     readers: Readers,
     *,
     trust_crc: bool,
-) -> tuple[list[Renamed], list[Group]]:
+) -> tuple[list[RenamedTensors], list[Group]]:
     """Pair the equal tensors of `rest_a` and `rest_b`, and return the groups of equal ones whose numbers differ.
 
     Raises:
@@ -197,13 +197,13 @@ def swapped(chunk: bytes, unit: int) -> bytes:
     return numpy.frombuffer(chunk, f"u{unit}").byteswap().tobytes()
 
 
-def _paired(groups: Iterable[Group]) -> tuple[list[Renamed], list[Group]]:
-    renamed: list[Renamed] = []
+def _paired(groups: Iterable[Group]) -> tuple[list[RenamedTensors], list[Group]]:
+    renamed: list[RenamedTensors] = []
     ambiguous: list[Group] = []
     for group in groups:
         if len(group[0]) == len(group[1]):
             several = len(group[0]) > 1
-            renamed += [Renamed(x, y, several) for x, y in zip(*group, strict=True)]
+            renamed += [RenamedTensors(x, y, several) for x, y in zip(*group, strict=True)]
         else:
             ambiguous.append(group)
     return renamed, ambiguous

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.dtypes import Dtype
-from ckptfix.ops.diff.sums import Sums
+from ckptfix.ops.diff.sums import PairSums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class Comparison:
         )
         return cls(row_a, row_b, swap_a, swap_b, rtol, atol, arithmetic, row_a is row_b and swap_a == swap_b)
 
-    def add(self, a: bytes, b: bytes, sums: Sums) -> None:
+    def add(self, a: bytes, b: bytes, sums: PairSums) -> None:
         """Add the elements of `a` and `b`, which are equally many, to `sums`."""
         import numpy
 
@@ -80,7 +80,7 @@ class Comparison:
             for x, y in self._blocks(a, b):
                 add(x, y, self.rtol, self.atol, sums)
 
-    def add_equal(self, a: bytes, sums: Sums) -> None:
+    def add_equal(self, a: bytes, sums: PairSums) -> None:
         """Add elements that are equal on both sides: they count only towards the norms and the mean."""
         import numpy
 
@@ -156,7 +156,7 @@ def _dot(x: Elements, y: Elements) -> float:
     return float(sum(x[start : start + DOT].dot(y[start : start + DOT]) for start in range(0, len(x), DOT)))
 
 
-def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
+def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: PairSums) -> None:
     d = x - y
     dd = _dot(d, d)
     if not math.isfinite(dd):
@@ -173,7 +173,7 @@ def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) 
     _add_norms(x, y, dd, sums)
 
 
-def _set_aside(x: Elements, y: Elements, sums: Sums) -> tuple[Elements, Elements]:
+def _set_aside(x: Elements, y: Elements, sums: PairSums) -> tuple[Elements, Elements]:
     """Count the elements that are not finite on both sides, and return the others."""
     import numpy
 
@@ -189,7 +189,7 @@ def _set_aside(x: Elements, y: Elements, sums: Sums) -> tuple[Elements, Elements
     return x[finite], y[finite]
 
 
-def _add_integers(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
+def _add_integers(x: Elements, y: Elements, rtol: float, atol: float, sums: PairSums) -> None:
     import numpy
 
     wide = numpy.uint64 if x.dtype == numpy.uint64 else numpy.int64
@@ -205,14 +205,14 @@ def _add_integers(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums
     _add_norms(x, y, _dot(d, d), sums)
 
 
-def _add_norms(x: Elements, y: Elements, dd: float, sums: Sums) -> None:
+def _add_norms(x: Elements, y: Elements, dd: float, sums: PairSums) -> None:
     sums.dd += dd
     sums.aa += _dot(x, x)
     sums.bb += _dot(y, y)
     sums.ab += _dot(x, y)
 
 
-def _add_bits(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
+def _add_bits(x: Elements, y: Elements, rtol: float, atol: float, sums: PairSums) -> None:
     sums.differing += int((x != y).any(axis=1).sum())
 
 

@@ -22,7 +22,7 @@ At = str | tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class DiffInput:
     """One of the two checkpoints, and the addresses of its paired state dicts.
 
     Attributes:
@@ -62,7 +62,7 @@ class Side:
 
 def sides(
     a: Checkpoint, b: Checkpoint, *, at: At, strip: Sequence[str], filter: str | None
-) -> tuple[Side, Side, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
+) -> tuple[DiffInput, DiffInput, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
     """Return the two sides, with their state dicts paired, and the modules among them that were read as state dicts.
 
     Raises:
@@ -73,8 +73,8 @@ def sides(
     a, b, modules = as_state_dicts(a, b)
     pairings = tuple(_pairings(a, b, *mains)) if at is None else (_chosen(a, b, at, *mains),)
     prefixes = tuple(prefix.rstrip(".") for prefix in strip)
-    side_a = Side(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
-    side_b = Side(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
+    side_a = DiffInput(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
+    side_b = DiffInput(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
     return side_a, side_b, pairings, modules
 
 
@@ -160,7 +160,7 @@ def _missing(checkpoint: Checkpoint, address: str) -> NoSuchTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class TensorPair:
     """Two tensors that are paired by key; `wrapped` if only without wrapper prefixes."""
 
     a: TensorEntry
@@ -168,7 +168,7 @@ class Matched:
     wrapped: bool
 
 
-def match(a: Side, b: Side) -> tuple[list[Matched], list[TensorEntry], list[TensorEntry]]:
+def match(a: DiffInput, b: DiffInput) -> tuple[list[TensorPair], list[TensorEntry], list[TensorEntry]]:
     """Return the pairs by key in the order of A, and the remaining tensors of A and of B.
 
     Keys are matched unchanged; the remaining ones are then matched without wrapper prefixes, if that is unambiguous.
@@ -177,14 +177,14 @@ def match(a: Side, b: Side) -> tuple[list[Matched], list[TensorEntry], list[Tens
         KeyConflict: two tensors of a side have the same key after stripping.
     """
     named_a, named_b = _by_name(a), _by_name(b)
-    pairs = {name: Matched(entry, named_b[name], False) for name, entry in named_a.items() if name in named_b}
+    pairs = {name: TensorPair(entry, named_b[name], False) for name, entry in named_a.items() if name in named_b}
     rest_a = {name: entry for name, entry in named_a.items() if name not in pairs}
     rest_b = {name: entry for name, entry in named_b.items() if name not in pairs}
     bare_a, bare_b = _unique_bare(rest_a), _unique_bare(rest_b)
     for bare, name in bare_a.items():
         other = bare_b.get(bare)
         if other is not None:
-            pairs[name] = Matched(rest_a.pop(name), rest_b.pop(other), True)
+            pairs[name] = TensorPair(rest_a.pop(name), rest_b.pop(other), True)
     ordered = [pairs[name] for name in named_a if name in pairs]
     return ordered, list(rest_a.values()), list(rest_b.values())
 
@@ -192,7 +192,7 @@ def match(a: Side, b: Side) -> tuple[list[Matched], list[TensorEntry], list[Tens
 Name = tuple[int, str, str]
 
 
-def _by_name(side: Side) -> dict[Name, TensorEntry]:
+def _by_name(side: DiffInput) -> dict[Name, TensorEntry]:
     """Map (root, address below it, key) to the tensor, for the tensors that take part."""
     found: dict[Name, TensorEntry] = {}
     for entry in _entries(side.checkpoint):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from ckptfix.formats import states
-from ckptfix.ops.diff.pairs import Side, bare_address
+from ckptfix.ops.diff.pairs import DiffInput, bare_address
 from ckptfix.ops.diff.result import ValueChange
 
 Place = tuple[int, str]
@@ -14,7 +14,7 @@ Found = dict[Place, tuple[str, object]]
 Same = Callable[[object, object], bool]
 
 
-def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[ValueChange], int]:
+def compare_values(a: DiffInput, b: DiffInput, *, rtol: float, atol: float) -> tuple[list[ValueChange], int]:
     """Return the values that differ, in the order of A and then of B, and the number of values on either side.
 
     Floats are the same within the tolerance, and NaN equals NaN. Names of parameters (an optimizer's ``param_names``)
@@ -43,7 +43,7 @@ def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[
     return changes, total
 
 
-def _values(side: Side) -> Iterator[tuple[Place, tuple[str, object]]]:
+def _values(side: DiffInput) -> Iterator[tuple[Place, tuple[str, object]]]:
     lists_of_names = {site.at for site in side.checkpoint.sites if site.kind == "param_names"}
     for address, value in side.checkpoint.values():
         place = side.place(address)
@@ -57,7 +57,7 @@ def _values(side: Side) -> Iterator[tuple[Place, tuple[str, object]]]:
         yield (index, "/".join(map(side.stripped, rest.split("/")))), (address, value)
 
 
-def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
+def _leave_out_marks(side: DiffInput, found: Found, matched: set[Place]) -> None:
     """Drop plain attributes of plain tensors that only one file has: a library's notes for its own use.
 
     FSDP sets ``_has_been_cloned`` on every tensor that it saves; load_state_dict ignores such attributes.
@@ -68,7 +68,7 @@ def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
             del found[place]
 
 
-def _metadata(side: Side) -> Found:
+def _metadata(side: DiffInput) -> Found:
     """Return the string pairs that the format keeps beside the tensors, as values at addresses of their own."""
     pairs = side.checkpoint.metadata.items()
     return {(-2, key): (f"__metadata__/{key}", text) for key, text in pairs if side.chosen(f"__metadata__/{key}")}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Mark, TensorEntry, address
+from ckptfix.checkpoint import FileVersion, TensorEntry, address
 from ckptfix.commands import command
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -124,7 +124,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class ComparedEntries:
     """All tensors that took part, with their offsets in the files, for code that reads their values again.
 
     Attributes:
@@ -138,7 +138,7 @@ class Entries:
     only_a: tuple[TensorEntry, ...] = ()
     only_b: tuple[TensorEntry, ...] = ()
     byteorders: tuple[str, str] = ("little", "little")
-    files: tuple[Mark, ...] = ()
+    files: tuple[FileVersion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class DiffResult:
     counts: Counts
     modules: tuple[ModuleRead, ...] = ()
     notes: tuple[Finding, ...] = ()
-    tensors: Entries = field(default=Entries(), compare=False)
+    tensors: ComparedEntries = field(default=ComparedEntries(), compare=False)
 
     def __str__(self) -> str:
         """Return the text that ``ckptfix diff`` prints, with all rows."""
@@ -276,7 +276,7 @@ class DiffResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as a JSON object. Floats that JSON lacks, and values of other types, become strings."""
-        plain = {name: jsonable(value) for name, value in asdict(replace(self, tensors=Entries())).items()}
+        plain = {name: jsonable(value) for name, value in asdict(replace(self, tensors=ComparedEntries())).items()}
         modules = [{"side": row.side, "at": row.at, "left_behind": list(row.left)} for row in self.modules]
         del plain["unread"], plain["notes"], plain["tensors"]
         findings = as_rows((*self.unread, *self.notes), self.path_a)

@@ -11,8 +11,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.elements import Resolve, resolve
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Readers
-from ckptfix.io.source import Source as OpenSource
+from ckptfix.io.source import Readers, Source
 from ckptfix.ops.diff.elements import PACKED
 
 CHUNK = 1 << 20
@@ -68,7 +67,7 @@ def content(entry: TensorEntry, byteorder: str) -> Content:
     return Content(view, 0, entry.nbytes, entry.nbytes > max(OVERLAP * storage.nbytes, 1 << 30), values)
 
 
-class Source(Protocol):
+class TensorBytes(Protocol):
     """The bytes of a tensor; `read` is called with rising offsets, or again from the start."""
 
     def read(self, start: int, count: int) -> bytes: ...
@@ -76,7 +75,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    reader: OpenSource
+    reader: Source
     offset: int
 
     def read(self, start: int, count: int) -> bytes:
@@ -126,15 +125,15 @@ class StreamSource:
 class Resolved:
     """A source of bytes that stand for other values; each read must cover whole elements."""
 
-    stored: Source
+    stored: TensorBytes
     values: Resolve
 
     def read(self, start: int, count: int) -> bytes:
         return self.values(self.stored.read(start, count))
 
 
-def source(content: Content, readers: Readers) -> Source:
-    stored: Source
+def source(content: Content, readers: Readers) -> TensorBytes:
+    stored: TensorBytes
     if isinstance(content.data, ByteRange):
         stored = FileSource(readers[content.data.path], content.data.offset + content.start)
     else:

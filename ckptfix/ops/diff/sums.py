@@ -39,7 +39,7 @@ class ValueDiff:
 
 
 @dataclass(slots=True)
-class Sums:
+class PairSums:
     """Running totals over pairs of elements; `added` joins the totals of two parts of a tensor."""
 
     finite: int = 0
@@ -54,8 +54,8 @@ class Sums:
     nan_b: int = 0
     infinite: int = 0
 
-    def added(self, other: Sums) -> Sums:
-        return Sums(
+    def added(self, other: PairSums) -> PairSums:
+        return PairSums(
             self.finite + other.finite,
             self.differing + other.differing,
             max(self.max_abs, other.max_abs),

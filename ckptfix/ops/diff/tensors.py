@@ -15,7 +15,7 @@ from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers
 from ckptfix.ops.diff import bytes as diff_bytes
 from ckptfix.ops.diff import sources as diff_sources
-from ckptfix.ops.diff.bytes import Job
+from ckptfix.ops.diff.bytes import ElementComparison
 from ckptfix.ops.diff.content import class_of, leaves, whole_crc
 from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.result import Compared, Difference, Match, Sharing, TensorChange
@@ -26,7 +26,7 @@ COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter",
 
 
 @dataclass(slots=True)
-class Row:
+class TensorComparison:
     """Two paired tensors, or parts of such, during their comparison; `owner` numbers the pair."""
 
     owner: int
@@ -34,7 +34,7 @@ class Row:
     b: TensorEntry
     match: Match
     differences: tuple[Difference, ...]
-    job: Job | None = None
+    job: ElementComparison | None = None
     reason: str | None = None
 
     @property
@@ -67,7 +67,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Tensors:
+class MatchedTensors:
     """Matched tensors: a row each, and one more for each part; and the jobs that compare their values.
 
     Attributes:
@@ -84,8 +84,8 @@ class Tensors:
     atol: float
     quick: bool
     unstated: frozenset[Aspect]
-    rows: list[Row] = field(default_factory=list)
-    jobs: dict[Hashable, Job] = field(default_factory=dict)
+    rows: list[TensorComparison] = field(default_factory=list)
+    jobs: dict[Hashable, ElementComparison] = field(default_factory=dict)
     trusted: set[int] = field(default_factory=set)
     _comparisons: dict[tuple[str, str], Comparison | None] = field(default_factory=dict)
     _owner: int = 0
@@ -117,18 +117,20 @@ class Tensors:
         for x, y in zip(parts_a, parts_b, strict=True):
             part = row
             if x is not a:
-                part = Row(row.owner, x, y, match, tuple(sizes(x, y)))
+                part = TensorComparison(row.owner, x, y, match, tuple(sizes(x, y)))
                 self.rows.append(part)
             if x.shape == y.shape:
                 self._add_values(part)
 
-    def _add_row(self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]) -> Row:
+    def _add_row(
+        self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]
+    ) -> TensorComparison:
         self._owner += 1
-        row = Row(self._owner, a, b, match, tuple(differences))
+        row = TensorComparison(self._owner, a, b, match, tuple(differences))
         self.rows.append(row)
         return row
 
-    def _add_values(self, row: Row) -> None:
+    def _add_values(self, row: TensorComparison) -> None:
         a, b = row.a, row.b
         comparison = self._comparison(a.dtype, b.dtype)
         if comparison is None:
@@ -149,7 +151,7 @@ class Tensors:
                 row.reason = f"{count} and {other} stored elements"
                 return
             spans = diff_sources.spans(a, b) if comparison.bytewise else None
-            job = self.jobs[key] = Job(x, y, count, comparison, spans)
+            job = self.jobs[key] = ElementComparison(x, y, count, comparison, spans)
         row.job = job
 
     def _comparison(self, a: str, b: str) -> Comparison | None:
@@ -176,7 +178,7 @@ class Tensors:
         jobs = [job for job in self.jobs.values() if job.spans is None]
         views = [job for job in self.jobs.values() if job.spans is not None]
 
-        def spans_equal(job: Job) -> bool:
+        def spans_equal(job: ElementComparison) -> bool:
             return job.spans is not None and diff_sources.equal_bytes(*job.spans, readers)
 
         # Views of the same layout are equal if their storages are, without gathering their elements.

@@ -12,7 +12,7 @@ from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.digest import files, manifest, tensors
-from ckptfix.ops.digest.compare import Check, compare
+from ckptfix.ops.digest.compare import DigestCheck, compare
 from ckptfix.ops.digest.tensors import Digest
 from ckptfix.ops.writing import LOSSES, write_text
 from ckptfix.pickles.collector import without_collections
@@ -45,7 +45,7 @@ class Digests:
     named: str | None = None
     unnamed: str | None = None
     no_data: tuple[str, ...] = ()
-    check: Check | None = None
+    check: DigestCheck | None = None
 
     @property
     def exit_code(self) -> int:
@@ -193,7 +193,7 @@ def _of_tensors(
     checkpoint = open_checkpoint(path)
     rows, empty = tensors.digests(checkpoint, algorithm, at=at, progress=progress)
     named, unnamed = tensors.of_set(rows, algorithm)
-    found: Check | None = None
+    found: DigestCheck | None = None
     if other is not None:
         wanted: Sequence[Digest]
         if known is not None:
@@ -227,7 +227,7 @@ def _of_files(path: str | None, known: manifest.Manifest, progress: Progress | N
     there = {name: place for name, place in places.items() if found_as(place) == "file"}
     rows = files.digests(list(there.values()), progress=progress)
     wrong = tuple(name for name, row in zip(there, rows, strict=True) if row.digest != wanted[name])
-    check = Check(
+    check = DigestCheck(
         known.path,
         same=len(there) - len(wrong),
         missing=tuple(name for name in places if name not in there),
@@ -240,5 +240,5 @@ def _hub(path: str, progress: Progress | None) -> Digests:
     named = files.of_hub(path)
     wrong = files.wrong(named, progress=progress)
     rows = tuple(Digest(row.path, row.digest) for row in named)
-    check = Check("the names of its blobs", same=len(named) - len(wrong), changed=tuple(wrong))
+    check = DigestCheck("the names of its blobs", same=len(named) - len(wrong), changed=tuple(wrong))
     return Digests(path=path, of="files", algorithm="sha256", entries=rows, check=check)

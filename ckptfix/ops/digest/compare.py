@@ -11,7 +11,7 @@ from ckptfix.ops.digest.tensors import Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class RenamedTensor:
     """A tensor of the original, and its name in the copy."""
 
     old: str
@@ -19,7 +19,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DigestCheck:
     """The comparison of a copy with its original.
 
     Attributes:
@@ -35,7 +35,7 @@ class Check:
 
     against: str
     same: int = 0
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[RenamedTensor, ...] = ()
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Check:
         }
 
 
-def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) -> Check:
+def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) -> DigestCheck:
     """Compare `copy` with `original`.
 
     Equal names are compared first, and the rest is paired by digest. A remaining tensor may have its bytes on the other
@@ -82,7 +82,7 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
         anywhere.setdefault(row.digest, name)
         if name not in same:
             free[row.digest].append(name)
-    moved: list[Moved] = []
+    moved: list[RenamedTensor] = []
     taken: set[str] = set()
     lost: list[str] = []
     for name, row in want.items():
@@ -90,10 +90,10 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
             continue
         names = free[row.digest]
         if names:
-            moved.append(Moved(name, names.pop(0)))
+            moved.append(RenamedTensor(name, names.pop(0)))
             taken.add(moved[-1].new)
         elif row.digest in anywhere:
-            moved.append(Moved(name, anywhere[row.digest]))
+            moved.append(RenamedTensor(name, anywhere[row.digest]))
         else:
             lost.append(name)
     origin: dict[str, str] = {}
@@ -105,13 +105,13 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
         if name in same or name in taken:
             continue
         if row.digest in origin and name not in gone:
-            moved.append(Moved(origin[row.digest], name))
+            moved.append(RenamedTensor(origin[row.digest], name))
         else:
             new.append(name)
     changed = [name for name in lost if name in have and name in new]
     rest = set(changed)
     missing, left_out = _left_out([name for name in lost if name not in rest], want, lost)
-    return Check(
+    return DigestCheck(
         against,
         len(same),
         tuple(moved),

@@ -31,7 +31,7 @@ _LOCAL = as_path(".cache", "huggingface", "download")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedDigest:
     """A file, and the digest that its name, or a note beside it, claims."""
 
     path: str
@@ -63,7 +63,7 @@ def digests(paths: Sequence[str], algorithm: str = "sha256", *, progress: Progre
     return [Digest(path, digest) for path, digest in zip(paths, rows, strict=True)]
 
 
-def wrong(named: Sequence[Named], *, progress: Progress | None = None) -> list[str]:
+def wrong(named: Sequence[NamedDigest], *, progress: Progress | None = None) -> list[str]:
     """Return the files whose digest is not the expected one."""
     new = hasher("sha256")
     tasks = [(row.path, _sha1, True) if len(row.digest) == 40 else (row.path, new, False) for row in named]
@@ -109,7 +109,7 @@ def _sum(task: Task) -> tuple[str, int]:
     return state.hexdigest(), size
 
 
-def of_hub(path: str) -> list[Named]:
+def of_hub(path: str) -> list[NamedDigest]:
     """Find the files at or below `path` whose digest a cache of the Hugging Face Hub knows.
 
     Raises:
@@ -123,7 +123,7 @@ def of_hub(path: str) -> list[Named]:
     return rows
 
 
-def _of_hub(path: str) -> Iterator[Named]:
+def _of_hub(path: str) -> Iterator[NamedDigest]:
     seen: set[str] = set()
     for file in below(path):
         real = real_path(file)
@@ -131,11 +131,11 @@ def _of_hub(path: str) -> Iterator[Named]:
         if _BLOB.fullmatch(name):
             if real not in seen:
                 seen.add(real)
-                yield Named(file, name)
+                yield NamedDigest(file, name)
             continue
         etag = _noted(file, path)
         if etag is not None and _BLOB.fullmatch(etag):
-            yield Named(file, etag)
+            yield NamedDigest(file, etag)
 
 
 def _noted(file: str, path: str) -> str | None:

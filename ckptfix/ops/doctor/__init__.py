@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptfix.arguments import typed
 from ckptfix.errors import StrPath
-from ckptfix.findings.row import Entry
+from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
 from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.io.read import Progress
@@ -63,7 +63,7 @@ def inside(diagnosis: Diagnosis) -> tuple[str, ...]:
     return checkpoints_in(diagnosis.path)
 
 
-def explain(id: str) -> Entry | None:
+def explain(id: str) -> FindingKind | None:
     """Return the row with that `id` in the table of findings; None for an unknown id."""
     return ENTRIES.get(id)
 

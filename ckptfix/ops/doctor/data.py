@@ -20,7 +20,7 @@ from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.sums import crc32_joined
-from ckptfix.io.threads import Part, Workers, tasks
+from ckptfix.io.threads import RangeBlock, Workers, tasks
 from ckptfix.words import plural, some
 
 CHUNK = 1 << 20
@@ -49,7 +49,7 @@ _PATTERNS: Mapping[str, tuple[str, int, int]] = {
 
 
 @dataclass(slots=True)
-class Piece:
+class CheckedRange:
     """A run of bytes to read, and what is known about it.
 
     Attributes:
@@ -68,10 +68,10 @@ class Piece:
     crc32: int | None = None
     dtype: str = ""
     entries: list[TensorEntry] = field(default_factory=list)
-    apart: Sequence[Piece] = ()
+    apart: Sequence[CheckedRange] = ()
 
 
-class Sums(NamedTuple):
+class DataSums(NamedTuple):
     """Results of one task: `last` is the end of the last byte that is not zero, from the start of the piece."""
 
     crc: int
@@ -82,7 +82,7 @@ class Sums(NamedTuple):
 
 
 def scan(
-    pieces: Sequence[Piece], byteorder: str = "little", progress: Progress | None = None
+    pieces: Sequence[CheckedRange], byteorder: str = "little", progress: Progress | None = None
 ) -> Iterator[Finding]:
     """Read every byte of `pieces` and judge it; `progress` is called with the bytes read, and the bytes in all."""
     done, total = 0, sum(piece.data.length for piece in pieces)
@@ -90,12 +90,12 @@ def scan(
         progress = None
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    zeros: list[Piece] = []
-    again: list[Piece] = []
-    totals: dict[int, Sums] = {}
+    zeros: list[CheckedRange] = []
+    again: list[CheckedRange] = []
+    totals: dict[int, DataSums] = {}
     shared = tasks(piece.data for piece in pieces)
 
-    def read(task: Sequence[Part]) -> list[Sums | CkptfixError]:
+    def read(task: Sequence[RangeBlock]) -> list[DataSums | CkptfixError]:
         return [_read(pieces[part.number], part.data, part.start, byteorder) for part in task]
 
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
@@ -145,7 +145,7 @@ def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     return found(id, f"{plural(total, f'{what} value')} of {dtype} in {tensors}: {names}", where=rows[0][0])
 
 
-def _named(piece: Piece) -> str:
+def _named(piece: CheckedRange) -> str:
     """Name the tensors of a piece."""
     if not piece.entries:
         return piece.where
@@ -153,12 +153,14 @@ def _named(piece: Piece) -> str:
     return f"{piece.entries[0].name}{f' and {more} more' if more else ''}"
 
 
-def _joined(one: Sums, two: Sums) -> Sums:
+def _joined(one: DataSums, two: DataSums) -> DataSums:
     crc = crc32_joined(one.crc, two.crc, two.length)
-    return Sums(crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last))
+    return DataSums(
+        crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last)
+    )
 
 
-def _judged(piece: Piece, sums: Sums) -> Iterator[Finding]:
+def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:
     """Yield what is wrong with a piece by itself."""
     offset = piece.data.offset if isinstance(piece.data, ByteRange) else None
     if piece.crc32 is not None and sums.crc != piece.crc32:
@@ -178,7 +180,7 @@ def _judged(piece: Piece, sums: Sums) -> Iterator[Finding]:
         yield found("zero-tail", message, where=entry.name, offset=None if offset is None else offset + sums.last)
 
 
-def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixError:
+def _read(piece: CheckedRange, data: Data, at: int, byteorder: str) -> DataSums | CkptfixError:
     """Read `data`, which begins `at` bytes into its piece."""
     crc = length = nan = infinite = last = 0
     pattern = _PATTERNS.get(piece.dtype)
@@ -201,7 +203,7 @@ def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixEr
             length += len(chunk)
     except CkptfixError as error:
         return error
-    return Sums(crc, length, nan, infinite, last)
+    return DataSums(crc, length, nan, infinite, last)
 
 
 def _some(chunk: bytes) -> bool:

@@ -58,13 +58,13 @@ from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.taken import not_looked_at, not_taken
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Directory, Record
+from ckptfix.zips.read import Directory, DirectoryRecord
 
 MOST = 200
 """Findings of one id that are kept; a hostile file could cause millions."""
@@ -73,7 +73,7 @@ MOST = 200
 def examine(
     path: str | os.PathLike[str],
     *,
-    like: Side | None = None,
+    like: ExpectedModel | None = None,
     error: str | None = None,
     fast: bool = False,
     at: str | None = None,
@@ -176,7 +176,7 @@ _WITHOUT = "copy the file again, or resume from an older checkpoint; the model i
 
 def _examined(
     name: str,
-    like: Side | None,
+    like: ExpectedModel | None,
     error: str | None,
     fast: bool,
     at: str | None,
@@ -226,7 +226,7 @@ def _examined(
     return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
 
 
-def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, like_at: str | None) -> Remedy:
+def _remedy(finding: Finding, path: str, like: ExpectedModel | None, *, at: str | None, like_at: str | None) -> Remedy:
     """Return the remedy of a finding, with the options about the model that `match` needs."""
     if like is None:
         return remedy_of(finding, path, at=at)
@@ -278,7 +278,7 @@ def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool
 
 def _judge(
     checkpoint: Checkpoint,
-    like: Side | None,
+    like: ExpectedModel | None,
     rows: Sequence[LoadError],
     prefix: message_names.Prefix | None,
     *,
@@ -404,7 +404,7 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
     """Yield findings about unused records, and about records and replaced data.pkl that hide pickles."""
     used = graph.storages()
     prefix = f"{root}/data/"
-    idle: list[Record] = []
+    idle: list[DirectoryRecord] = []
     with open_source(checkpoint.path) as reader:
         for record in directory.records:
             key = record.name.removeprefix(prefix)
@@ -427,20 +427,20 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
         yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
 
 
-def _piece(storage: Storage, name: str) -> scan_records.Piece:
+def _piece(storage: Storage, name: str) -> scan_records.CheckedRange:
     """Return the bytes of a storage; for one in several files, with the checksum that their checksums combine to."""
     data = storage.data
     assert data is not None
     if is_spliced(data):
         with suppress(CkptfixError):
-            return scan_records.Piece(name, data, crc32_of(data))
-    return scan_records.Piece(storage.key, data, storage.crc32)
+            return scan_records.CheckedRange(name, data, crc32_of(data))
+    return scan_records.CheckedRange(storage.key, data, storage.crc32)
 
 
-def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
+def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.CheckedRange]:
     """List all bytes of the file that hold tensors, and other records of a zip; the values of `view` are judged."""
     judged = {entry.name for entry in view.entries}
-    pieces: dict[object, scan_records.Piece] = {}
+    pieces: dict[object, scan_records.CheckedRange] = {}
     stack = [(entry, entry) for entry in reversed(checkpoint.entries)]
     while stack:
         entry, whole = stack.pop()
@@ -466,7 +466,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
     for piece in pieces.values():
         piece.where = f"{prefix}{piece.where}"
     known = {piece.where for piece in pieces.values()}
-    others: list[scan_records.Piece] = []
+    others: list[scan_records.CheckedRange] = []
     with open_source(checkpoint.path) as reader:
         for record in archive.directory.records:
             # The pickle's checksum was compared when it was read.
@@ -476,18 +476,18 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
                 data = record_data(reader, record)
             except CkptfixError:
                 continue
-            others.append(scan_records.Piece(record.name, data, record.crc32 or None))
+            others.append(scan_records.CheckedRange(record.name, data, record.crc32 or None))
     return [*pieces.values(), *others]
 
 
-def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
+def _spliced(piece: scan_records.CheckedRange) -> Iterator[scan_records.CheckedRange]:
     """Yield a piece that is spread over several files, and the parts with checksums; nothing if a file is lost."""
     try:
         checks = list(checks_of(piece.data))
     except CkptfixError:
         return
     named = ((as_path(file_of(check.data)).name, check) for check in checks)
-    apart = [scan_records.Piece(f"{name}: {check.where}", check.data, check.crc32) for name, check in named]
+    apart = [scan_records.CheckedRange(f"{name}: {check.where}", check.data, check.crc32) for name, check in named]
     if piece.crc32 is not None:
         piece.apart = apart
         apart = []
@@ -495,7 +495,7 @@ def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
     yield from apart
 
 
-def _inside(piece: scan_records.Piece, size: int) -> bool:
+def _inside(piece: scan_records.CheckedRange, size: int) -> bool:
     """Return whether the file has these bytes; if not, the truncation is reported already."""
     return not isinstance(piece.data, ByteRange) or (piece.data.length >= 0 and piece.data.end <= size)
 

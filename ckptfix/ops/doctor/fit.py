@@ -21,7 +21,7 @@ from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.doctor.match import offered
-from ckptfix.ops.target.targets import Side, agreement, of_candidate
+from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
 
@@ -34,7 +34,9 @@ FEW = 300
 """The same limit where no tensor byte is read: a tenth of a second."""
 
 
-def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: bool = False) -> Iterator[Finding]:
+def scan(
+    checkpoint: Checkpoint, target: ExpectedModel, *, at: str | None = None, fast: bool = False
+) -> Iterator[Finding]:
     """Yield findings about `checkpoint` as the weights of the model `target`.
 
     Args:
@@ -64,7 +66,7 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
 
 
 def _misfits(
-    renaming: bases.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
+    renaming: bases.Renaming, side: ExpectedModel, have: dict[str, Slot], wanted: dict[str, Slot]
 ) -> Iterator[Finding]:
     """Yield findings about the keys, and about what differs."""
     if not renaming.agreeing:
@@ -78,7 +80,9 @@ def _misfits(
     yield from _differences(have, wanted, renaming.names)
 
 
-def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[bases.Renaming, Side] | None:
+def _compared(
+    checkpoint: Checkpoint, target: ExpectedModel, at: str | None
+) -> tuple[bases.Renaming, ExpectedModel] | None:
     """Return how keys map to the model's, and the state dict, for the one whose keys agree best."""
     wanted = [slot.name for slot in target.slots]
     sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]
@@ -87,7 +91,7 @@ def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[bas
 
 
 def settled(
-    findings: Sequence[Finding], checkpoint: Checkpoint, target: Side, *, at: str | None = None
+    findings: Sequence[Finding], checkpoint: Checkpoint, target: ExpectedModel, *, at: str | None = None
 ) -> list[Finding]:
     """Adjust `findings` to the model: report wrapped keys once, and not as a fault where the model has them too."""
     compared = _compared(checkpoint, target, at)
@@ -190,7 +194,7 @@ def _canonical(names: Sequence[str]) -> dict[str, str]:
     return {name: known.get(name, name) for name in names}
 
 
-def _by_structure(side: Side, target: Side) -> str:
+def _by_structure(side: ExpectedModel, target: ExpectedModel) -> str:
     """Return the first rule of a complete and unambiguous alignment; ``""`` without one."""
     try:
         matching = match(side.slots, target.slots, by="structure")
@@ -202,7 +206,7 @@ def _by_structure(side: Side, target: Side) -> str:
     return f"{changed[0].source} for {changed[0].target}" if changed else ""
 
 
-def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
+def _optimizers(checkpoint: Checkpoint, target: ExpectedModel) -> Iterator[Finding]:
     """Yield findings about optimizers that were saved for a different number of parameters than the model has."""
     trained = [
         slot for slot in target.slots

@@ -28,7 +28,7 @@ from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.extract.plan import read_program
-from ckptfix.ops.inside import Inside
+from ckptfix.ops.inside import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
 
@@ -168,7 +168,7 @@ def _repairs(finding: Finding) -> bool:
     return fix_of(finding) == _REPAIR
 
 
-def _with_names(finding: Finding, inside: Inside) -> Finding:
+def _with_names(finding: Finding, inside: HiddenContents) -> Finding:
     """Add to a finding the functions in the file that run code; drop repair as remedy where no tensor was found."""
     if finding.severity == "info":
         return finding
@@ -183,7 +183,7 @@ def _with_names(finding: Finding, inside: Inside) -> Finding:
     return finding.fixed_by("") if useless or (dangerous and finding.id in _TRUSTED) else finding
 
 
-def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
+def _hidden(kinds: Sequence[Finding], inside: HiddenContents) -> Iterator[Finding]:
     """Yield findings about globals of an unreadable file; repair drops those that run code, and keeps the others."""
     ids = {finding.id for finding in kinds}
     fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""

@@ -24,7 +24,7 @@ _ABOUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FindingGroup:
     """Findings of one id and severity, in their order, with the first advice that any of them has.
 
     Attributes:
@@ -58,7 +58,7 @@ class Group:
         return f"{text} (and {len(self.findings) - 1:,} more)" if alike else f"{text}; also at {some(others, most)}"
 
 
-def grouped(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> list[Group]:
+def grouped(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> list[FindingGroup]:
     """Group the findings that belong together, in the order of the first of each group."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     advice: dict[tuple[str, str], str | None] = {}
@@ -66,7 +66,7 @@ def grouped(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> list[Gro
         key = finding.id, finding.severity
         groups.setdefault(key, []).append(finding)
         advice[key] = advice.get(key) or remedy.advice
-    return [Group(tuple(rows), advice[key]) for key, rows in groups.items()]
+    return [FindingGroup(tuple(rows), advice[key]) for key, rows in groups.items()]
 
 
 def placed(finding: Finding) -> str:

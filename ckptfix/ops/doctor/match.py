@@ -12,7 +12,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Step, step
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 _ABOUT_NAMES = (
     *("no-names-match", "missing-keys", "unexpected-keys", "other-spelling"),
@@ -25,8 +25,8 @@ _OTHER_MODEL = "no renaming makes it fit: check that TARGET is the model that th
 def offered(
     findings: Iterable[Finding],
     checkpoint: Checkpoint,
-    side: Side,
-    target: Side,
+    side: ExpectedModel,
+    target: ExpectedModel,
     agreeing: int,
     *,
     several: bool,
@@ -54,7 +54,7 @@ def offered(
             yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
 
 
-def _step(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> Step | None:
+def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | None:
     """Return `match` with the options with which it works and makes more keys agree; None where it does not."""
     try:
         plain = match(side.slots, target.slots, by="structure")

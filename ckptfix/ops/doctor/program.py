@@ -14,7 +14,7 @@ from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.foreign import directory_of, id_of
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Record
+from ckptfix.zips.read import DirectoryRecord
 
 _FOLDERS = (
     *("data", "constants", "code", "extra", "models", "weights", "tensors", "attributes", "xl_model_weights", ".data"),
@@ -63,7 +63,7 @@ def _is_known(name: str) -> bool:
     return name.endswith("/") or below in _FILES or below.partition("/")[0] in _FOLDERS
 
 
-def _pieces(path: str, records: Sequence[Record]) -> Iterator[scan_records.Piece]:
+def _pieces(path: str, records: Sequence[DirectoryRecord]) -> Iterator[scan_records.CheckedRange]:
     with open_source(path) as reader:
         for record in records:
             if record.size:
@@ -71,4 +71,4 @@ def _pieces(path: str, records: Sequence[Record]) -> Iterator[scan_records.Piece
                     data = record_data(reader, record)
                 except CkptfixError:
                     continue
-                yield scan_records.Piece(record.name, data, record.crc32 or None)
+                yield scan_records.CheckedRange(record.name, data, record.crc32 or None)

@@ -11,13 +11,13 @@ from ckptfix.errors import printable
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
-from ckptfix.findings.row import Entry, Finding, Severity
+from ckptfix.findings.row import Finding, FindingKind, Severity
 from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, shell_line
 from ckptfix.findings.steps import step as fix_step
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
-from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
+from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
 from ckptfix.ops.naming import last_suffix
 from ckptfix.shown import html, page
 from ckptfix.words import plural
@@ -28,7 +28,7 @@ FailOn = Literal["error", "warning", "never"]
 Kind = Literal["text", "command", "error", "warning", "info"]
 
 
-class Line(NamedTuple):
+class ReportLine(NamedTuple):
     """A line of a report.
 
     Attributes:
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class ErrorMessage:
     """The interpretation of a pasted error message.
 
     Attributes:
@@ -90,7 +90,7 @@ class Diagnosis:
     size: int
     findings: tuple[Finding, ...]
     looked_at: tuple[str, ...]
-    message: Message | None = None
+    message: ErrorMessage | None = None
     remedies: tuple[Remedy, ...] = ()
 
     def __str__(self) -> str:
@@ -132,11 +132,11 @@ class Diagnosis:
         return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
 
     @property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[FindingGroup]:
         """The findings, with those of one cause grouped."""
         return grouped(self.findings, self.remedies)
 
-    def _group_of_cause(self, groups: Sequence[Group]) -> Group | None:
+    def _group_of_cause(self, groups: Sequence[FindingGroup]) -> FindingGroup | None:
         cause = self.cause
         return next((group for group in groups if any(finding is cause for finding in group.findings)), None)
 
@@ -212,7 +212,7 @@ class Diagnosis:
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
-    def lines(self, most: int = 0, *, verbose: bool = False) -> list[Line]:
+    def lines(self, most: int = 0, *, verbose: bool = False) -> list[ReportLine]:
         """Return the report: what is wrong and what fixes it, then the other findings, each cause once.
 
         Args:
@@ -223,7 +223,7 @@ class Diagnosis:
         first = self._group_of_cause(groups)
         kind: Kind = "text" if first is None else first.severity
         said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
-        lines = [Line(kind, printable(said)), *self._remedy_lines()]
+        lines = [ReportLine(kind, printable(said)), *self._remedy_lines()]
         if self.message is not None and self.path:
             lines += self._message_lines(self.message)
         rest = [group for group in groups if group is not first]
@@ -232,20 +232,20 @@ class Diagnosis:
             shown = [_row(finding.severity, _in_full(finding)) for finding in self.findings]
         else:
             shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
-        lines += [Line("text", ""), *shown] if shown else []
+        lines += [ReportLine("text", ""), *shown] if shown else []
         checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message) else ""
         hidden = len(self.findings) - len(groups)
         if hidden and not verbose:
             noun = "finding" if hidden == 1 else "findings"
             checked = f"{checked} -v lists {hidden:,} more {noun}, and where each is.".strip()
-        return lines + ([Line("text", ""), Line("text", checked)] if checked else [])
+        return lines + ([ReportLine("text", ""), ReportLine("text", checked)] if checked else [])
 
-    def _remedy_lines(self) -> list[Line]:
+    def _remedy_lines(self) -> list[ReportLine]:
         """Return the advice about the cause, and the commands for all findings."""
-        lines = [] if self.advice is None else [Line("text", f"Try: {printable(self.advice)}")]
-        lines += [Line("command", line) for line in self._commands()]
+        lines = [] if self.advice is None else [ReportLine("text", f"Try: {printable(self.advice)}")]
+        lines += [ReportLine("command", line) for line in self._commands()]
         if not lines and self.cause is not None and self.cause.severity == "error":
-            lines.append(Line("text", "No automatic fix."))
+            lines.append(ReportLine("text", "No automatic fix."))
         return lines
 
     def _commands(self) -> list[str]:
@@ -255,18 +255,18 @@ class Diagnosis:
             return [f"Fix: {first}"] if first else []
         return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
 
-    def _message_lines(self, message: Message) -> list[Line]:
+    def _message_lines(self, message: ErrorMessage) -> list[ReportLine]:
         if message.explained:
-            return [Line("text", f"This matches your error message ({', '.join(message.explained)}).")]
+            return [ReportLine("text", f"This matches your error message ({', '.join(message.explained)}).")]
         said = [f"This message usually means: {meaning}" for meaning in message.meanings[:3]]
-        return [Line("text", text) for text in said or ["I don't recognise that error message."]]
+        return [ReportLine("text", text) for text in said or ["I don't recognise that error message."]]
 
-    def _group_lines(self, group: Group, most: int) -> list[Line]:
+    def _group_lines(self, group: FindingGroup, most: int) -> list[ReportLine]:
         """Return a finding that is not the cause, with any new advice; a note's advice appears only if asked for."""
         lines = [_row(group.severity, printable(f"{group.text(most)} [{group.id}]"))]
         explained = self.message.explained if self.message is not None else ()
         if group.advice and group.advice != self.advice and (group.severity != "info" or group.id in explained):
-            lines.append(Line("text", f"  Try: {printable(group.advice)}"))
+            lines.append(ReportLine("text", f"  Try: {printable(group.advice)}"))
         return lines
 
     def exit_code(self, fail_on: FailOn = "error") -> int:
@@ -300,9 +300,9 @@ class Diagnosis:
 _WORDS = {"error": "error", "warning": "warning", "info": "note"}
 
 
-def _row(severity: Severity, text: str) -> Line:
+def _row(severity: Severity, text: str) -> ReportLine:
     word = _WORDS[severity]
-    return Line(severity, f"{word}: {text}", len(word))
+    return ReportLine(severity, f"{word}: {text}", len(word))
 
 
 def _in_full(finding: Finding) -> str:
@@ -313,7 +313,7 @@ def _in_full(finding: Finding) -> str:
     return printable(": ".join(part for part in (finding.id, where, finding.message) if part))
 
 
-def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> Message | None:
+def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> ErrorMessage | None:
     """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
@@ -322,7 +322,7 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     prefix = message_names.prefix(message_names.listed(error))
     if prefix is not None:
         meanings[0] = prefix.meaning
-    return Message(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
 
 
 def of_message(error: str) -> Diagnosis:
@@ -341,7 +341,7 @@ def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> s
     return None if nearest is None or nearest.fix is None else readable(nearest.fix)
 
 
-def explained(entry: Entry) -> dict[str, Any]:
+def explained(entry: FindingKind) -> dict[str, Any]:
     """Return a row of the table of findings as a JSON object; words such as FILE in a command are placeholders."""
     commands = [] if entry.fix is None or isinstance(entry.fix, str) else _readable(entry.fix)
     return {

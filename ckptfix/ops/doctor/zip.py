@@ -10,7 +10,7 @@ from ckptfix.findings.table import found
 from ckptfix.io.source import Source
 from ckptfix.zips.check import examine
 from ckptfix.zips.names import leads_out
-from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, Record
+from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, DirectoryRecord
 
 ALIGNMENT = 64
 """Bytes that torch aligns storages to (caffe2/serialize/inline_container.h, ``kFieldAlignment``)."""
@@ -38,8 +38,8 @@ def scan(reader: Source, directory: Directory, root: str, *, local_headers: bool
         yield found("no-checksums")
 
 
-def _names(records: Sequence[Record]) -> Iterator[Finding]:
-    groups: dict[str, list[Record]] = defaultdict(list)
+def _names(records: Sequence[DirectoryRecord]) -> Iterator[Finding]:
+    groups: dict[str, list[DirectoryRecord]] = defaultdict(list)
     for record in records:
         groups[record.name.lower()].append(record)
         name = record.name
@@ -55,7 +55,7 @@ def _names(records: Sequence[Record]) -> Iterator[Finding]:
         yield found(id, message, where=group[0].name, offset=group[0].header)
 
 
-def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
+def _fields(records: Sequence[DirectoryRecord], root: str) -> Iterator[Finding]:
     deflated = [record for record in records if record.method == DEFLATED]
     for record in records:
         if record.flags & ENCRYPTED:

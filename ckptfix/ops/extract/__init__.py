@@ -13,7 +13,7 @@ from ckptfix.formats import FORMATS
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file
 from ckptfix.words import plural, some
 
 
@@ -118,7 +118,7 @@ def extract(
             allows=done.allows(),
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out_file(source, dest, make, how, folder=is_folder(to))
 
 

@@ -19,7 +19,7 @@ from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Done
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.naming import named_beside
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
 
 ROUNDS = 5
@@ -71,7 +71,7 @@ def fix(
     """
     path = formats.located(existing(source))
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
         diagnosis = doctor(path, progress=_unfinished(progress), **options)
         if to := _one_file(diagnosis, dest):

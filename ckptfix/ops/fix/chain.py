@@ -16,14 +16,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 from ckptfix import formats
-from ckptfix.checkpoint import Check, Derived, Mark, OutputFile, Plan, segment_length
+from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import StrPath, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.output import TEMP_SUFFIX
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.law.promise import Account
@@ -64,14 +64,14 @@ class Chain:
         self.findings: tuple[Finding, ...] = ()
         self.exit_code = 0
         self.account: Account | None = None
-        self.read: tuple[Mark, ...] = ()
+        self.read: tuple[FileVersion, ...] = ()
         self._path = path
         self._steps: list[Done] = []
         self._done: set[tuple[object, ...]] = set()
         self._plan: Plan | None = None
         self._target = ""
         self._source = path
-        self._checks: tuple[Check, ...] = ()
+        self._checks: tuple[RangeCheck, ...] = ()
         self._holds: list[object] = []
         self._dry_run = dry_run
         self._dest = None if dest is None else os.fspath(dest)
@@ -146,17 +146,19 @@ class Chain:
         self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (self._as_opened(),))
         self.current = self._spliced() if self.is_one_file else self._path
 
-    def _as_opened(self) -> Mark:
+    def _as_opened(self) -> FileVersion:
         """Return the file's mark from when this command opened it, before it was diagnosed."""
         with open_source(self._path) as source:
-            return Mark(self._path, source.mark)
+            return FileVersion(self._path, source.mark)
 
     def _spliced(self) -> SplicedFile:
         """Return the planned output as a file that can be read."""
         assert self._plan is not None
         (file,) = self._plan.files
         return SplicedFile(
-            self._target, [segment_length(segment) for segment in file.segments], lambda i: Piece((file.segments[i],))
+            self._target,
+            [segment_length(segment) for segment in file.segments],
+            lambda i: SplicedPiece((file.segments[i],)),
         )
 
     def _readable(self) -> str:

@@ -12,7 +12,7 @@ from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.formats import FORMATS, format_of
-from ckptfix.formats.members import Member
+from ckptfix.formats.members import FolderMember
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress
@@ -22,7 +22,7 @@ from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
+from ckptfix.ops.inspect.modules import PickledModule, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
 from ckptfix.shown import html, page, text
 from ckptfix.words import facts, plural, shape, size, some
@@ -66,9 +66,9 @@ class Inspection:
     metadata: Mapping[str, str]
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
-    members: tuple[Member, ...] = ()
+    members: tuple[FolderMember, ...] = ()
     training: Mapping[str, object] = field(default_factory=dict)
-    modules: tuple[Whole, ...] = ()
+    modules: tuple[PickledModule, ...] = ()
     quantization: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -155,7 +155,7 @@ def _row(entry: TensorEntry) -> dict[str, object]:
     }
 
 
-def of_folder(path: str, found: tuple[Member, ...]) -> Inspection:
+def of_folder(path: str, found: tuple[FolderMember, ...]) -> Inspection:
     """Describe a folder of files in which no single file is the model."""
     return Inspection(
         path=path,
@@ -309,7 +309,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes:,} bytes" if nbytes < 1000 else f"{size(nbytes)} ({nbytes:,} bytes)"
 
 
-def _member(member: Member) -> str:
+def _member(member: FolderMember) -> str:
     what = f"{member.what}, " if member.what else ""
     return f"{printable(member.name)}: {what}{'a folder' if member.folder else size(member.size)}"
 

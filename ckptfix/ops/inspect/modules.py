@@ -14,7 +14,7 @@ from ckptfix.pickles import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class PickledModule:
     """A whole module.
 
     Attributes:
@@ -30,7 +30,7 @@ class Whole:
     taken: int
 
 
-def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
+def modules_in(checkpoint: Checkpoint) -> tuple[PickledModule, ...]:
     """List the whole modules of a checkpoint; a broken one is skipped."""
     found = []
     for row in candidates(checkpoint):
@@ -43,11 +43,11 @@ def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
             continue
         kind = class_of(row.module) if type(row.module) is Call else None
         named = (replace(entry, at=row.at) for entry in entries)
-        found.append(Whole(row.at, "" if kind is None else kind.full, (*named, *others), len(entries)))
+        found.append(PickledModule(row.at, "" if kind is None else kind.full, (*named, *others), len(entries)))
     return tuple(found)
 
 
-def renamed(entries: Sequence[TensorEntry], modules: Sequence[Whole]) -> tuple[TensorEntry, ...]:
+def renamed(entries: Sequence[TensorEntry], modules: Sequence[PickledModule]) -> tuple[TensorEntry, ...]:
     """Return `entries`, with those of each module in `modules` under state dict keys, where its first entry was."""
     if not modules:
         return tuple(entries)

@@ -16,7 +16,7 @@ from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
-from ckptfix.ops.law.output import Output, bytes_of, covered_by, leaves, storages
+from ckptfix.ops.law.output import PlannedOutput, bytes_of, covered_by, leaves, storages
 from ckptfix.ops.law.promise import Account, Promise, damaged, everything, referred
 
 
@@ -51,7 +51,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
         return plan, Account(len(entries), nbytes, len(entries), nbytes, damaged=broken)
-    out = Output(plan, format, promise.same)
+    out = PlannedOutput(plan, format, promise.same)
     lost: list[str] = []
     taken: dict[int, bool] = {}
     for entry in promise.kept:

@@ -17,15 +17,15 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import parts_of, pickled, promised_bytes
-from ckptfix.formats.torch.legacy_layout import Layout
-from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.formats.torch.legacy_layout import LegacyLayout
+from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.ops.law import strings
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Record, same_rows
+from ckptfix.zips.read import DirectoryRecord, same_rows
 
 MOST_MOVED = 8
 """The most records with a new local header: an edit pads the record behind the pickle."""
@@ -44,7 +44,7 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
         return True
     try:
-        stream = _pickle_beside_the_same(parts.container, name) if isinstance(parts.container, Archive) else None
+        stream = _pickle_beside_the_same(parts.container, name) if isinstance(parts.container, ZipCheckpoint) else None
         if stream is None:
             container, stream = read_stream(name)
             if not _same_places(parts.container, container, name):
@@ -60,7 +60,7 @@ def holds_the_rest(source: Checkpoint, plan: Plan, but: Collection[str]) -> bool
     return keeps_all is not None and keeps_all(source, plan, but)
 
 
-def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
+def _pickle_beside_the_same(old: ZipCheckpoint, name: PlannedFile) -> bytes | None:
     """Return the pickle of a planned archive whose other records are unchanged; None if a quick check cannot tell.
 
     Most edits move a run of records as one, and their directory rows differ only in their offsets.
@@ -81,7 +81,7 @@ def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
         return b"".join(read_chunks(record_data(planned, pickle)))
 
 
-def _move_together(old: Archive, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
+def _move_together(old: ZipCheckpoint, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
     """Return whether each record but the pickle is copied, with its header or a new one, to its offset in `now`."""
     directory = old.directory
     was = [*directory.records.headers, directory.offset]
@@ -109,11 +109,15 @@ def _move_together(old: Archive, now: Sequence[int], planned: Source, name: Plan
     return True
 
 
-def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile) -> bool:
+def _same_places(old: ZipCheckpoint | LegacyLayout, new: ZipCheckpoint | LegacyLayout, name: PlannedFile) -> bool:
     """Return whether each storage of the planned file is a copy of the storage with the same key."""
-    if isinstance(old, Archive) and isinstance(new, Archive):
+    if isinstance(old, ZipCheckpoint) and isinstance(new, ZipCheckpoint):
         return _same_records(old, new, name)
-    if not isinstance(old, Layout) or not isinstance(new, Layout) or list(old.storages) != list(new.storages):
+    if (
+        not isinstance(old, LegacyLayout)
+        or not isinstance(new, LegacyLayout)
+        or list(old.storages) != list(new.storages)
+    ):
         return False
     return all(
         count == new.storages[key][1] and _comes_from(name, new.storages[key][0].offset, data)
@@ -121,14 +125,14 @@ def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile
     )
 
 
-def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
+def _same_records(old: ZipCheckpoint, new: ZipCheckpoint, name: PlannedFile) -> bool:
     """Return whether each record but the pickle has its old directory row, and data copied from its old place."""
     rows, now_rows = old.directory.records, new.directory.records
     if old.root != new.root or old.ambiguous or len(rows) != len(now_rows):
         return False
     path = old.directory.path
     ends = dict(pairwise([*sorted(record.header for record in rows), old.directory.offset]))
-    others: list[tuple[Record, Record]] = []
+    others: list[tuple[DirectoryRecord, DirectoryRecord]] = []
     for was, now in zip(rows, now_rows, strict=True):
         if was.name != now.name:
             return False
@@ -147,7 +151,7 @@ def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
         return all(_same_data(reader, was, planned, now, name) for was, now in others)
 
 
-def _same_data(reader: Source, was: Record, planned: Source, now: Record, name: PlannedFile) -> bool:
+def _same_data(reader: Source, was: DirectoryRecord, planned: Source, now: DirectoryRecord, name: PlannedFile) -> bool:
     """Return whether a record with a new header has its old data."""
     data = record_data(reader, was)
     made = record_data(planned, now)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
+from ckptfix.checkpoint import ByteRange, Data, Derived, Plan, RangeCheck, Storage, TensorEntry, dtypes, same_bytes
 from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
@@ -77,7 +77,7 @@ def planned(name: PlannedFile, format: Format) -> Format:
         return by_content(name, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
-class Output:
+class PlannedOutput:
     """The planned files, read back: their tensors by kind and by the input bytes that they are made of."""
 
     def __init__(self, plan: Plan, format: str, same: Sequence[tuple[Data, Data]] = ()) -> None:
@@ -271,7 +271,7 @@ class Output:
                 return True
         return False
 
-    def unchecked(self, promise: Promise) -> Iterator[Check]:
+    def unchecked(self, promise: Promise) -> Iterator[RangeCheck]:
         """Yield a check for each storage that a checksum of the input covers, and no checksum of the output."""
         seen = set(promise.summed)
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
@@ -282,7 +282,7 @@ class Output:
             if storage.crc32 is None:
                 continue
             if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
-                yield Check(storage.key, storage.data, storage.crc32)
+                yield RangeCheck(storage.key, storage.data, storage.crc32)
 
 
 def _taken(

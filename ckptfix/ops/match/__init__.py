@@ -34,8 +34,8 @@ from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     Draft,
-    How,
     Result,
+    WriteOptions,
     carry_out,
     is_folder,
     looked_at,
@@ -55,7 +55,7 @@ By = Literal["structure", "position"]
 
 
 @dataclass(frozen=True)
-class Found:
+class MatchProposal:
     """A matching of a checkpoint to a target, before anything is written.
 
     Attributes:
@@ -65,8 +65,8 @@ class Found:
     """
 
     checkpoint: Checkpoint
-    source: targets.Side
-    target: targets.Side
+    source: targets.ExpectedModel
+    target: targets.ExpectedModel
     matching: Matching
     planned: match_plan.MatchPlan | None
     refusals: tuple[CkptfixError, ...] = ()
@@ -120,7 +120,7 @@ def match(
         KeyConflict: an unchanged key would also be another key's new name.
         CkptfixError: as `strip_module`, and as `targets.read` for `like`.
     """
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
     if dest is not None:
         check(source, dest, like, force)
     found = find(
@@ -143,7 +143,7 @@ def match(
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     """Refuse a destination that cannot be written, or is one of the other files, before a long read."""
     others = [path for path in map(file_name, (source, like)) if found_as(path)]
-    refuse_destination(dest, others, How(force=force), folder=is_folder(source))
+    refuse_destination(dest, others, WriteOptions(force=force), folder=is_folder(source))
 
 
 @without_collections
@@ -160,7 +160,7 @@ def find(
     heads: int | None = None,
     kv_heads: int | None = None,
     allow_import: bool = False,
-) -> Found:
+) -> MatchProposal:
     """Match `source` to `like`; the arguments are those of `match`."""
     if by not in ("structure", "position"):
         raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
@@ -189,11 +189,11 @@ def find(
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
-    return Found(checkpoint, one, target, matching, planned, tuple(refusals), notes)
+    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes)
 
 
 def _refuse_apart(
-    checkpoint: Checkpoint, side: targets.Side, matching: Matching, operations: Operations
+    checkpoint: Checkpoint, side: targets.ExpectedModel, matching: Matching, operations: Operations
 ) -> None:
     """Refuse to change quantized weights except in name, unless codes and companions change in the same way."""
     steps = [(one.old, one.operations) for one in operations.taken]
@@ -214,7 +214,7 @@ def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:
 
 
 @without_collections
-def write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
+def write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> MatchResult:
     """Write a matching to `dest`, or in place.
 
     Raises:
@@ -226,14 +226,14 @@ def write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
 
 
 @without_collections
-def preview(found: Found, dest: StrPath = "") -> MatchResult:
+def preview(found: MatchProposal, dest: StrPath = "") -> MatchResult:
     """Return the result without writing it; without `dest` only the matching, otherwise the plan too."""
     if os.fspath(dest) and not found.refusals:
-        return _write(found, dest, How(force=True, dry_run=True))
+        return _write(found, dest, WriteOptions(force=True, dry_run=True))
     return looked_at(_draft(found, Plan(())), found.checkpoint.path, dest)
 
 
-def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
+def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> None:
     """Write the learned rules to `path`, for ``rename --map``: lines ``old -> new``, or JSON for ``*.json``.
 
     Raises:
@@ -270,7 +270,7 @@ def _is_word(text: str) -> bool:
     return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
 
 
-def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
+def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> MatchResult:
     planned = found.planned
     assert planned is not None
     puts = {
@@ -303,7 +303,7 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
     return carry_out(found.checkpoint, dest, make, how)
 
 
-def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:
+def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:
     planned = found.planned
     return Draft(
         result=partial(
@@ -326,7 +326,7 @@ def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[Ma
     )
 
 
-def _findings(found: Found) -> tuple[Finding, ...]:
+def _findings(found: MatchProposal) -> tuple[Finding, ...]:
     matching = found.matching
     findings = [table.found("refused", refusal.message) for refusal in found.refusals]
     if not found.refusals:
@@ -337,7 +337,7 @@ def _findings(found: Found) -> tuple[Finding, ...]:
     return (*findings, *(table.found("note", note) for note in found.notes))
 
 
-def _lines(found: Found) -> tuple[str, ...]:
+def _lines(found: MatchProposal) -> tuple[str, ...]:
     matching, planned = found.matching, found.planned
     paired = len({pair.source for pair in matching.pairs})
     line = f"matched {paired:,} of {len(found.source.slots):,} keys by {matching.by}"

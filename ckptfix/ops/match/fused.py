@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ckptfix.align import match as matcher
-from ckptfix.align.fused import Heads, Taken, are_turned, sides, taken
+from ckptfix.align.fused import FusedTensors, Heads, are_turned, sides, taken
 from ckptfix.align.layouts import is_glm, neighbours, orders, rotary, turned_experts
-from ckptfix.align.result import Matching, Pair
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.errors import Refused
 from ckptfix.names import rulefile
 from ckptfix.names.lines import Line, joined, line
@@ -35,7 +35,7 @@ class Operations:
         refused: whether the questions must be answered before the matching is written.
     """
 
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[FusedTensors, ...] = ()
     questions: tuple[str, ...] = ()
     refused: bool = False
 
@@ -84,7 +84,7 @@ def _taken_apart(
         for old in one.old:
             for new in one.new:
                 part = by_part[old if one.joins else new]
-                pairs.append(Pair(old, new, part.confidence, part.why, operation=said))
+                pairs.append(MatchedPair(old, new, part.confidence, part.why, operation=said))
     order = {slot.name: index for index, slot in enumerate(source)}
     return (
         replace(matching, pairs=tuple(sorted(pairs, key=lambda pair: order[pair.source])), rules=()),
@@ -122,21 +122,21 @@ def _laid_out(
     if question is not None:
         return matching, replace(done, questions=(*done.questions, question), refused=True)
     assert heads.query is not None
-    found: list[Taken] = []
-    pairs: dict[str, Pair] = {pair.source: pair for pair in concerned}
+    found: list[FusedTensors] = []
+    pairs: dict[str, MatchedPair] = {pair.source: pair for pair in concerned}
     for name, pair in pairs.items():
         step = Operation("rope", {"heads": rows[name] * heads.query // size, "to": layout})
-        found.append(Taken((name,), (pair.target,), (step,), 0, joins=False))
+        found.append(FusedTensors((name,), (pair.target,), (step,), 0, joins=False))
         pairs[name] = replace(pair, operation=str(step))
     changed = tuple(pairs[pair.source] if pair in concerned else pair for pair in matching.pairs)
     return replace(matching, pairs=changed, rules=()), replace(done, taken=(*done.taken, *found))
 
 
-def _line(one: Taken) -> Line | None:
+def _line(one: FusedTensors) -> Line | None:
     return line(one.old, one.new, one.operations, one.experts)
 
 
-def lines(done: Sequence[Taken], keys: Sequence[str]) -> list[str]:
+def lines(done: Sequence[FusedTensors], keys: Sequence[str]) -> list[str]:
     """Return the lines of a rules file that apply exactly these operations to the keys."""
     single = [row for row in map(_line, done) if row is not None]
     few = joined(single)
@@ -144,7 +144,7 @@ def lines(done: Sequence[Taken], keys: Sequence[str]) -> list[str]:
     return [f"{old} -> {new} {operations}" for old, new, operations in rows]
 
 
-def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bool:
+def _say(rows: Sequence[Line], done: Sequence[FusedTensors], keys: Sequence[str]) -> bool:
     """Return whether these lines apply exactly the wanted operations to the keys."""
     text = "\n".join(f"{old} -> {new} {operations}" for old, new, operations in rows)
     try:
@@ -165,7 +165,7 @@ def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bo
     return True
 
 
-def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
+def rules(done: Sequence[FusedTensors], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
     """Return the rules for `rename`: the lines for tensors, followed by those for names."""
     rows = lines(done, keys)
     made = rulefile.read("\n".join(rows), LEARNED)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ckptfix.align.result import Matching, Pair
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
@@ -22,7 +22,7 @@ from ckptfix.ops.law.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.rename import sites
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 12
 """Lines of one kind in a message; a report has all of them."""
@@ -50,7 +50,7 @@ class MatchPlan:
 
 
 def plan(
-    checkpoint: Checkpoint, source: Side, matching: Matching, operations: Operations | None = None
+    checkpoint: Checkpoint, source: ExpectedModel, matching: Matching, operations: Operations | None = None
 ) -> MatchPlan:
     """Plan the edits that give the state dict of `source` in `checkpoint` the names of `matching`.
 
@@ -97,7 +97,7 @@ def _tensors(
     return {name: reshaped(entries[name], shape) for name, shape in shapes.items()}
 
 
-def _keys_at(checkpoint: Checkpoint, side: Side) -> list[tuple[str, ...]]:
+def _keys_at(checkpoint: Checkpoint, side: ExpectedModel) -> list[tuple[str, ...]]:
     return [site.names for site in checkpoint.sites if site.kind == "state_dict" and site.at == (side.at or "")]
 
 
@@ -191,8 +191,8 @@ def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, .
 
 
 def refusals(
-    source: Side,
-    target: Side,
+    source: ExpectedModel,
+    target: ExpectedModel,
     matching: Matching,
     operations: Operations,
     *,
@@ -234,11 +234,11 @@ def _cut(lines: Sequence[str]) -> tuple[str, ...]:
     return (*lines[:MOST], *more)
 
 
-def _groups(label: str, names: Sequence[str], side: Side) -> list[str]:
+def _groups(label: str, names: Sequence[str], side: ExpectedModel) -> list[str]:
     return [f"{label}: {shown(collapse(names, [slot.name for slot in side.slots]), MOST)}"] if names else []
 
 
-def fused(source: Side, target: Side, matching: Matching) -> list[str]:
+def fused(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> list[str]:
     """Return a sentence for each tensor that the other side has in parts and that could not be split."""
     left, missing = set(matching.left), set(matching.missing)
     ours = [slot for slot in source.slots if slot.name in left]
@@ -254,7 +254,7 @@ def fused(source: Side, target: Side, matching: Matching) -> list[str]:
     return sentences
 
 
-def notes(source: Side, target: Side, matching: Matching, operations: Operations) -> tuple[str, ...]:
+def notes(source: ExpectedModel, target: ExpectedModel, matching: Matching, operations: Operations) -> tuple[str, ...]:
     """Return notes on a matching for the user, a sentence each."""
     ours = {slot.name: slot for slot in source.slots}
     theirs = {slot.name: slot for slot in target.slots}
@@ -277,9 +277,9 @@ def notes(source: Side, target: Side, matching: Matching, operations: Operations
     return tuple(sentences)
 
 
-def _dtype_notes(pairs: Iterable[Pair], ours: Mapping[str, Slot], theirs: Mapping[str, Slot]) -> list[str]:
+def _dtype_notes(pairs: Iterable[MatchedPair], ours: Mapping[str, Slot], theirs: Mapping[str, Slot]) -> list[str]:
     """Return a sentence for each pair of different dtypes."""
-    found: dict[tuple[str, str], list[Pair]] = {}
+    found: dict[tuple[str, str], list[MatchedPair]] = {}
     for pair in pairs:
         change = ours[pair.source].dtype, theirs[pair.target].dtype
         if all(change) and change[0] != change[1]:

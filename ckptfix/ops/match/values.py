@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.io.source import Readers
 from ckptfix.ops.diff.content import find_renamed
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 PROBED = 4
 """Number of shapes whose tensors are probed."""
@@ -23,7 +23,7 @@ MOST = 0.5
 """Share of equal tensors, on the smaller side, from which the two sides are copies of one model."""
 
 
-def same_values(source: Side, target: Side) -> dict[str, str]:
+def same_values(source: ExpectedModel, target: ExpectedModel) -> dict[str, str]:
     """Pair tensors that have equal bytes and no other equal, if most tensors have an equal one.
 
     Raises:
@@ -49,7 +49,7 @@ def same_values(source: Side, target: Side) -> dict[str, str]:
     return {ours: theirs for ours, theirs, several in found if not several}
 
 
-def _own(side: Side) -> list[TensorEntry]:
+def _own(side: ExpectedModel) -> list[TensorEntry]:
     """Return the tensors that are not tied to an earlier one."""
     names = {slot.name for slot in side.slots if slot.tied is None}
     return [entry for entry in side.entries if entry.key in names]

@@ -13,7 +13,7 @@ from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.relocate.plan import relocate
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural
 
 
@@ -74,7 +74,7 @@ def map_location(
             findings=moves.findings,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -91,5 +91,5 @@ def to_cpu(
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return map_location(source, dest, "cpu", **how.keywords())

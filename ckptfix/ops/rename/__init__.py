@@ -13,8 +13,8 @@ from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import run, sites
-from ckptfix.ops.rename.sites import Change
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.rename.sites import NameChange
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 
@@ -22,7 +22,7 @@ from ckptfix.words import plural, some
 class RenameResult(Result):
     """The outcome of a renaming: `changes` are keys of state dicts; `references` counts names that followed them."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[NameChange, ...] = ()
     references: int = 0
 
     def _details(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def strip_module(
         nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
         return _draft(checkpoint, renames, dest, "stripped", nothing)
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -92,7 +92,7 @@ def add_module(
         renames = sites.add(checkpoint, prefix=prefix, at=at)
         return _draft(checkpoint, renames, dest, "prefixed", "there is no state dict")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -115,7 +115,7 @@ def unwrap(
         renames = sites.unwrap(checkpoint, at=at)
         return _draft(checkpoint, renames, dest, "unwrapped", "no key has a wrapper's component")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -167,7 +167,7 @@ def rename(
         renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 

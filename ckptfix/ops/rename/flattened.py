@@ -20,7 +20,7 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused
 from ckptfix.names import kinds
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.ops.rename.transform import Made, Site
+from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def renamed(flats: Mapping[str, Flat], new: Mapping[str, str]) -> dict[str, str]
     return {name: flat.of(new[flat.parameter]) for name, flat in flats.items() if flat.parameter in new}
 
 
-def follow(checkpoint: Checkpoint, made: Made) -> int:
+def follow(checkpoint: Checkpoint, made: TransformedTensors) -> int:
     """Rename the keys of flattened optimizers along with a rules file, and return how many of them changed.
 
     Raises:
@@ -94,7 +94,7 @@ def follow(checkpoint: Checkpoint, made: Made) -> int:
         entries = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
         target = next((row for row in made.sites if row.at == site.at), None)
         if target is None:
-            target = Site(site.at, tuple(dict.fromkeys(site.names)), {}, entries, {}, {})
+            target = StateDictChange(site.at, tuple(dict.fromkeys(site.names)), {}, entries, {}, {})
         for name, flat in parsed(own, known.difference(own)).items():
             # A line of the rules may also match the optimizer's key itself.
             if flat.parameter not in rows or name in target.members:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.errors import Refused
-from ckptfix.names.rulefile import Rules, Side, TensorRule, several
+from ckptfix.names.rulefile import Rules, RuleSide, TensorRule, several
 from ckptfix.names.rules import NameRule, RuleTable, filled, is_rule
 
 Slot = tuple[int, int]
@@ -14,7 +14,7 @@ Slot = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TensorGroup:
     """Tensors that go through the operations of a line together.
 
     Attributes:
@@ -61,9 +61,9 @@ class Grouped:
     """
 
     names: dict[str, str] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
-    members: dict[str, Group] = field(default_factory=dict)
-    added: dict[str, list[Group]] = field(default_factory=dict)
+    groups: dict[str, TensorGroup] = field(default_factory=dict)
+    members: dict[str, TensorGroup] = field(default_factory=dict)
+    added: dict[str, list[TensorGroup]] = field(default_factory=dict)
     used: set[str | int] = field(default_factory=set)
 
 
@@ -91,7 +91,7 @@ def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Gr
             rule, part, values = line
             made.used.add(rule.line)
             if rule.adds:
-                made.added.setdefault(key, []).append(Group(rule, values, {(0, 0): key}))
+                made.added.setdefault(key, []).append(TensorGroup(rule, values, {(0, 0): key}))
                 continue
             running = rule.old.running
             number = 0 if running is None else int(values[running]) - rule.old.start
@@ -105,14 +105,14 @@ def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Gr
     order = {key: index for index, key in enumerate(keys)}
     by_line = {rule.line: rule for rule in rules.tensors}
     for (number, shared), slots in found.items():
-        group = Group(by_line[number], dict(shared), dict(sorted(slots.items())))
+        group = TensorGroup(by_line[number], dict(shared), dict(sorted(slots.items())))
         _refuse_gaps(rules, group)
         made.groups[min(slots.values(), key=order.__getitem__)] = group
         made.members |= dict.fromkeys(slots.values(), group)
     return made
 
 
-def _refuse_gaps(rules: Rules, group: Group) -> None:
+def _refuse_gaps(rules: Rules, group: TensorGroup) -> None:
     side = group.rule.old
     numbers = sorted({number for number, _ in group.names})
     missing = [
@@ -127,7 +127,7 @@ def _refuse_gaps(rules: Rules, group: Group) -> None:
         raise _refused(rules, group.rule, f"it has {several(group.old())}, but not {several(missing)}")
 
 
-def _name(side: Side, values: Mapping[str, str], slot: Slot) -> str:
+def _name(side: RuleSide, values: Mapping[str, str], slot: Slot) -> str:
     number, part = slot
     own = {} if side.running is None else {side.running: str(number + side.start)}
     return filled(side.names[part], {**values, **own}) or side.names[part]

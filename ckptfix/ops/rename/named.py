@@ -14,10 +14,10 @@ from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards.edit import plan_rows
 from ckptfix.formats.shards.format import layout_of
-from ckptfix.ops.rename.transform import Site
+from ckptfix.ops.rename.transform import StateDictChange
 
 
-def plan(checkpoint: Checkpoint, site: Site, dest: str) -> Plan:
+def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
     """Plan the checkpoint with the rows of its one state dict.
 
     Raises:

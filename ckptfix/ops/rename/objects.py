@@ -15,10 +15,10 @@ from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.put import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
-from ckptfix.ops.rename.transform import Row, Site
+from ckptfix.ops.rename.transform import Row, StateDictChange
 from ckptfix.pickles import Call, Dict, parse
 from ckptfix.pickles.graph import Node, children, label, labels, pairs
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 
@@ -29,7 +29,7 @@ class Rewriting:
         self.checkpoint = checkpoint
         self.parts = parts_of(checkpoint)
         self.root: Node = self.parts.graph.root
-        self._node_at = Places(self.root)
+        self._node_at = NodesByAddress(self.root)
         self._legacy = checkpoint.format == legacy_layout.NAME
         self.storages = PutStorages(self._legacy, self.parts.storages.place)
         self.storages.note(self.parts.graph)
@@ -50,7 +50,7 @@ class Rewriting:
             legacy_layout.refuse_unloadable([entry], self.checkpoint.path)
         return tensor_call(entry, self.storages)
 
-    def site(self, site: Site) -> int:
+    def site(self, site: StateDictChange) -> int:
         """Replace the rows of a state dict and the modules in its ``_metadata``; return how many modules changed.
 
         Raises:
@@ -73,7 +73,7 @@ class Rewriting:
         self.replace(holder, made)
         return self._versions(site)
 
-    def _versions(self, site: Site) -> int:
+    def _versions(self, site: StateDictChange) -> int:
         """Move the entries of a state dict's ``_metadata``, so that a module's version goes along with its tensors."""
         node = self.parts.found.metadata.get(site.at)
         if not isinstance(node, Dict | Call) or not node.items:
@@ -133,7 +133,7 @@ class Rewriting:
         return Plan((*around, *plan.files), plan.findings)
 
 
-def modules(site: Site, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def modules(site: StateDictChange, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Map each module path to its paths in the output, which are empty if the module is gone.
 
     A module moves with its tensors; a module without tensors of its own moves with the modules below it.

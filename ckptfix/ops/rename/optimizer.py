@@ -21,9 +21,9 @@ from ckptfix.io.read import read_chunks
 from ckptfix.names import spellings
 from ckptfix.names.rulefile import several
 from ckptfix.names.slots import Slot
-from ckptfix.ops.rename.groups import Group
+from ckptfix.ops.rename.groups import TensorGroup
 from ckptfix.ops.rename.objects import Rewriting, optimizers, rows_of
-from ckptfix.ops.rename.transform import Made, Site
+from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, label, pairs
 from ckptfix.words import plural
@@ -31,7 +31,7 @@ from ckptfix.words import plural
 Key = int | str
 
 
-def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: Made) -> int:
+def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors) -> int:
     """Update every optimizer of the object; return how many of its parameters changed their number, name or state.
 
     Raises:
@@ -46,7 +46,9 @@ def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: Made) -> int:
 class _Optimizer:
     """One optimizer's state."""
 
-    def __init__(self, checkpoint: Checkpoint, rewriting: Rewriting, made: Made, at: str, node: Node) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors, at: str, node: Node
+    ) -> None:
         self._checkpoint = checkpoint
         self._rewriting = rewriting
         self._made = made
@@ -107,7 +109,7 @@ class _Optimizer:
             raise self._refused("its parameters are not numbered from 0 on, as torch numbers them")
         return True
 
-    def _named(self, everything: Sequence[Key]) -> tuple[Site | None, dict[Key, str]]:
+    def _named(self, everything: Sequence[Key]) -> tuple[StateDictChange | None, dict[Key, str]]:
         """Return the state dict with the optimizer's parameters, and the key of each.
 
         Raises:
@@ -139,7 +141,7 @@ class _Optimizer:
             made |= {key: str(name) for key, name in zip(ids, names, strict=True)}
         return made
 
-    def _by_order(self, site: Site, everything: Sequence[Key]) -> dict[Key, str] | None:
+    def _by_order(self, site: StateDictChange, everything: Sequence[Key]) -> dict[Key, str] | None:
         """Assign parameters by the order of the state dict, if their number and shapes agree."""
         if len(self._groups) > 1:
             return None
@@ -166,7 +168,7 @@ class _Optimizer:
 
     def _rows(
         self,
-        site: Site,
+        site: StateDictChange,
         names: Mapping[Key, str],
         key: Key,
         ids: Sequence[Key],
@@ -200,7 +202,7 @@ class _Optimizer:
         self._made.dropped += [entry.name for entry in self._checkpoint.entries_at(self._address(key))]
 
     def _states(
-        self, site: Site, group: Group, keys: Sequence[Key], states: Sequence[Node]
+        self, site: StateDictChange, group: TensorGroup, keys: Sequence[Key], states: Sequence[Node]
     ) -> Iterator[tuple[str, Node]]:
         names = [row[0] for row in site.rows[next(key for key in group.old() if key in site.groups)]]
         there = [node for node in states if node is not None]
@@ -220,7 +222,13 @@ class _Optimizer:
             yield name, new
 
     def _field(
-        self, site: Site, group: Group, keys: Sequence[Key], states: Sequence[Node], field: str, parts: int
+        self,
+        site: StateDictChange,
+        group: TensorGroup,
+        keys: Sequence[Key],
+        states: Sequence[Node],
+        field: str,
+        parts: int,
     ) -> list[Node]:
         """Return one state of the new parameters, computed from that of the old ones."""
         values = [rows_of(node)[field] for node in states]
@@ -244,7 +252,7 @@ class _Optimizer:
             raise self._refused(f"{join(self._address(key), field)} cannot be read")
         return found
 
-    def _copies(self, group: Group, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
+    def _copies(self, group: TensorGroup, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
         """Copy one number that is kept for each parameter, to a separate tensor for each new one."""
         values = {b"".join(read_chunks(row_major(entry, self._checkpoint.byteorder))) for entry in entries}
         if len(values) > 1:
@@ -261,7 +269,7 @@ class _Optimizer:
             self._made.partly.add(entry.name)
         return [self._rewriting.value((field, row), None) for row in rows]
 
-    def _refused(self, message: str, group: Group | None = None) -> Refused:
+    def _refused(self, message: str, group: TensorGroup | None = None) -> Refused:
         path = self._checkpoint.path
         hint = f"run `{command('slim', path, 'OUT')} --no-optimizer` first to drop its state, and edit the result"
         if group is not None:

@@ -17,8 +17,8 @@ from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import flattened, optimizer
 from ckptfix.ops.rename.objects import Rewriting
-from ckptfix.ops.rename.sites import Change, Renames
-from ckptfix.ops.rename.transform import Made
+from ckptfix.ops.rename.sites import NameChange, Renames
+from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.words import plural, some
 
 
@@ -60,7 +60,7 @@ class Transformed:
 
     plan: Plan
     promise: Promise
-    changes: tuple[Change, ...]
+    changes: tuple[NameChange, ...]
     references: int
     operations: int
     dropped: tuple[str, ...]
@@ -87,7 +87,7 @@ def transformed(
     legacy_layout.refuse_truncated(checkpoint)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
-    made = Made(rules)
+    made = TransformedTensors(rules)
     renamed = {edit.at: edit.names for edit in renames.edits if edit.kind == "state_dict"}
     for site in chosen_sites(checkpoint, at, weights_only=True):
         names = renamed.get(site.at, {})
@@ -104,7 +104,7 @@ def transformed(
 
         plan = named.plan(checkpoint, made.sites[0], dest) if made.sites else Plan(())
     changes = [
-        Change(site.at, key, name)
+        NameChange(site.at, key, name)
         for site in made.sites
         for key, (name, entry) in site.after()
         if (name != key or entry is not None) and (site.at, key) not in made.followed
@@ -134,7 +134,7 @@ def _unused(rules: Rules, used: set[str | int]) -> list[Finding]:
     return [found("unused-rule", message, where=text) for text, message in lines[:100]]
 
 
-def _untied(made: Made) -> list[Finding]:
+def _untied(made: TransformedTensors) -> list[Finding]:
     """List a note for each tensor with several names, if only some of them changed."""
     rows: list[Finding] = []
     for site in made.sites:

@@ -29,7 +29,7 @@ Names = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class NameChange:
     """One key of the state dict at `at`, before and after."""
 
     at: str
@@ -49,7 +49,7 @@ class Renames:
     """
 
     edits: tuple[Rename, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[NameChange, ...]
     references: int
     findings: tuple[Finding, ...]
 
@@ -353,7 +353,7 @@ def _renames(
         return {name: union[name] for name in site.names if name in union and name not in others}
 
     edits: list[Rename] = []
-    changes: list[Change] = []
+    changes: list[NameChange] = []
     references = left = 0
     known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names} if flat else set()
     for site in checkpoint.sites:
@@ -374,7 +374,7 @@ def _renames(
         if names:
             _refuse_conflict(checkpoint, site, names)
             edits.append(Rename(site.at, site.kind, names))
-        changes += [Change(site.at, old, new) for old, new in direct.items() if old not in followed]
+        changes += [NameChange(site.at, old, new) for old, new in direct.items() if old not in followed]
         references += len(followed)
         if site.kind == "state_dict" and site.at in modules:
             references += len(modules[site.at])

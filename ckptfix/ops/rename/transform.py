@@ -21,11 +21,11 @@ from ckptfix.checkpoint.address import join
 from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.io import arranged
-from ckptfix.io.arranged import Array
+from ckptfix.io.arranged import ByteView
 from ckptfix.names.rulefile import Rules, TensorRule, several
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 from ckptfix.ops.quantized import refuse_apart
-from ckptfix.ops.rename.groups import Group, Grouped, Slot, grouped
+from ckptfix.ops.rename.groups import Grouped, Slot, TensorGroup, grouped
 from ckptfix.ops.rename.values import Misfit, Nested, Worker
 
 Row = tuple[str, TensorEntry | None]
@@ -33,7 +33,7 @@ Row = tuple[str, TensorEntry | None]
 
 
 @dataclass(slots=True)
-class Site:
+class StateDictChange:
     """A state dict, and its contents after the rules.
 
     Attributes:
@@ -49,8 +49,8 @@ class Site:
     keys: tuple[str, ...]
     rows: dict[str, list[Row]]
     entries: Mapping[str, TensorEntry]
-    groups: Mapping[str, Group]
-    members: Mapping[str, Group]
+    groups: Mapping[str, TensorGroup]
+    members: Mapping[str, TensorGroup]
 
     def after(self) -> Iterator[tuple[str, Row]]:
         """Yield the old key and the row of each key of the output, in order."""
@@ -60,7 +60,7 @@ class Site:
 
 
 @dataclass(slots=True)
-class Made:
+class TransformedTensors:
     """The tensors of a checkpoint after the rules.
 
     Attributes:
@@ -75,7 +75,7 @@ class Made:
     """
 
     rules: Rules
-    sites: list[Site] = field(default_factory=list)
+    sites: list[StateDictChange] = field(default_factory=list)
     made: dict[str, tuple[TensorEntry, ...]] = field(default_factory=dict)
     partly: set[str] = field(default_factory=set)
     summed: set[tuple[str, str]] = field(default_factory=set)
@@ -106,7 +106,7 @@ class Made:
             refuse_odd_keys(checkpoint, site.at)
             steps = [(group.old(), group.rule.operations) for group in groups.groups.values()]
             refuse_apart(checkpoint, site.at, steps)
-        found = Site(site.at, keys, {}, entries, groups.groups, groups.members)
+        found = StateDictChange(site.at, keys, {}, entries, groups.groups, groups.members)
         for key in keys:
             if key in groups.groups:
                 found.rows[key] = self._rows_of(found, groups.groups[key])
@@ -119,7 +119,7 @@ class Made:
         _refuse_conflicts(found, checkpoint.path)
         self.sites.append(found)
 
-    def _rows_of(self, site: Site, group: Group) -> list[Row]:
+    def _rows_of(self, site: StateDictChange, group: TensorGroup) -> list[Row]:
         kind = group.rule.operations[0].name
         if kind in ("drop", "untie"):
             gone = self.dropped if kind == "drop" else self.untied
@@ -132,7 +132,7 @@ class Made:
             entries.append(site.entries[key])
         return [(group.new(slot), entry) for slot, entry in self.arranged(group, entries)]
 
-    def arranged(self, group: Group, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
+    def arranged(self, group: TensorGroup, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
         """Apply a group's line to tensors, one for each of its keys, in their order.
 
         Raises:
@@ -148,7 +148,7 @@ class Made:
             self.made[entry.name] = tuple(entry for _, entry in rows)
         return rows
 
-    def _arranged(self, group: Group, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
+    def _arranged(self, group: TensorGroup, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
         rule = group.rule
         assert rule.new is not None
         first = entries[0]
@@ -172,11 +172,11 @@ class Made:
         if worker.cut:
             self.partly |= {entry.name for entry in entries}
             self.cut += [f"{first.name} {rows}" for rows in dict.fromkeys(worker.cut)]
-        if isinstance(value, Array) and value.crc32 is not None:
+        if isinstance(value, ByteView) and value.crc32 is not None:
             self.summed |= {entry.storage.identity for entry in entries if entry.storage is not None}
         return [(slot, self._entry(first, array)) for slot, array in _slots(value, rule.new.running is not None)]
 
-    def _entry(self, like: TensorEntry, array: Array) -> TensorEntry:
+    def _entry(self, like: TensorEntry, array: ByteView) -> TensorEntry:
         assert like.storage is not None
         key = f"made {next(self._numbers)}"
         data = arranged.bytes_of(array)
@@ -184,7 +184,7 @@ class Made:
         stride = contiguous_stride(array.shape)
         return replace(like, storage=storage, shape=array.shape, stride=stride, offset=0)
 
-    def _add_names(self, site: Site, groups: Grouped) -> None:
+    def _add_names(self, site: StateDictChange, groups: Grouped) -> None:
         """Add second names of tensors, whatever their first name and shape have become."""
         for key, added in groups.added.items():
             rows = site.rows.get(key, [(key, None)])
@@ -195,7 +195,7 @@ class Made:
                     raise self.refused(group.rule, f"{join(site.at, key)} becomes {len(rows)} tensors")
                 site.rows[key] = [*site.rows.get(key, [(key, None)]), (group.new((0, 0)), rows[0][1])]
 
-    def _refuse_untied(self, site: Site) -> None:
+    def _refuse_untied(self, site: StateDictChange) -> None:
         """Raise `Refused` if a second name to leave out belongs to a different tensor."""
         names = {row[0]: key for key, row in site.after()}
         for key, group in site.groups.items():
@@ -211,19 +211,19 @@ class Made:
         return Refused(message, path=self.rules.path, where=f"line {rule.line}", hint=f"the line is: {rule}")
 
 
-def _slots(value: Nested, numbered: bool) -> Iterator[tuple[Slot, Array]]:
+def _slots(value: Nested, numbered: bool) -> Iterator[tuple[Slot, ByteView]]:
     """Yield the tensors that a line made, by the slots of its right side."""
-    if isinstance(value, Array):
+    if isinstance(value, ByteView):
         yield (0, 0), value
         return
     for index, one in enumerate(value):
         if isinstance(one, list):
-            yield from (((index, part), array) for part, array in enumerate(one) if isinstance(array, Array))
+            yield from (((index, part), array) for part, array in enumerate(one) if isinstance(array, ByteView))
         else:
             yield ((index, 0) if numbered else (0, index)), one
 
 
-def array_of(entry: TensorEntry) -> Array:
+def array_of(entry: TensorEntry) -> ByteView:
     """Return a tensor as an array.
 
     Raises:
@@ -241,10 +241,10 @@ def array_of(entry: TensorEntry) -> Array:
         raise Unsupported(message, where=entry.name, hint=hint)
     whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes
     crc32 = storage.crc32 if whole else None
-    return Array(storage.data, row.itemsize, entry.shape, entry.stride, entry.offset, crc32)
+    return ByteView(storage.data, row.itemsize, entry.shape, entry.stride, entry.offset, crc32)
 
 
-def _refuse_conflicts(site: Site, path: str) -> None:
+def _refuse_conflicts(site: StateDictChange, path: str) -> None:
     origin: dict[str, list[str]] = {}
     for key, (new, _) in site.after():
         origin.setdefault(new, []).append(key)

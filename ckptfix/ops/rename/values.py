@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.io import arranged
-from ckptfix.io.arranged import Array
+from ckptfix.io.arranged import ByteView
 from ckptfix.names.operations import HALF, Operation, Term
 from ckptfix.words import plural
 
-Nested = Array | list["Nested"]
+Nested = ByteView | list["Nested"]
 """A tensor, or several: by the numbers of a line's ``{e}``, and then by the names of its list."""
 
 
@@ -53,16 +53,16 @@ class Worker:
                 raise Misfit(f"`{operation}`: {error}") from None
         return value
 
-    def _innermost(self, value: Nested, join: Callable[[list[Array]], Array]) -> Nested:
+    def _innermost(self, value: Nested, join: Callable[[list[ByteView]], ByteView]) -> Nested:
         assert isinstance(value, list)
-        arrays = [row for row in value if isinstance(row, Array)]
+        arrays = [row for row in value if isinstance(row, ByteView)]
         return join(arrays) if len(arrays) == len(value) else [self._innermost(row, join) for row in value]
 
-    def _one(self, operation: Operation, array: Array, part: int) -> Nested:
+    def _one(self, operation: Operation, array: ByteView, part: int) -> Nested:
         return _EACH[operation.name](self, operation, array) if operation.concerns(part) else array
 
 
-def _each(value: Nested, make: Callable[[Array, int], Nested], part: int = 0) -> Nested:
+def _each(value: Nested, make: Callable[[ByteView, int], Nested], part: int = 0) -> Nested:
     if isinstance(value, list):
         return [_each(row, make, index) for index, row in enumerate(value)]
     return make(value, part)
@@ -104,7 +104,7 @@ def _listed(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-def _joined_sizes(operation: Operation, arrays: Sequence[Array], dim: int) -> None:
+def _joined_sizes(operation: Operation, arrays: Sequence[ByteView], dim: int) -> None:
     """Reject parts that the line does not describe, or that it could not take apart again."""
     own = tuple(array.shape[dim] for array in arrays)
     if len(set(own)) > 1 and not operation.options.keys() & {"sizes", "heads"}:
@@ -115,14 +115,14 @@ def _joined_sizes(operation: Operation, arrays: Sequence[Array], dim: int) -> No
         raise Misfit(f"its parts have {_listed(own)} rows, not {_listed(stated)}")
 
 
-def _alike(arrays: Sequence[Array], dim: int | None) -> None:
+def _alike(arrays: Sequence[ByteView], dim: int | None) -> None:
     shapes = [[size for axis, size in enumerate(array.shape) if axis != dim] for array in arrays]
     odd = next((index for index, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
         raise Misfit(f"{list(arrays[0].shape)} and {list(arrays[odd].shape)} cannot be joined")
 
 
-def _split(operation: Operation, array: Array, count: int | None) -> Nested:
+def _split(operation: Operation, array: ByteView, count: int | None) -> Nested:
     dim = _dim(operation, len(array.shape))
     parts: list[Nested] = []
     at = 0
@@ -132,21 +132,21 @@ def _split(operation: Operation, array: Array, count: int | None) -> Nested:
     return parts
 
 
-def _unstack(operation: Operation, array: Array, count: int | None) -> Nested:
+def _unstack(operation: Operation, array: ByteView, count: int | None) -> Nested:
     dim = _dim(operation, len(array.shape))
     if count is not None and array.shape[dim] != count:
         raise Misfit(f"dimension {dim} has {array.shape[dim]} rows, but {count} are named")
     return [arranged.selected(array, dim, index) for index in range(array.shape[dim])]
 
 
-def _concat(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+def _concat(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape))
     _alike(arrays, dim)
     _joined_sizes(operation, arrays, dim)
     return arranged.joined(arrays, dim, worker.name)
 
 
-def _stack(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+def _stack(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape) + 1)
     _alike(arrays, None)
     return arranged.stacked(arrays, dim, worker.name)
@@ -161,7 +161,7 @@ def _groups(operation: Operation, sizes: Sequence[int]) -> int:
     return groups
 
 
-def _interleave(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+def _interleave(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape))
     _alike(arrays, dim)
     _joined_sizes(operation, arrays, dim)
@@ -171,7 +171,7 @@ def _interleave(worker: Worker, operation: Operation, arrays: list[Array]) -> Ar
     return _flat(arranged.joined(cut, dim + 1, worker.name), dim, 2)
 
 
-def _deinterleave(operation: Operation, array: Array, count: int | None) -> Nested:
+def _deinterleave(operation: Operation, array: ByteView, count: int | None) -> Nested:
     dim = _dim(operation, len(array.shape))
     sizes = _sizes(operation, array.shape[dim], count)
     groups = _groups(operation, sizes)
@@ -184,12 +184,12 @@ def _deinterleave(operation: Operation, array: Array, count: int | None) -> Nest
     return parts
 
 
-def _cut(array: Array, dim: int, sizes: tuple[int, ...]) -> Array:
+def _cut(array: ByteView, dim: int, sizes: tuple[int, ...]) -> ByteView:
     """Split one dimension into several."""
     return arranged.reshaped(array, (*array.shape[:dim], *sizes, *array.shape[dim + 1 :]))
 
 
-def _flat(array: Array, dim: int, dims: int) -> Array:
+def _flat(array: ByteView, dim: int, dims: int) -> ByteView:
     """Merge several dimensions into one."""
     size = 1
     for one in array.shape[dim : dim + dims]:
@@ -197,7 +197,7 @@ def _flat(array: Array, dim: int, dims: int) -> Array:
     return arranged.reshaped(array, (*array.shape[:dim], size, *array.shape[dim + dims :]))
 
 
-def _transpose(worker: Worker, operation: Operation, array: Array) -> Array:
+def _transpose(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     count = len(array.shape)
     dims = operation.numbers("dims")
     if dims is None:
@@ -210,14 +210,14 @@ def _transpose(worker: Worker, operation: Operation, array: Array) -> Array:
     return arranged.permuted(array, order)
 
 
-def _permute(worker: Worker, operation: Operation, array: Array) -> Array:
+def _permute(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dims = operation.numbers("dims") or ()
     if len(dims) != len(array.shape):
         raise Misfit(f"it has {plural(len(array.shape), 'dimension')}")
     return arranged.permuted(array, dims)
 
 
-def _rope(worker: Worker, operation: Operation, array: Array) -> Array:
+def _rope(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dim = _dim(operation, len(array.shape))
     heads = operation.number("heads") or 1
     width, rest = divmod(array.shape[dim], heads)
@@ -230,7 +230,7 @@ def _rope(worker: Worker, operation: Operation, array: Array) -> Array:
     return _flat(arranged.permuted(cut, order), dim, 3)
 
 
-def _rows(worker: Worker, operation: Operation, array: Array) -> Array:
+def _rows(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dim = _dim(operation, len(array.shape))
     have, before, after = array.shape[dim], operation.number("from"), operation.number("to")
     assert after is not None
@@ -245,7 +245,7 @@ def _rows(worker: Worker, operation: Operation, array: Array) -> Array:
     return arranged.narrowed(array, dim, 0, after)
 
 
-def _reshape(worker: Worker, operation: Operation, array: Array) -> Array:
+def _reshape(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     letters = _solved(operation.terms("from"), array.shape)
     shape = tuple(_product(term, letters) for term in operation.terms("to"))
     count = 1
@@ -290,17 +290,17 @@ def _product(term: Term, letters: dict[str, int]) -> int:
     return number
 
 
-_JOIN: dict[str, Callable[[Worker, Operation, list[Array]], Array]] = {
+_JOIN: dict[str, Callable[[Worker, Operation, list[ByteView]], ByteView]] = {
     "concat": _concat,
     "stack": _stack,
     "interleave": _interleave,
 }
-_PART: dict[str, Callable[[Operation, Array, int | None], Nested]] = {
+_PART: dict[str, Callable[[Operation, ByteView, int | None], Nested]] = {
     "split": _split,
     "unstack": _unstack,
     "deinterleave": _deinterleave,
 }
-_EACH: dict[str, Callable[[Worker, Operation, Array], Array]] = {
+_EACH: dict[str, Callable[[Worker, Operation, ByteView], ByteView]] = {
     "transpose": _transpose,
     "permute": _permute,
     "reshape": _reshape,

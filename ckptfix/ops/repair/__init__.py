@@ -28,13 +28,13 @@ from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned
 from ckptfix.ops.repair.shards import is_sharded
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     LOSSES,
     Draft,
-    How,
     Result,
+    WriteOptions,
     carry_out_file,
     existing,
     looked_at,
@@ -57,7 +57,7 @@ class RepairResult(Result):
 
     kept: tuple[str, ...] = ()
     nbytes_kept: int = 0
-    losses: tuple[Loss, ...] = field(default=())
+    losses: tuple[LostTensor, ...] = field(default=())
 
     def _details(self) -> dict[str, Any]:
         rows = [
@@ -113,7 +113,7 @@ def repair(
         raise Refused(f"unknown fill: {fill!r}", hint="choose zeros or nan")
     beside = [path for path in (fill_from, like) if path is not None]
     inputs: list[StrPath] = [path for path in beside if found_as(file_name(path)) == "file"]
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     many = is_sharded(file_name(source))
     if many and found_as(file_name(source)) != "folder":
         inputs.append(as_path(source).parent)

@@ -17,12 +17,12 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
-from ckptfix.io.layers import Memory, Window
+from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.hazards import in_texts
-from ckptfix.ops.inside import LIMIT, Inside
+from ckptfix.ops.inside import LIMIT, HiddenContents
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import every_node, parts_of
@@ -80,7 +80,7 @@ def clean(found: TorchObject) -> Cleaned:
     return out
 
 
-def _bad(inside: Inside) -> str:
+def _bad(inside: HiddenContents) -> str:
     return next((name for name in inside.names if is_dangerous(name)), "")
 
 
@@ -157,11 +157,11 @@ def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[LeftOut]:
     return out
 
 
-def _record(data: Data, name: str) -> Inside:
+def _record(data: Data, name: str) -> HiddenContents:
     if isinstance(data, ByteRange):
         with suppress(CkptfixError), open_source(data.path) as reader:
-            return scan_inside.look_into(Window(reader, data.offset, data.length), name)
-        return Inside()
+            return scan_inside.look_into(WindowSource(reader, data.offset, data.length), name)
+        return HiddenContents()
     first = _first(read_chunks(data))
     inside = scan_inside.look_into(Memory(first, ""), name)
     inside.cut |= len(first) < data.length

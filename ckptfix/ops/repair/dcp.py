@@ -12,12 +12,12 @@ from dataclasses import replace
 from ckptfix.checkpoint import Checkpoint, dtypes
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp.items import value_item
-from ckptfix.formats.dcp.metadata import Part, Saved
-from ckptfix.formats.dcp.read import Files, assembled, chunk_item, place_of, read_folder, tensor_piece
+from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey
+from ckptfix.formats.dcp.read import ItemFiles, assembled, chunk_item, place_of, read_folder, tensor_piece
 from ckptfix.io import checking
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.joined import mended
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 
 
 def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
@@ -30,15 +30,15 @@ def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None 
         DamagedFile: its metadata cannot be read.
     """
     said, files, _ = read_folder(path)
-    losses = [Loss(where, None, "", what) for where, what in said.wrong]
-    kept: list[Saved] = []
+    losses = [LostTensor(where, None, "", what) for where, what in said.wrong]
+    kept: list[SavedKey] = []
     lost: dict[str, str] = {}
     for saved in said.saved:
         wrong = list(_wrong(saved, files))
         if not wrong:
             kept.append(_with_elements(saved))
         elif saved.dtype is None:
-            losses.append(Loss(saved.address, None, "", "; ".join(wrong)))
+            losses.append(LostTensor(saved.address, None, "", "; ".join(wrong)))
         else:
             lost[saved.address] = "; ".join(wrong)
             kept.append(saved)
@@ -46,14 +46,14 @@ def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None 
     return mended(checkpoint, lost, losses, fill=fill, donor=donor)
 
 
-def _with_elements(saved: Saved) -> Saved:
+def _with_elements(saved: SavedKey) -> SavedKey:
     """Drop the chunks of a key that have no elements, as nothing needs their items."""
     if saved.dtype is None:
         return saved
     return replace(saved, parts=tuple(part for part in saved.parts if math.prod(part.sizes)))
 
 
-def _wrong(saved: Saved, files: Files) -> Iterator[str]:
+def _wrong(saved: SavedKey, files: ItemFiles) -> Iterator[str]:
     """Yield a message for each damaged item of a key; every byte is read and checked."""
     sound = True
     for part in saved.parts:
@@ -70,7 +70,7 @@ def _wrong(saved: Saved, files: Files) -> Iterator[str]:
             yield error.message
 
 
-def _look(saved: Saved, part: Part, files: Files) -> None:
+def _look(saved: SavedKey, part: SavedChunk, files: ItemFiles) -> None:
     """Read an item.
 
     Raises:
@@ -92,7 +92,7 @@ def _look(saved: Saved, part: Part, files: Files) -> None:
         checking.run([item.check])
 
 
-def _rows(saved: Saved, part: Part) -> str:
+def _rows(saved: SavedKey, part: SavedChunk) -> str:
     """Return which part of a tensor a chunk is; "" if it is all of it."""
     if saved.dtype is None or part.sizes == saved.shape:
         return ""

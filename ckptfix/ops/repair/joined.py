@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck, TensorEntry
 from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
@@ -20,10 +20,10 @@ from ckptfix.io.elements import row_major
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.torch import Loss, Repair, taken_from
+from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, labels
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.urls import as_path
 
 FORMAT = "zip"
@@ -39,14 +39,14 @@ def repair_joined(path: str, *, fill: Fill | None = None, donor: Checkpoint | No
     found = {entry.name: why for entry, why in _lost(checkpoint.entries)}
     # A missing file may hold data that nothing lists, such as optimizer states: they are lost too.
     missing = [] if found else [finding for finding in checkpoint.findings if finding.id == "missing-rank"]
-    losses = [Loss(finding.where, None, "", finding.message) for finding in missing]
+    losses = [LostTensor(finding.where, None, "", finding.message) for finding in missing]
     return mended(checkpoint, found, losses, fill=fill, donor=donor)
 
 
 def mended(
     checkpoint: Checkpoint,
     lost: Mapping[str, str],
-    losses: Sequence[Loss] = (),
+    losses: Sequence[LostTensor] = (),
     *,
     fill: Fill | None = None,
     donor: Checkpoint | None = None,
@@ -59,7 +59,7 @@ def mended(
         fill, donor: replacements of lost tensors; see `repair_torch`.
     """
     root = parts_of(checkpoint).graph.root
-    node_at = Places(root)
+    node_at = NodesByAddress(root)
     assembly = Assembly()
     filling = _Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
     replaced: dict[int, Node] = {}
@@ -70,7 +70,7 @@ def mended(
         if why is None:
             continue
         data, what, taken = filling.of(entry)
-        rows.append(Loss(entry.name, entry.shape, entry.dtype, why, what, taken))
+        rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
         if data is None:
             gone.setdefault(entry.at, set()).add(entry.key)
         else:
@@ -110,7 +110,7 @@ class _Filling:
 def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
     """Yield each tensor that is not intact, and why; every byte that has a checksum is read and checked once."""
     places: list[tuple[TensorEntry, list[ByteRange]]] = []
-    checks: dict[tuple[str, int, int], Check] = {}
+    checks: dict[tuple[str, int, int], RangeCheck] = {}
     for entry in entries:
         data = entry.storage.data if entry.storage is not None else None
         if data is None or entry.storage is None:
@@ -124,7 +124,7 @@ def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
             yield entry, _said(error)
             continue
         if isinstance(data, ByteRange) and not is_spliced(data) and entry.storage.crc32 is not None:
-            own.append(Check(entry.storage.key, data, entry.storage.crc32))
+            own.append(RangeCheck(entry.storage.key, data, entry.storage.crc32))
         for check in own:
             if isinstance(check.data, ByteRange):
                 checks[check.data.path, check.data.offset, check.data.length] = check
@@ -144,7 +144,7 @@ def _said(error: CkptfixError) -> str:
 class _Damage:
     """The ranges of files whose bytes do not match their checksum."""
 
-    def __init__(self, checks: Iterable[Check]) -> None:
+    def __init__(self, checks: Iterable[RangeCheck]) -> None:
         self._starts: dict[str, list[int]] = {}
         self._rows: dict[str, list[tuple[int, str]]] = {}
         for check in sorted(checks, key=lambda check: (str(check.data.path), check.data.offset)):  # type: ignore[union-attr]

@@ -25,8 +25,8 @@ from ckptfix.io.system import named
 from ckptfix.ops.repair.wreck import is_noise
 from ckptfix.urls import as_path
 from ckptfix.zips.read import DEFLATED, read_directory
-from ckptfix.zips.rebuild import Archive
-from ckptfix.zips.scan import Local, local_at
+from ckptfix.zips.rebuild import RebuiltArchive
+from ckptfix.zips.scan import ScannedHeader, local_at
 
 MAX_LAYERS = 4
 MAX_UNPACKED = 1 << 30
@@ -121,9 +121,9 @@ def _line_ends(path: str, place: Folder) -> Layer | None:
             raise DamagedFile(f"{message}; nothing in it proves which ones were added", path=path, hint=hint)
         dest = _write(place(), _without_returns(reader), reader.size)
     with open_source(dest) as undone:
-        records = Archive(undone).rebuild().records
+        records = RebuiltArchive(undone).rebuild().records
     with open_source(path) as reader:
-        before = {record.name for record in Archive(reader).rebuild().records if record.verified and record.size}
+        before = {record.name for record in RebuiltArchive(reader).rebuild().records if record.verified and record.size}
     if not {record.name for record in records if record.verified and record.size} - before:
         os.unlink(dest)  # noqa: PTH108 (it is text here)
         return None
@@ -166,7 +166,7 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
             return None
         end = local.data + local.stored if local.stored else reader.size
         where = ByteRange(path, local.data, min(end, reader.size) - local.data)
-        whole = next((row for row in Archive(reader).rebuild().records if row.header == local.header), None)
+        whole = next((row for row in RebuiltArchive(reader).rebuild().records if row.header == local.header), None)
         chunks = read_chunks(whole.data) if whole is not None else _as_far_as_it_goes(where, local)
         dest = _write(place(), chunks, reader.size)
     state = "" if whole is not None else ", which is damaged"
@@ -174,7 +174,7 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
     return dest, found("zip-in-zip", f"it is inside a second zip{state}", where=local.name, severity=severity)
 
 
-def _sole_checkpoint(reader: Source) -> Local | None:
+def _sole_checkpoint(reader: Source) -> ScannedHeader | None:
     """Return the first member, or the only listed one, that begins like a checkpoint; None for an unpacked one."""
     position, local = 0, local_at(reader, 0)
     while local is not None and (is_noise(local.name) or local.name.endswith("/")):
@@ -195,14 +195,14 @@ def _sole_checkpoint(reader: Source) -> Local | None:
     return rows[0] if len(rows) == 1 and _begins_like_one(reader, rows[0]) else None
 
 
-def _begins_like_one(reader: Source, local: Local) -> bool:
+def _begins_like_one(reader: Source, local: ScannedHeader) -> bool:
     end = local.data + local.stored if local.stored else reader.size
     where = ByteRange(reader.name, local.data, max(min(end, reader.size) - local.data, 0))
     head = b"".join(_begin(where, local))
     return _looks_like_checkpoint(local.name, head, 1 << 62) or packing_of(head) is not None
 
 
-def _begin(where: ByteRange, local: Local) -> Iterator[bytes]:
+def _begin(where: ByteRange, local: ScannedHeader) -> Iterator[bytes]:
     made = 0
     for chunk in _as_far_as_it_goes(ByteRange(where.path, where.offset, min(where.length, HEAD)), local):
         if made < HEAD:
@@ -210,7 +210,7 @@ def _begin(where: ByteRange, local: Local) -> Iterator[bytes]:
         made += len(chunk)
 
 
-def _as_far_as_it_goes(where: ByteRange, local: Local) -> Iterator[bytes]:
+def _as_far_as_it_goes(where: ByteRange, local: ScannedHeader) -> Iterator[bytes]:
     """Yield the data of a record up to its damage."""
     if local.method != DEFLATED:
         yield from read_chunks(where)

@@ -28,8 +28,8 @@ from ckptfix.ops.repair.raw import repair_raw
 from ckptfix.ops.repair.safetensors import repair_safetensors
 from ckptfix.ops.repair.shards import is_sharded, repair_shards
 from ckptfix.ops.repair.torch import Repair, repair_torch
-from ckptfix.ops.repair.wreck import Part, Wreck, read_folder, read_legacy, read_zip
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.repair.wreck import IntactStorage, Wreck, read_folder, read_legacy, read_zip
+from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.several import WINDOW
 
@@ -41,7 +41,12 @@ _LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + 
 
 
 def repair(
-    path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: Side | None = None
+    path: str,
+    folder: Folder,
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+    like: ExpectedModel | None = None,
 ) -> Repair:
     """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`.
 
@@ -94,7 +99,7 @@ def _without_tensors(path: str, done: Repair) -> Refused:
     return Refused(f"a {title} without tensors: there is nothing to repair{does}", path=path, hint=hint)
 
 
-def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
     if found_as(path) == "folder":
         if dcp.score(path, b"", 0):
             return repair_dcp(path, fill=fill, donor=donor)
@@ -135,7 +140,7 @@ def _read_whole(path: str) -> Wreck:
     wreck = Wreck(path, found=parts.found, sums=False)
     for key, data in parts.container.data.items():
         if all(source.end <= checkpoint.size for source in read_from(data)):
-            wreck.parts[key] = Part(data, parts.container.sums[key])
+            wreck.parts[key] = IntactStorage(data, parts.container.sums[key])
         else:
             wreck.faults[key] = "the file ends before the storage does"
     what = next(format_of(checkpoint).remarks(checkpoint)).id
@@ -155,7 +160,7 @@ def _has_records(path: str) -> bool:
     return False
 
 
-def _of_wreck(wreck: Wreck, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+def _of_wreck(wreck: Wreck, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
     if wreck.found is None:
         return repair_raw(wreck, like)
     return repair_torch(wreck, fill=fill, donor=donor)

@@ -13,14 +13,14 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import zip_layout
 from ckptfix.names.slots import Slot
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.repair.wreck import Wreck
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 LISTED = 12
 
 
-def repair_raw(wreck: Wreck, like: Side | None = None) -> Repair:
+def repair_raw(wreck: Wreck, like: ExpectedModel | None = None) -> Repair:
     """Plan a flat state dict of the storages of `wreck`, whose pickle is lost.
 
     Without `like`, each is ``storage_KEY``, a uint8 tensor of its bytes, because only the pickle had the dtype. With
@@ -35,15 +35,17 @@ def repair_raw(wreck: Wreck, like: Side | None = None) -> Repair:
         message = f"neither the pickle nor any storage is intact ({wreck.pickle_fault})"
         raise DamagedFile(message, path=wreck.path, hint="use an older checkpoint, or copy the file again")
     entries = _numbered(wreck) if like is None else _matched(wreck, like)
-    losses = [Loss(f"storage_{key}", None, "", reason) for key, reason in wreck.faults.items()]
+    losses = [LostTensor(f"storage_{key}", None, "", reason) for key, reason in wreck.faults.items()]
     if like is not None:
         named = {entry.key for entry in entries}
         reason = "its storage is not intact"
-        losses = [Loss(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named]
+        losses = [
+            LostTensor(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named
+        ]
     message = f"its pickle is lost ({wreck.pickle_fault}), and with it all keys, shapes and dtypes"
     if like is not None:
         message += f"; they match {like.label} by number and size"
-    lost = Loss("data.pkl", None, "", wreck.pickle_fault)
+    lost = LostTensor("data.pkl", None, "", wreck.pickle_fault)
     notes = (found("pickle-lost", message, where="data.pkl"), *wreck.notes)
 
     def plan_to(dest: str) -> Plan:
@@ -67,7 +69,7 @@ def _numbered(wreck: Wreck) -> list[TensorEntry]:
     return entries
 
 
-def _matched(wreck: Wreck, like: Side) -> list[TensorEntry]:
+def _matched(wreck: Wreck, like: ExpectedModel) -> list[TensorEntry]:
     """Assign the tensors of `like` to the storages, which torch numbers in the order in which it first meets them."""
     unknown = [slot.name for slot in like.slots if dtypes.find(slot.dtype) is None]
     if unknown:
@@ -117,7 +119,7 @@ def _ways(wanted: Sequence[int], sizes: Mapping[int, int]) -> Iterator[int]:
         after = key + 1
 
 
-def _no_match(wreck: Wreck, like: Side, own: Sequence[Slot], ways: Sequence[int]) -> NoMatch:
+def _no_match(wreck: Wreck, like: ExpectedModel, own: Sequence[Slot], ways: Sequence[int]) -> NoMatch:
     if ways:
         starts = ", ".join(map(str, ways[:6])) + (", ..." if len(ways) > 6 else "")
         message = f"the {len(own)} tensors of {like.label} could begin at storage {starts}: any choice is a guess"

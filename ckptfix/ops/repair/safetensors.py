@@ -14,7 +14,7 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import header_of
 from ckptfix.formats.safetensors.ties import follow, ties
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, with_data
-from ckptfix.ops.repair.torch import Loss, Repair, taken_from
+from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
 """Findings that lose a tensor. For a duplicate key, it is unknown which of its tensors is meant."""
@@ -39,7 +39,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     allowance = Allowance(path, checkpoint.size)
     kept: list[TensorEntry] = []
     written: list[TensorEntry] = []
-    losses: list[Loss] = []
+    losses: list[LostTensor] = []
     for entry in checkpoint.entries:
         if entry.key not in faults:
             kept.append(entry)
@@ -64,7 +64,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     for name, base in tied.items():
         if base in left_out:
             gone[name] = None
-            losses.append(Loss(name, None, "", f"it is tied to {base}, which is lost"))
+            losses.append(LostTensor(name, None, "", f"it is tied to {base}, which is lost"))
     pairs = [follow(key, value, tied, gone) if gone else (key, value) for key, value in checkpoint.metadata.items()]
     metadata = dict(pair for pair in pairs if pair is not None)
     sound = not losses and len(rows) == len(header.rows) and _gapless([(row.begin, row.stop) for row in rows.values()])
@@ -89,19 +89,19 @@ def _gapless(spans: list[tuple[int, int]]) -> bool:
 
 def _replaced(
     entry: TensorEntry, reason: str, fill: Fill | None, other: Donor | None, allowance: Allowance
-) -> tuple[TensorEntry | None, Loss]:
+) -> tuple[TensorEntry | None, LostTensor]:
     """Return the replacement of a lost tensor, if any, and the loss."""
     if entry.detail:
-        return None, Loss(entry.name, None, "", reason)
+        return None, LostTensor(entry.name, None, "", reason)
     assert entry.storage is not None
     leaf = Leaf(entry.name, entry)
     taken = other.storage(entry.storage, [leaf]) if other is not None else ""
     if not isinstance(taken, str):
         what = taken_from(other)
-        return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what, taken=True)
+        return with_data(entry, taken), LostTensor(entry.name, entry.shape, entry.dtype, reason, what, taken=True)
     if fill is not None:
         allowance.take(entry.nbytes, entry.name)
         data, what = constant(fill, [leaf], entry.nbytes, "little")
-        return with_data(entry, data), Loss(entry.name, entry.shape, entry.dtype, reason, what)
+        return with_data(entry, data), LostTensor(entry.name, entry.shape, entry.dtype, reason, what)
     refused = f"; not filled: {taken}" if taken else ""
-    return None, Loss(entry.name, entry.shape, entry.dtype, reason + refused)
+    return None, LostTensor(entry.name, entry.shape, entry.dtype, reason + refused)

@@ -22,7 +22,7 @@ from ckptfix.formats.shards.index import Index, looks_like_index, read_index, wr
 from ckptfix.formats.shards.layout import data_bytes, open_layout, others, prefixed
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.choose import BROKEN
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.urls import as_path, real_path
 
 RepairFile = Callable[[str], Repair]
@@ -108,7 +108,7 @@ class _Work:
                 self.trouble = error.message
         self.done: list[_Done] = []
         self.kept: list[TensorEntry] = []
-        self.losses: list[Loss] = []
+        self.losses: list[LostTensor] = []
         self._notes: list[Finding] = []
         self._seen: set[str] = set()
 
@@ -158,7 +158,7 @@ class _Work:
     def _lost(self, shard: str, listed: Sequence[str], reason: str) -> None:
         if not listed:
             reason += "; without the index, its content is unknown"
-        self.losses += [Loss(name, None, "", reason) for name in listed or (shard,)]
+        self.losses += [LostTensor(name, None, "", reason) for name in listed or (shard,)]
 
     def settle(self) -> None:
         """Decide between shards that hold the same key, and collect what is kept and lost."""
@@ -182,7 +182,7 @@ class _Work:
         lost = {loss.name for loss in self.losses}
         unseen = [name for name in weight_map if name not in holders and name not in lost]
         tied = self._ties()
-        self.losses += [Loss(name, None, "", "the index lists it, but no shard holds it")
+        self.losses += [LostTensor(name, None, "", "the index lists it, but no shard holds it")
                         for name in unseen if name not in tied]  # fmt: skip
 
     def _found_elsewhere(self, holders: Mapping[str, Sequence[_Done]]) -> None:
@@ -278,7 +278,7 @@ def _of_slices(path: str) -> Repair:
         raise DamagedFile("every tensor lacks at least one slice", path=path)
     by_name = {entry.key: entry for entry in entries}
     losses = tuple(
-        Loss(name, by_name[name].shape if name in by_name else None,
+        LostTensor(name, by_name[name].shape if name in by_name else None,
              by_name[name].dtype if name in by_name else "", reason)
         for name, reason in reasons.items()
     )  # fmt: skip

@@ -18,7 +18,7 @@ from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, t
 from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.wreck import Part, Wreck
+from ckptfix.ops.repair.wreck import IntactStorage, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
@@ -27,12 +27,12 @@ from ckptfix.zips.names import safe_name
 
 
 def taken_from(donor: Donor | None) -> str:
-    """Describe the replacement of a tensor that came from a different file, for `Loss.filled`."""
+    """Describe the replacement of a tensor that came from a different file, for `LostTensor.filled`."""
     return f"the tensor of {donor.path if donor else ''}"
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostTensor:
     """A tensor that is not intact, and why; `filled` describes its replacement, "" if it is left out.
 
     `taken`: all of the replacement comes from a different file, and no byte of it is generated.
@@ -68,7 +68,7 @@ class Repair:
 
     format: str
     kept: tuple[TensorEntry, ...]
-    losses: tuple[Loss, ...]
+    losses: tuple[LostTensor, ...]
     notes: tuple[Finding, ...]
     plan_to: Callable[[str], Plan] = field(repr=False)
     left_out: tuple[LeftOut, ...] = ()
@@ -112,15 +112,15 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     every = zip(sight.tensors(found), found.tensors, strict=True)
     rows: list[Row] = []
     stands: dict[int, tuple[Node, Node]] = {}
-    losses: list[Loss] = []
+    losses: list[LostTensor] = []
     for row, (at, _, node) in every:
         # A tensor with a second address is lost at this one together with the object that holds it here.
         holder = found.holders.get(at, node)
         if cleaned.lost(node) or cleaned.lost(holder):
             shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
-            losses.append(Loss(row[0], shape, dtype, "it is an argument of code that is left out"))
+            losses.append(LostTensor(row[0], shape, dtype, "it is an argument of code that is left out"))
         elif id(node) in sight.unusable:
-            losses.append(Loss(row[0], None, "", sight.unusable[id(node)]))
+            losses.append(LostTensor(row[0], None, "", sight.unusable[id(node)]))
         else:
             rows.append(row)
             stands[id(row[1])] = node, holder
@@ -139,9 +139,9 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
             reason += f"; not filled: {refused[0]}"
         shape, dtype = (entry.shape, entry.dtype) if entry is not None else (None, "")
         taken = bool(what) and filled.taken.issuperset(lost)
-        losses.append(Loss(name, shape, dtype, reason, what, taken))
+        losses.append(LostTensor(name, shape, dtype, reason, what, taken))
     for key, data in filled.data.items():
-        wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
+        wreck.parts[key] = IntactStorage(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
     after = _Lookup(wreck, frozenset(filled.data))
     after.unusable.update(sight.unusable)
     after.see_all(found)
@@ -150,7 +150,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         left = _left(found.graph.root, gone)
         inside = [one for one in kept if not left.issuperset(map(id, stands[id(one)]))]
         reason = "it belongs to a tensor that is left out"
-        losses += [Loss(one.name, one.shape, one.dtype, reason) for one in inside]
+        losses += [LostTensor(one.name, one.shape, one.dtype, reason) for one in inside]
         lost_too = {id(one) for one in inside}
         kept = [one for one in kept if id(one) not in lost_too]
     if losses and not kept and not any(loss.filled for loss in losses):
@@ -180,7 +180,7 @@ def _left(root: Node, gone: Collection[int]) -> set[int]:
     return left
 
 
-def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
+def _refuse_empty(path: str, losses: Sequence[LostTensor]) -> None:
     names = ", ".join(loss.name for loss in losses[:4])
     more = f" and {len(losses) - 4} more" if len(losses) > 4 else ""
     raise DamagedFile(

@@ -27,7 +27,7 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, parse
 from ckptfix.urls import as_path, walk_folder
-from ckptfix.zips.rebuild import Archive, Damaged, Rebuilt, Salvaged
+from ckptfix.zips.rebuild import Damaged, Rebuilt, RebuiltArchive, Salvaged
 
 STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/.*")
 """Records below the root that torch writes itself."""
@@ -37,7 +37,7 @@ _NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IntactStorage:
     """An intact storage: its bytes, their CRC-32 if it was computed, and the element count stored in a legacy file."""
 
     data: Data
@@ -64,7 +64,7 @@ class Wreck:
     legacy: bool = False
     found: TorchObject | None = None
     pickle_fault: str = ""
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, IntactStorage] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     byteorder: Literal["little", "big"] = "little"
     extras: dict[str, tuple[Data, int | None]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def read_zip(path: str) -> Wreck:
     """Read the remains of a zip, or of any bytes with zip records among them."""
     wreck = Wreck(path)
     with open_source(path) as reader:
-        archive = Archive(reader)
+        archive = RebuiltArchive(reader)
         rebuilt = archive.rebuild()
         pickles = _pickles((record.name for record in rebuilt.records), path)
         prefix = pickles[0] if pickles else _likely_prefix(rebuilt)
@@ -172,7 +172,7 @@ def _sort_records(wreck: Wreck, rebuilt: Rebuilt, prefix: str) -> None:
         if is_noise(name) or name.endswith("/") or not name.startswith(prefix):
             continue
         if re.fullmatch(r"data/[^/]+", below):
-            wreck.parts[below[len("data/") :]] = Part(record.data, record.crc32)
+            wreck.parts[below[len("data/") :]] = IntactStorage(record.data, record.crc32)
         elif below == "byteorder":
             _note_byteorder(wreck, b"".join(read_chunks(record.data)) if record.size <= 64 else b"")
         elif not STANDARD.fullmatch(below):
@@ -258,7 +258,7 @@ def read_folder(path: str) -> Wreck:
         if below == "data.pkl":
             _parse(wreck, data, data.length, name)
         elif re.fullmatch(r"data/[^/]+", below):
-            wreck.parts[below[len("data/") :]] = Part(data)
+            wreck.parts[below[len("data/") :]] = IntactStorage(data)
         elif below == "byteorder":
             _note_byteorder(wreck, b"".join(read_chunks(data)) if data.length <= 64 else b"")
         elif not STANDARD.fullmatch(below):
@@ -291,7 +291,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
         for key, place, count, itemsize in legacy_layout.storage_counts(reader, graphs[3], names, position):
             if count < 0 or not itemsize or place + 8 + count * itemsize > reader.size:
                 break
-            wreck.parts[key] = Part(ByteRange(path, place + 8, count * itemsize), None, count)
+            wreck.parts[key] = IntactStorage(ByteRange(path, place + 8, count * itemsize), None, count)
             position = place + 8 + count * itemsize
         absent = len(keys) - len(wreck.parts)
         if absent or len(graphs) < 5:

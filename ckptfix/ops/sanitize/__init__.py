@@ -18,8 +18,8 @@ from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan
 from ckptfix.ops.sanitize.objects import EXTRACT
-from ckptfix.ops.sanitize.report import Loss
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out
+from ckptfix.ops.sanitize.report import LostValue
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out
 from ckptfix.words import plural, several, some
 
 
@@ -33,7 +33,7 @@ class SanitizeResult(Result):
     """
 
     changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    dropped: tuple[Loss, ...] = ()
+    dropped: tuple[LostValue, ...] = ()
 
     def _details(self) -> dict[str, Any]:
         rows = [
@@ -93,11 +93,11 @@ def sanitize(
             allows=accepted,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out(source, dest, make, how, converts=True)
 
 
-def _finding(loss: Loss, path: str) -> Finding:
+def _finding(loss: LostValue, path: str) -> Finding:
     fix = (Step("extract", source=path, dest="OUT"),) if loss.why == EXTRACT else None
     return found("dropped", f"left out {loss.what}: {loss.why}", where=loss.where, fix=fix)
 

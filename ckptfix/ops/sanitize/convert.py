@@ -14,7 +14,7 @@ from ckptfix.formats.torch import calls, versions, weights_only
 from ckptfix.ops.sanitize import objects
 from ckptfix.ops.sanitize.keys import hashable
 from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
-from ckptfix.ops.sanitize.output import Output, described, encoded
+from ckptfix.ops.sanitize.output import ConvertedObject, described, encoded
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Made, Steps
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, pairs
@@ -23,7 +23,7 @@ MAX_INT_BITS = 8 * 255 - 1
 """LONG1 has a one-byte length; weights_only=True knows no other opcode for large ints."""
 
 
-class Converter(Output):
+class Converter(ConvertedObject):
     """Converter for the nodes of one graph; `report` lists the changes."""
 
     def run(self, root: Node) -> Made:

@@ -43,7 +43,7 @@ class NumpyDtype:
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class PickledArray:
     """An array: `data` is its bytes as they were pickled, or a list of nodes for objects."""
 
     dtype: NumpyDtype
@@ -129,7 +129,7 @@ def read_dtype(node: Node, depth: int = 0) -> NumpyDtype:
     return NumpyDtype("V", itemsize, False, tuple(found))
 
 
-def read_array(call: Call, name: str) -> Array:
+def read_array(call: Call, name: str) -> PickledArray:
     """Return the array that a call of `name` (in numpy 1's form) makes.
 
     Raises:
@@ -154,11 +154,11 @@ def read_array(call: Call, name: str) -> Array:
     if dtype.kind == "O":
         if type(data) is not list or len(data) != count:
             raise BadValue("an object array without its objects")
-        return Array(dtype, shape, bool(fortran), data)
+        return PickledArray(dtype, shape, bool(fortran), data)
     raw = raw_bytes(data)
     if raw is None or len(raw) != count * dtype.itemsize:
         raise BadValue(f"an array of {count} elements whose bytes are of another size")
-    return Array(dtype, shape, bool(fortran), raw)
+    return PickledArray(dtype, shape, bool(fortran), raw)
 
 
 def swapped(data: bytes, itemsize: int) -> bytes:
@@ -169,14 +169,14 @@ def swapped(data: bytes, itemsize: int) -> bytes:
     return bytes(out)
 
 
-def ordered(array: Array, *, big: bool = False) -> bytes:
+def ordered(array: PickledArray, *, big: bool = False) -> bytes:
     """Return the bytes of a numeric array in the requested byte order; a complex number is two units."""
     assert isinstance(array.data, bytes)
     unit = array.dtype.itemsize // (2 if array.dtype.kind == "c" else 1)
     return array.data if array.dtype.big == big or unit <= 1 else swapped(array.data, unit)
 
 
-def columns(array: Array) -> list[tuple[str, Array]]:
+def columns(array: PickledArray) -> list[tuple[str, PickledArray]]:
     """Return the fields of a structured array, each as a separate array.
 
     Raises:
@@ -191,7 +191,7 @@ def columns(array: Array) -> list[tuple[str, Array]]:
         column = bytearray(len(array.data) // max(size, 1) * dtype.itemsize)
         for place in range(dtype.itemsize):
             column[place :: dtype.itemsize] = array.data[offset + place :: size]
-        found.append((name, Array(dtype, array.shape, array.fortran, bytes(column))))
+        found.append((name, PickledArray(dtype, array.shape, array.fortran, bytes(column))))
     return found
 
 

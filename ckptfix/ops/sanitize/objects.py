@@ -14,7 +14,7 @@ from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.ops.sanitize import arrays
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import BadValue, new_dict
-from ckptfix.ops.sanitize.output import Output
+from ckptfix.ops.sanitize.output import ConvertedObject
 from ckptfix.ops.sanitize.report import DROPPED, Made, Steps
 from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
@@ -31,7 +31,7 @@ NEVER = {
 }
 """Classes whose content is always dropped, with the reason."""
 
-def converted(out: Output, call: Call) -> Steps:
+def converted(out: ConvertedObject, call: Call) -> Steps:
     """Convert an object. The steps are like all those of `convert`."""
     name = class_name(call)
     if name is None:
@@ -55,7 +55,7 @@ def converted(out: Output, call: Call) -> Steps:
     return (yield from _foreign(out, call, name, args))
 
 
-def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
+def _allowed(out: ConvertedObject, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
     """Convert the arguments of a call that weights_only=True accepts, and keep the call."""
     if name == "collections.OrderedDict":
         return (yield from _ordered_dict(out, call, pairs(call) or []))
@@ -82,7 +82,7 @@ def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
     return out.older(made)
 
 
-def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) -> Steps:
+def _ordered_dict(out: ConvertedObject, call: Call, rows: Sequence[tuple[Node, Node]]) -> Steps:
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     out.done[id(call)] = made
@@ -98,7 +98,7 @@ def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) ->
     return made
 
 
-def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
+def _foreign(out: ConvertedObject, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
     """Convert an object of an unknown class to its items, its elements, its attributes, or its single argument."""
     func = weights_only.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
@@ -182,7 +182,7 @@ def _distinct(rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
     return out
 
 
-def _module(out: Output, call: Call, name: str) -> Steps:
+def _module(out: ConvertedObject, call: Call, name: str) -> Steps:
     """Replace a module inside a checkpoint by its state dict; drop a module that is the whole checkpoint."""
     if all(part is None for part in out.labels):
         return out.drop(name, EXTRACT)
@@ -231,7 +231,7 @@ def _items_of(call: Call, base: Node) -> list[tuple[Node, Node]] | None:
 
 
 def _mapping(
-    out: Output,
+    out: ConvertedObject,
     name: str,
     rows: Sequence[tuple[Node, Node]],
     named: Sequence[tuple[Node, Node]],
@@ -256,7 +256,7 @@ def _mapping(
     return new_dict(found)
 
 
-def _list(out: Output, name: str, elements: list[Node], named: Sequence[tuple[Node, Node]]) -> Steps:
+def _list(out: ConvertedObject, name: str, elements: list[Node], named: Sequence[tuple[Node, Node]]) -> Steps:
     out.changed(name, "list")
     made: list[Node] = []
     yield from out.listed(made, elements)
@@ -284,13 +284,13 @@ def _shape_of(node: Node) -> str:
     return "None" if node is None else type(node).__name__
 
 
-def _frozenset(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _frozenset(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     made = yield None, Call(Global("__builtin__", "set", 0), (list(_parts(args)),), "REDUCE", 0)
     out.changed("frozenset", "set")
     return made
 
 
-def _set(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _set(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     return (yield None, Set("set", list(_parts(args))))
 
 
@@ -299,7 +299,7 @@ def _parts(args: tuple[Node, ...]) -> Sequence[Node]:
     return args[0] if args and isinstance(args[0], (list, tuple)) else ()
 
 
-def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _from_type(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     """Convert ``_rebuild_from_type_v2(func, type, args, state)``; an unknown class becomes a plain tensor."""
     if len(args) < 4:
         raise BadValue("a tensor subclass without its arguments")
@@ -330,7 +330,7 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     return made
 
 
-def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _parameter(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     """Convert ``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``.
 
     The state may hold only attributes, as torch requires.
@@ -351,19 +351,19 @@ def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     return made
 
 
-def _drop_set(out: Output, call: Call, name: str) -> None:
+def _drop_set(out: ConvertedObject, call: Call, name: str) -> None:
     """Drop everything that is set on a tensor after it is made, which torch never does."""
     if call.items or call.elements or call.kwargs or not _is_empty(call.state):
         out.drop(f"a value that was set on {name}", "a tensor cannot hold it")
 
 
-def _sparse(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _sparse(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     _drop_set(out, call, "a sparse tensor")
     out.changed(calls.SPARSE_CSR.name, calls.SPARSE.name)
     return (yield None, calls.SPARSE.call(*args, position=call.position))
 
 
-def _device_tensor(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _device_tensor(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     """Convert a tensor made from a numpy array to the same tensor made from a tensor."""
     _drop_set(out, call, "a tensor")
     made = yield None, args
@@ -372,7 +372,7 @@ def _device_tensor(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     return out.older(calls.FROM_CPU_TENSOR.call(*made, position=call.position))
 
 
-_SPECIAL: dict[str, Callable[[Output, Call, tuple[Node, ...]], Steps]] = {
+_SPECIAL: dict[str, Callable[[ConvertedObject, Call, tuple[Node, ...]], Steps]] = {
     numpy_pickles.RECONSTRUCT: arrays.array,
     numpy_pickles.FROM_BUFFER: arrays.array,
     numpy_pickles.SCALAR: arrays.scalar,

@@ -10,7 +10,16 @@ from ckptfix.formats.torch import versions, weights_only
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.ops.hazards import in_text
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
-from ckptfix.ops.sanitize.report import DROPPED, Asked, Dropped, Filling, Loss, Made, Report, Settings
+from ckptfix.ops.sanitize.report import (
+    DROPPED,
+    Asked,
+    ConversionReport,
+    ConversionSettings,
+    Dropped,
+    Filling,
+    LostValue,
+    Made,
+)
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, label
 
@@ -21,12 +30,12 @@ NODES = frozenset((bytes, bytearray, tuple, list, Dict, Set, PersId, Global, Cal
 """Types of nodes that are converted in steps; all others are leaves."""
 
 
-class Output:
+class ConvertedObject:
     """The state of a conversion, and the operations of its rules; `report` lists the changes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConversionSettings) -> None:
         self.settings = settings
-        self.report = Report()
+        self.report = ConversionReport()
         self.done: dict[int, Made] = {}
         self.in_progress: set[int] = set()
         self.keep_alive: list[Asked] = []
@@ -45,7 +54,7 @@ class Output:
         self.report.changes[top[:MAX_LABEL], what[:MAX_LABEL], became] += 1
 
     def drop(self, what: str, why: str, *, asked: bool = False) -> Literal[Dropped.DROPPED]:
-        self.report.losses.append(Loss(self.address(), what, why, asked))
+        self.report.losses.append(LostValue(self.address(), what, why, asked))
         return DROPPED
 
     def drop_at(self, name: str | None, what: str, why: str, *, asked: bool = False) -> Literal[Dropped.DROPPED]:

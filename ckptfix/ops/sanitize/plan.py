@@ -29,12 +29,12 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inside import TEXT, look
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
-from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings
+from ckptfix.ops.sanitize.report import DROPPED, Asked, ConversionReport, ConversionSettings, LostValue
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import every_node
 from ckptfix.urls import as_path
 
@@ -60,7 +60,7 @@ class Sanitized:
     plan: Plan
     format: str
     changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostValue, ...] = ()
     identical: bool = False
     reason: str | None = None
     unloadable: tuple[Finding, ...] = ()
@@ -168,7 +168,7 @@ AROUND = ("trailing-bytes", "hidden-bytes", "junk-before")
 """Findings about bytes that belong to no part of the file."""
 
 
-def _hidden_beside(checkpoint: Checkpoint, report: Report) -> None:
+def _hidden_beside(checkpoint: Checkpoint, report: ConversionReport) -> None:
     """Report content beside the object: the file is then rewritten from the object alone."""
     graph = parts_of(checkpoint).graph
     archive = torch_zip.archive_of(checkpoint)
@@ -180,7 +180,7 @@ def _hidden_beside(checkpoint: Checkpoint, report: Report) -> None:
     beside = [row for row in looked.hidden if TEXT not in row.place]
     rows = [row for row in beside if row.place != object_at or row.name not in known]
     for place, name in dict.fromkeys((row.place, row.name) for row in rows):
-        report.losses.append(Loss(place, name, "it is in a pickle that is not part of the checkpoint"))
+        report.losses.append(LostValue(place, name, "it is in a pickle that is not part of the checkpoint"))
     behind = archive is not None and graph.end < len(graph.data)
     if not rows and (behind or looked.cut or any(row.id in AROUND for row in all_findings(checkpoint))):
         report.changes["", "bytes that belong to no part of the file", "nothing"] += 1
@@ -190,7 +190,7 @@ UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
 """Findings about tensors on which torch.load fails or runs out of memory."""
 
 
-def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[Finding, ...]:
+def _unloadable(checkpoint: Checkpoint, report: ConversionReport, output: Graph) -> tuple[Finding, ...]:
     """Return a finding for each tensor and call of `output` on which torch.load fails."""
     left_out = {loss.where for loss in report.losses}
 
@@ -208,7 +208,7 @@ def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[
 
 def _settings(
     checkpoint: Checkpoint, keep_only: str | None, encoding: str | None, target: versions.Version | None
-) -> Settings:
+) -> ConversionSettings:
     parts = parts_of(checkpoint)
     graph = parts.graph
     kept: frozenset[int] | None = None
@@ -217,7 +217,7 @@ def _settings(
         mappings, whole = _weights(checkpoint)
         # An optimizer may share a tensor with the model, but does not lead to it.
         kept = _leading_to(graph, mappings) | whole
-    return Settings(
+    return ConversionSettings(
         legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
@@ -244,12 +244,12 @@ def _weights(checkpoint: Checkpoint) -> tuple[frozenset[int], frozenset[int]]:
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
-    node_at = Places(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
+    node_at = NodesByAddress(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
     whole = frozenset(id(node) for state in found for node in _kept_nodes(checkpoint, state.at, node_at))
     return frozenset(id(node_at(state.at)) for state in found), whole
 
 
-def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: Places) -> Iterable[Asked]:
+def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: NodesByAddress) -> Iterable[Asked]:
     """Yield the state dict at `at`, or only the model's values if the trainer keeps other data in the same dict."""
     mapping = node_at(at)
     site = next((site for site in checkpoint.sites if site.kind == "state_dict" and site.at == at), None)
@@ -290,7 +290,7 @@ def _held(node: Node) -> Iterable[Asked]:
         yield from (value for _, value in node.items)
 
 
-def _refuse_parts(checkpoint: Checkpoint, report: Report) -> None:
+def _refuse_parts(checkpoint: Checkpoint, report: ConversionReport) -> None:
     """Refuse to write codes, scales and offsets in place of the tensors that a library builds from them."""
     rows = [(at, what) for at, what, _ in report.changes]
     rows += [(loss.where, loss.what) for loss in report.losses if not loss.asked]
@@ -303,7 +303,7 @@ def _refuse_parts(checkpoint: Checkpoint, report: Report) -> None:
             raise Refused(message, path=checkpoint.path, where=at or None, hint=hint)
 
 
-def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
+def _nothing_left(checkpoint: Checkpoint, report: ConversionReport) -> Refused:
     root = parts_of(checkpoint).graph.root
     name = class_name(root) if type(root) is Call else None
     why = report.losses[-1].why if report.losses else "it is not a plain value"

@@ -35,7 +35,7 @@ Filling: TypeAlias = Generator[tuple[str | None, Asked], Made, None]
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostValue:
     """A value that is left out: its address, its kind, the reason, and whether that was requested."""
 
     where: str
@@ -45,7 +45,7 @@ class Loss:
 
 
 @dataclass(slots=True)
-class Report:
+class ConversionReport:
     """The report of a conversion.
 
     Attributes:
@@ -55,12 +55,12 @@ class Report:
     """
 
     changes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[LostValue] = field(default_factory=list)
     storages: dict[str, NewStorage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConversionSettings:
     """Settings of a conversion.
 
     Attributes:

@@ -14,7 +14,7 @@ from ckptfix.formats import detect
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan
-from ckptfix.ops.writing import Draft, How, Result, carry_out, is_folder
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder
 from ckptfix.words import plural
 
 
@@ -84,7 +84,7 @@ def slim(
             lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out(source, dest, make, how, converts=folder, folder=False if folder else None)
 
 

@@ -23,7 +23,7 @@ from ckptfix.names import kinds
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
 from ckptfix.ops.law.output import storages as storages_of
-from ckptfix.ops.slim.views import Unit, find_used, references, units_of
+from ckptfix.ops.slim.views import PackedStorage, find_used, references, units_of
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, attributes, children, label, pairs, payload_of
@@ -143,7 +143,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         keys.add(str(number))
         return str(number)
 
-    units: list[Unit] = []
+    units: list[PackedStorage] = []
     compacted = 0
     # A storage without a listed tensor, such as a part of one that cannot be read, is kept whole.
     listed = {storage.key for entry in checkpoint.entries for storage in storages_of(entry)}
@@ -217,9 +217,9 @@ def _is_optimizer(node: Node) -> bool:
     return pairs(found.get("state")) is not None and type(found.get("param_groups")) in (list, tuple)
 
 
-def _equal(units: list[Unit]) -> dict[str, str]:
+def _equal(units: list[PackedStorage]) -> dict[str, str]:
     """Map the key of a unit to that of an earlier unit with the same kind, device and bytes."""
-    alike: dict[tuple[str, str, int], list[Unit]] = {}
+    alike: dict[tuple[str, str, int], list[PackedStorage]] = {}
     for unit in units:
         if unit.data.length:
             kind = (unit.used.kind.full, unit.used.location, unit.data.length)

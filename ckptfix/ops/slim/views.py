@@ -62,7 +62,7 @@ class Used:
 
 
 @dataclass(slots=True)
-class Unit:
+class PackedStorage:
     """A storage of the output: its views, moved down by `start` bytes, or a single `contiguous` tensor."""
 
     key: str
@@ -192,7 +192,7 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Node, ...], st
     used.views.append(View(args, row.itemsize, shape, stride, first, first + elements * row.itemsize))
 
 
-def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[Unit]:
+def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[PackedStorage]:
     """Return storages that hold only the bytes that the views of `used` reach; the unchanged one if that saves nothing.
 
     Views that touch or overlap stay on one storage.
@@ -202,7 +202,7 @@ def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False
         contiguous: make a strided view with gaps contiguous if it is alone on its part of a storage.
     """
     nbytes = used.data.length
-    whole = [Unit(used.key, used, used.data, used.crc32, 0, used.views)]
+    whole = [PackedStorage(used.key, used, used.data, used.crc32, 0, used.views)]
     if used.whole or not used.views or not isinstance(used.data, ByteRange):
         return whole
     runs: list[tuple[int, int, list[View]]] = []
@@ -217,7 +217,7 @@ def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False
             runs[-1] = (first, max(before, end), views)
         else:
             runs.append((start, end, [view]))
-    made: list[Unit] = []
+    made: list[PackedStorage] = []
     for start, end, views in runs:
         key = used.key if not made else new_key()
         part = used.data.sub(start, end - start)
@@ -229,7 +229,7 @@ def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False
             itemsize = view.itemsize
             offset = (view.first - start) // itemsize
             data, crc32 = gathered(part, itemsize, view.shape, view.stride, offset), None
-        made.append(Unit(key, used, data, crc32, start, views, gather))
+        made.append(PackedStorage(key, used, data, crc32, start, views, gather))
     saved = nbytes - sum(unit.data.length for unit in made)
     return made if saved > 0 else whole
 
@@ -246,7 +246,7 @@ def _has_gaps(view: View) -> bool:
     return True
 
 
-def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> dict[int, Node]:
+def references(units: Iterable[PackedStorage], same: Mapping[str, str], legacy: bool) -> dict[int, Node]:
     """Map the ``id`` of argument tuples and references that change to the nodes that replace them.
 
     Args:

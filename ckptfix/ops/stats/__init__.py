@@ -24,7 +24,7 @@ from ckptfix.ops.candidates import at_address
 from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
 from ckptfix.ops.law.promise import listed
-from ckptfix.ops.stats.moments import Moments, computable, moments
+from ckptfix.ops.stats.moments import ElementMoments, computable, moments
 from ckptfix.pickles.collector import without_collections
 from ckptfix.shown import html
 from ckptfix.words import plural
@@ -33,7 +33,7 @@ COLUMNS = ("name", "dtype", "shape", "min", "max", "mean", "std", "norm", "nan",
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorStats:
     """The statistics of a tensor, or of a group of tensors. NaN and infinities are counted, and otherwise ignored.
 
     Attributes:
@@ -48,12 +48,12 @@ class Row:
     dtype: str | None
     shape: tuple[int, ...] | None
     tensors: int
-    moments: Moments | None
+    moments: ElementMoments | None
     reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as a JSON object."""
-        found = self.moments or Moments()
+        found = self.moments or ElementMoments()
         average = found.average
         if self.shape is None:
             of: dict[str, Any] = {"tensors": self.tensors}
@@ -96,9 +96,9 @@ class Statistics:
     """
 
     path: str
-    rows: tuple[Row, ...]
-    groups: tuple[Row, ...] = ()
-    total: Row = field(repr=False)
+    rows: tuple[TensorStats, ...]
+    groups: tuple[TensorStats, ...] = ()
+    total: TensorStats = field(repr=False)
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -178,7 +178,7 @@ def stats(
             raise NoSuchTensor(f"no tensor matches {', '.join(map(repr, filter))}", path=checkpoint.path)
     found = _computed(checkpoint, entries, progress)
     rows = tuple(_row(entry, found) for entry in entries)
-    groups: dict[str, list[tuple[object, Row]]] = {}
+    groups: dict[str, list[tuple[object, TensorStats]]] = {}
     placed = [(_place(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
         for entry, member in zip(entries, placed, strict=True):
@@ -204,19 +204,19 @@ def _group(entry: TensorEntry, depth: int | None) -> str:
     return address.join(entry.at, ".".join(module))
 
 
-def _joined(name: str, members: Sequence[tuple[object, Row]]) -> Row:
+def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorStats:
     """Join the statistics of several tensors; a tensor with several names counts once."""
-    both = Moments()
+    both = ElementMoments()
     for row in dict(members).values():
         if row.moments is not None:
             both.add(row.moments)
-    return Row(name, None, None, len(members), both if both.elements else None)
+    return TensorStats(name, None, None, len(members), both if both.elements else None)
 
 
-def _row(entry: TensorEntry, found: dict[object, Moments]) -> Row:
+def _row(entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
     made = found.get(_place(entry))
     reason = None if made is not None else why_no_numbers(entry) or "the file does not hold its data"
-    return Row(entry.name, entry.dtype, entry.shape, 1, made, reason)
+    return TensorStats(entry.name, entry.dtype, entry.shape, 1, made, reason)
 
 
 def why_no_numbers(entry: TensorEntry) -> str | None:
@@ -239,16 +239,16 @@ Piece = tuple[object, str, Content]
 
 def _computed(
     checkpoint: Checkpoint, entries: Sequence[TensorEntry], progress: Progress | None
-) -> dict[object, Moments]:
+) -> dict[object, ElementMoments]:
     unique = {_place(entry): entry for entry in entries if why_no_numbers(entry) is None}
-    found: dict[object, Moments] = {}
+    found: dict[object, ElementMoments] = {}
     total = sum(entry.nbytes for entry in unique.values())
     done = 0
     with Readers() as readers:
         call = partial(_of_task, readers, checkpoint.byteorder != sys.byteorder)
         for rows, nbytes in Workers().run(call, _tasks(unique, checkpoint.byteorder)):
             for place, made in rows:
-                found.setdefault(place, Moments()).add(made)
+                found.setdefault(place, ElementMoments()).add(made)
             done += nbytes
             if progress is not None:
                 progress(done, total)
@@ -278,7 +278,7 @@ def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[P
         yield task
 
 
-def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> Moments:
+def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> ElementMoments:
     """Compute the moments of one tensor that has numbers, in a file of this byte order.
 
     Raises:
@@ -290,16 +290,16 @@ def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> Momen
     return _of_chunks(whole, entry.dtype, byteorder != sys.byteorder, readers)
 
 
-def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> Moments:
+def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> ElementMoments:
     dtype = dtypes.by_name(name)
-    made = Moments()
+    made = ElementMoments()
     for chunk in chunks_of(where, None, readers):
         made.add(moments(chunk, dtype, swap and dtype.itemsize > 1))
     return made
 
 
-def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, Moments]], int]:
-    rows: list[tuple[object, Moments]] = []
+def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, ElementMoments]], int]:
+    rows: list[tuple[object, ElementMoments]] = []
     for place, name, where in task:
         rows.append((place, _of_chunks(where, name, swap, readers)))
     return rows, sum(where.nbytes for _, _, where in task)

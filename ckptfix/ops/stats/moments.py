@@ -31,7 +31,7 @@ LARGE, SMALL = 2.0**500, 2.0**-400
 
 
 @dataclass(slots=True)
-class Moments:
+class ElementMoments:
     """The statistics of some elements.
 
     Attributes:
@@ -56,7 +56,7 @@ class Moments:
     squares: float = 0.0
     scale: int = 0
 
-    def add(self, other: Moments) -> None:
+    def add(self, other: ElementMoments) -> None:
         """Include the elements of `other`."""
         self.elements += other.elements
         self.nan += other.nan
@@ -128,11 +128,11 @@ def computable(dtype: Dtype) -> bool:
     return dtype.numpy is not None and dtype.family in ("float", "int", "bool", "complex")
 
 
-def moments(data: bytes, dtype: Dtype, swap: bool) -> Moments:
+def moments(data: bytes, dtype: Dtype, swap: bool) -> ElementMoments:
     """Compute the moments of the elements in `data`, whose byte order differs from this machine's if `swap`."""
     import numpy
 
-    found = Moments()
+    found = ElementMoments()
     width = dtype.itemsize
     with numpy.errstate(all="ignore"):
         view = memoryview(data)
@@ -141,15 +141,15 @@ def moments(data: bytes, dtype: Dtype, swap: bool) -> Moments:
     return found
 
 
-def of_numbers(block: Elements) -> Moments:
+def of_numbers(block: Elements) -> ElementMoments:
     """Compute the moments of an array of at least one number; numpy's warnings must be off."""
     return _complex(block) if block.dtype.kind == "c" else _real(block)
 
 
-def _real(block: Elements) -> Moments:
+def _real(block: Elements) -> ElementMoments:
     import numpy
 
-    made = Moments(elements=block.size)
+    made = ElementMoments(elements=block.size)
     made.zeros = int(numpy.count_nonzero(block == 0))
     low, high = block.min(), block.max()
     if block.dtype.kind == "f" and not (numpy.isfinite(low) and numpy.isfinite(high)):
@@ -167,10 +167,10 @@ def _real(block: Elements) -> Moments:
     return made
 
 
-def _complex(block: Elements) -> Moments:
+def _complex(block: Elements) -> ElementMoments:
     import numpy
 
-    made = Moments(elements=block.size)
+    made = ElementMoments(elements=block.size)
     made.zeros = int(numpy.count_nonzero(block == 0))
     finite = numpy.isfinite(block)
     if not finite.all():

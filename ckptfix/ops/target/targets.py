@@ -33,7 +33,7 @@ _FORMS = 'give {"name": [shape]}, {"name": {"shape": ..., "dtype": ...}}, or the
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ExpectedModel:
     """One side of a match.
 
     Attributes:
@@ -52,7 +52,7 @@ class Side:
     entries: Sequence[TensorEntry] = field(default=(), repr=False, compare=False)
 
 
-def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> Side:
+def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> ExpectedModel:
     """Read the side that `target` describes: a checkpoint, a file of keys, or ``module:factory``.
 
     Args:
@@ -78,7 +78,7 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
 
 def of_checkpoint(
     checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: choose.Takes = choose.MAPPINGS
-) -> Side:
+) -> ExpectedModel:
     """Return the state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
 
     Args:
@@ -91,7 +91,7 @@ def of_checkpoint(
     return of_candidate(checkpoint, choose.mapping(checkpoint, at, doubt=doubt, takes=takes))
 
 
-def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
+def of_candidate(checkpoint: Checkpoint, row: Candidate) -> ExpectedModel:
     """Return one state dict of a checkpoint, or the state dict of a whole module.
 
     Raises:
@@ -102,10 +102,10 @@ def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
     slots = []
     for entry in entries:
         slots.append((entry.key, entry.shape, entry.dtype, same_place(entry)))
-    return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
+    return ExpectedModel(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
 
 
-def of_fitting(checkpoint: Checkpoint, target: Side) -> Side:
+def of_fitting(checkpoint: Checkpoint, target: ExpectedModel) -> ExpectedModel:
     """Return the state dict whose keys agree best with those of `target`; if none agree, the default state dict.
 
     Raises:
@@ -122,7 +122,7 @@ def of_fitting(checkpoint: Checkpoint, target: Side) -> Side:
     return of_checkpoint(checkpoint, takes=choose.EDITABLE) if row is None else of_candidate(checkpoint, row)
 
 
-def agreement(side: Side, wanted: Sequence[str]) -> bases.Renaming:
+def agreement(side: ExpectedModel, wanted: Sequence[str]) -> bases.Renaming:
     """Find the renaming that brings the names of `side` closest to those that are `wanted`."""
     loose = [slot.name for slot in side.slots if not slot.shape]
     return bases.find([slot.name for slot in side.slots], wanted, loose=loose)
@@ -141,7 +141,7 @@ def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Sl
     return tuple(slots.values())
 
 
-def _model(text: str, allow_import: bool) -> Side:
+def _model(text: str, allow_import: bool) -> ExpectedModel:
     if not allow_import:
         raise Refused(
             f"no such file: {text}",
@@ -149,14 +149,14 @@ def _model(text: str, allow_import: bool) -> Side:
         )
     from ckptfix.ops.target.model import build
 
-    return Side(text, _slots(build(text)))
+    return ExpectedModel(text, _slots(build(text)))
 
 
 class _Wrong(Exception):
     """A malformed file of keys, described in words."""
 
 
-def _keys_file(path: str, at: str | None) -> Side:
+def _keys_file(path: str, at: str | None) -> ExpectedModel:
     try:
         with open(path, encoding="utf-8-sig") as file:
             document = json.load(file, object_pairs_hook=_unique)
@@ -164,7 +164,7 @@ def _keys_file(path: str, at: str | None) -> Side:
             return _inspection(path, document, at)
         if at:
             raise Refused("a file of keys has no addresses", path=path, where=at)
-        return Side(path, _slots(_rows(document)))
+        return ExpectedModel(path, _slots(_rows(document)))
     except OSError as error:
         raise not_readable(error, path) from None
     except UnicodeDecodeError as error:
@@ -239,7 +239,7 @@ def _below(names: Iterable[object], at: str) -> tuple[str, ...]:
     return tuple(name[len(front) :] for name in names if isinstance(name, str) and name.startswith(front))
 
 
-def _inspection(path: str, document: Mapping[str, object], at: str | None) -> Side:
+def _inspection(path: str, document: Mapping[str, object], at: str | None) -> ExpectedModel:
     """Return the state dict at `at` in the output of ``inspect --json``, or the only one that looks like a model's."""
     listed = document.get("state_dicts")
     states = [
@@ -271,4 +271,4 @@ def _inspection(path: str, document: Mapping[str, object], at: str | None) -> Si
         hint = where_else([state["at"] for state in states]) if states else None
         raise CkptfixError(f"it lists no tensors at {wanted[0]!r}", path=path, hint=hint)
     format = FORMATS.get(str(document.get("format")))
-    return Side(path, _slots(rows), wanted[0], format is None or "order" in format.states)
+    return ExpectedModel(path, _slots(rows), wanted[0], format is None or "order" in format.states)

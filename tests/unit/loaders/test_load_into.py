@@ -547,11 +547,11 @@ def test_by_structure(tmp_path: Path) -> None:
 
 
 def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptfix.align.result import Matching, Pair, Skipped
+    from ckptfix.align.result import MatchedPair, Matching, Skipped
 
     def unsure(source: Any, target: Any, *, by: str) -> Matching:
         assert [slot.name for slot in source] == ["x", "y", "p", "q"] and target[1].name == "0.bias"
-        pairs = (Pair("x", "0.weight"), Pair("y", "0.bias", 0.5, instead=("1.bias",)))
+        pairs = (MatchedPair("x", "0.weight"), MatchedPair("y", "0.bias", 0.5, instead=("1.bias",)))
         skipped = (Skipped("q", "rotary"),)
         return Matching(by, pairs, (), left=("p",), missing=("1.weight", "1.bias"), skipped_source=skipped)
 

@@ -17,7 +17,7 @@ from ckptfix.findings.remedies import chain, with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.findings.table import Remedy, found, remedy_of
-from ckptfix.ops.doctor.groups import Group, grouped, placed
+from ckptfix.ops.doctor.groups import FindingGroup, grouped, placed
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def test_nothing_is_said_twice(several: Path) -> None:
 
 def test_one_cause_in_two_places() -> None:
     rows = [found("wrapped-names", "2 keys begin with module.", where=where) for where in ("model", "ema", "best")]
-    assert Group(tuple(rows)).text() == "model: 2 keys begin with module.; also at ema, best"
-    assert Group(tuple(rows)).text(1) == "model: 2 keys begin with module.; also at ema and 1 more"
+    assert FindingGroup(tuple(rows)).text() == "model: 2 keys begin with module.; also at ema, best"
+    assert FindingGroup(tuple(rows)).text(1) == "model: 2 keys begin with module.; also at ema and 1 more"
     same = (found("nan-values", "a", where="x"), found("nan-values", "b", where="x"))
-    assert Group(same).text() == "x: a (and 1 more)"
+    assert FindingGroup(same).text() == "x: a (and 1 more)"
 
 
 def test_a_place_is_said_unless_it_is_the_pickle_or_in_the_message() -> None:

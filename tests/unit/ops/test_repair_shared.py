@@ -15,7 +15,7 @@ import ckptfix
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Unsupported
 from ckptfix.ops.repair.raw import _listed
-from ckptfix.ops.repair.wreck import Part, Wreck, _note_byteorder
+from ckptfix.ops.repair.wreck import IntactStorage, Wreck, _note_byteorder
 
 WEIGHT: list[Op] = [*tensor_ops(Tensor("0", (2,), 2)), ("BINPUT", 200)]
 AGAIN: list[Op] = [("BINGET", 200)]
@@ -124,6 +124,6 @@ def test_of_a_text_that_is_no_byte_order_the_beginning_is_shown() -> None:
 
 @pytest.mark.parametrize(("count", "more"), [(12, []), (13, ["... 1 more storages"])])
 def test_so_many_storages_are_listed(count: int, more: list[str]) -> None:
-    lost = Wreck("in.pth", parts={str(key): Part(ByteRange("in.pth", 0, 8), None) for key in range(count)})
+    lost = Wreck("in.pth", parts={str(key): IntactStorage(ByteRange("in.pth", 0, 8), None) for key in range(count)})
     lines = list(_listed(lost, []))
     assert lines == [*(f"storage {key}: 8 bytes" for key in range(12)), *more]

@@ -14,7 +14,7 @@ from torch import nn
 import ckptfix
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.names.slots import Slot
-from ckptfix.ops.target.targets import Side, read
+from ckptfix.ops.target.targets import ExpectedModel, read
 
 
 class Tied(nn.Module):
@@ -45,7 +45,7 @@ def test_a_torch_checkpoint(tmp_path: Path, zipped: bool, nested: bool) -> None:
     state = Tied().state_dict()
     value = {"model": state, "epoch": 3} if nested else state
     path = saved(tmp_path / "a.pth", value, _use_new_zipfile_serialization=zipped)
-    assert read(path) == Side(str(path), SLOTS, "model" if nested else "", True)
+    assert read(path) == ExpectedModel(str(path), SLOTS, "model" if nested else "", True)
 
 
 def test_a_safetensors_file_says_that_its_order_is_its_own(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_inspect_prints(tmp_path: Path, nested: bool) -> None:
     path = saved(tmp_path / "a.pth", value)
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps(ckptfix.inspect(path).as_dict()))
-    assert read(keys) == Side(str(keys), SLOTS, "model" if nested else "", True)
+    assert read(keys) == ExpectedModel(str(keys), SLOTS, "model" if nested else "", True)
 
 
 def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_model_is_built_and_tied_names_are_known(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     side = read(f"{module}:Net", allow_import=True)
-    assert side == Side(f"{module}:Net", SLOTS, None, True)
+    assert side == ExpectedModel(f"{module}:Net", SLOTS, None, True)
     captured = capsys.readouterr()
     assert "talks" in captured.err
     assert not captured.out
