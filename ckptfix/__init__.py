@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckptfix.command_table import COMMANDS as _COMMANDS
 from ckptfix.hooks import register as _register
 
 if TYPE_CHECKING:
@@ -57,49 +58,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    **{row.function: row.home for row in _COMMANDS.values() if row.home},
     "Checkpoint": "checkpoint",
     "CkptfixError": "errors",
     "ForeignObject": "loaders",
     "LoadMismatch": "errors",
     "LoadReport": "loaders",
     "OptimizerReport": "loaders",
-    "add_module": "ops.rename",
-    "average": "ops.average",
-    "cast": "ops.cast",
-    "convert": "ops.convert",
-    "diff": "ops.diff",
-    "digest": "ops.digest",
-    "doctor": "ops.doctor",
-    "extract": "ops.extract",
-    "fix": "ops.fix",
-    "inspect": "ops.inspect",
     "load_checkpoint": "loaders",
     "load_into": "loaders",
     "load_optimizer": "loaders",
     "load_state_dict": "loaders",
-    "map_location": "ops.relocate",
-    "match": "ops.match",
-    "merge": "ops.merge",
     "open_checkpoint": "formats",
     "recording": "ops.record",
-    "rename": "ops.rename",
-    "repair": "ops.repair",
-    "sanitize": "ops.sanitize",
-    "select": "ops.select",
-    "set_metadata": "ops.set_metadata",
-    "slim": "ops.slim",
-    "stats": "ops.stats",
-    "strip_module": "ops.rename",
-    "to_cpu": "ops.relocate",
-    "undo": "ops.undo",
-    "unwrap": "ops.rename",
 }
 """Public name -> the module that defines it, imported on first use."""
 
 _register(
     {
         "commands": "ckptfix.cli:commands",
-        "commands.rows": "ckptfix.cli:COMMANDS",
         "diff.page": "ckptfix.html.diff:page",
         "diff.text": "ckptfix.cli.diff:text",
         "doctor.page": "ckptfix.html.doctor:page",

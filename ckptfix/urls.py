@@ -67,11 +67,21 @@ def is_url(name: str) -> bool:
     return bool(scheme_of(name))
 
 
+class Virtual(str):
+    """The name of something that no disk and no store has, such as a file that is planned: only its class opens it.
+
+    It may look like a path or a URL, because names of outputs are made of it.
+    """
+
+
 def known(name: str) -> str:
     """Return the public name for `name`: a path unchanged, a URL without its secrets, a path for ``file:///PATH``.
 
-    ``s3:/BUCKET/KEY``, which `pathlib` makes of a URL, counts as that URL, unless a file with that name exists.
+    ``s3:/BUCKET/KEY``, which `pathlib` makes of a URL, counts as that URL, unless a file with that name exists. A
+    `Virtual` name stays what it is.
     """
+    if isinstance(name, Virtual):
+        return name
     scheme = scheme_of(name)
     if not scheme:
         if name.startswith("file:///"):

@@ -1,57 +1,123 @@
-"""Every command that works on files, each in a form that ends well; none of them needs torch."""
+"""The one table of command lines: every command, in a form that ends well and needs no torch.
+
+What a command writes, and whether it has ``--in-place``, is in `ckptfix.command_table`; here is what it needs for that.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from builders import Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
 
-COMMANDS = {
-    "fix": ["fix", "{torch}", "{out}.pth"],
-    "strip-module": ["strip-module", "{torch}", "{out}.pth"],
-    "add-module": ["add-module", "{torch}", "{out}.pth"],
-    "unwrap": ["unwrap", "{torch}", "{out}.pth"],
-    "rename": ["rename", "{torch}", "{out}.pth", "--sub", "w=v"],
-    "select": ["select", "{torch}", "{out}.pth", "--keep", "*"],
-    "merge": ["merge", "{torch}", "{safetensors}", "-o", "{out}.pth"],
-    "set-metadata": ["set-metadata", "{safetensors}", "{out}.safetensors", "--set", "a=b"],
-    "cast": ["cast", "{torch}", "{out}.pth", "--to", "bfloat16"],
-    "average": ["average", "{torch}", "{torch}", "-o", "{out}.pth"],
-    "match": ["match", "{torch}", "{out}.pth", "--like", "{torch}"],
-    "to-cpu": ["to-cpu", "{torch}", "{out}.pth"],
-    "undo": ["undo", "{torch}"],
-    "map-location": ["map-location", "{torch}", "{out}.pth", "cuda:1"],
-    "convert": ["convert", "{torch}", "{out}.safetensors"],
-    "convert back": ["convert", "{safetensors}", "{out}.pth"],
-    "convert to legacy": ["convert", "{torch}", "{out}.pth", "--to", "legacy"],
-    "sanitize": ["sanitize", "{torch}", "{out}.pth"],
-    "sanitize for old versions": ["sanitize", "{torch}", "{out}.pth", "--torch", "1.5"],
-    "repair": ["repair", "{torch}", "{out}.pth"],
-    "repair safetensors": ["repair", "{safetensors}", "{out}.safetensors"],
-    "slim": ["slim", "{torch}", "{out}.pth"],
-    "slim safetensors": ["slim", "{safetensors}", "{out}.safetensors"],
+from ckptfix.command_table import COMMANDS as ROWS
+
+
+class Line(NamedTuple):
+    """What a command that writes is given besides its input and its output.
+
+    Attributes:
+        options: the words after IN and OUT.
+        keywords: the same for its function in Python; ``"{torch}"`` is the input.
+        more: further inputs, which need ``-o OUT``.
+        only: the one kind of file that it is for: ``"torch"`` or ``"safetensors"``; empty for both.
+        suffix: of the output.
+        by_suffix: the suffix of the output says in which format it is written.
+    """
+
+    options: tuple[str, ...] = ()
+    keywords: Mapping[str, Any] = MappingProxyType({})
+    more: tuple[str, ...] = ()
+    only: str = ""
+    suffix: str = ".pth"
+    by_suffix: bool = False
+
+
+LINES = {
+    "fix": Line(by_suffix=True),
+    "rename": Line(("--sub", "w=v"), {"subs": [("w", "v")]}),
+    "match": Line(("--like", "{torch}"), {"like": "{torch}"}),
+    "select": Line(("--keep", "*"), {"keep": ["*"]}),
+    "cast": Line(("--to", "bfloat16"), {"to": "bfloat16"}),
+    "set-metadata": Line(("--set", "a=b"), {"pairs": {"a": "b"}}, only="safetensors", suffix=".safetensors"),
+    "map-location": Line(("cuda:1",), {"target": "cuda:1"}),
+    "merge": Line(more=("{safetensors}",), by_suffix=True),
+    "average": Line(more=("{torch}",)),
+    "convert": Line(suffix=".safetensors", by_suffix=True),
+    "extract": Line(by_suffix=True),
+    "sanitize": Line(only="torch"),
+}
+"""Command -> what it needs. One that takes ``IN OUT`` and nothing else has no row."""
+
+READS = {
     "ls": ["ls", "{torch}", "{safetensors}"],
-    "inspect": ["inspect", "{torch}"],
-    "inspect in full": ["inspect", "{torch}", "--tensors", "--json"],
-    "inspect safetensors": ["inspect", "{safetensors}"],
     "browse": ["browse", "--help"],
-    "digest": ["digest", "{torch}"],
     "stats": ["stats", "{torch}", "{safetensors}"],
     "diff": ["diff", "{torch}", "{safetensors}"],
-    "doctor": ["doctor", "{torch}"],
-    "doctor with a target": ["doctor", "{torch}", "--like", "{torch}"],
     "git": ["git", "textconv", "{torch}"],
-    "git and its configuration": ["git", "enable", "--global", "--dry-run"],
     "fleet": ["fleet", "status", "{plan}"],
-    "fleet run": ["fleet", "run", "{plan}", "--dry-run"],
-    "extract": ["extract", "{torch}", "{out}.pth"],
     "completion": ["completion", "bash"],
     "help": ["help", "recipes"],
+}
+"""Command that writes no output -> arguments. One that takes one file and nothing else has no row."""
+
+VARIANTS = {
+    "convert back": ["convert", "{safetensors}", "{out}.pth"],
+    "convert to legacy": ["convert", "{torch}", "{out}.pth", "--to", "legacy"],
+    "sanitize for old versions": ["sanitize", "{torch}", "{out}.pth", "--torch", "1.5"],
+    "repair safetensors": ["repair", "{safetensors}", "{out}.safetensors"],
+    "slim safetensors": ["slim", "{safetensors}", "{out}.safetensors"],
+    "inspect in full": ["inspect", "{torch}", "--tensors", "--json"],
+    "inspect safetensors": ["inspect", "{safetensors}"],
+    "doctor with a target": ["doctor", "{torch}", "--like", "{torch}"],
+    "git and its configuration": ["git", "enable", "--global", "--dry-run"],
+    "fleet run": ["fleet", "run", "{plan}", "--dry-run"],
     "the overview": ["--help"],
     "an error": ["inspect", "{out}"],
 }
 """Name -> arguments; the first word of the name is the command where it is one."""
+
+
+def line_of(command: str) -> Line:
+    """What a command that writes is given."""
+    return LINES.get(command, Line())
+
+
+def words_of(command: str) -> list[str]:
+    """A command line of `command` that ends well, with fields for its files."""
+    if not ROWS[command].writes:
+        return READS.get(command, [command, "{torch}"])
+    line = line_of(command)
+    source = "{safetensors}" if line.only == "safetensors" else "{torch}"
+    out = f"{{out}}{line.suffix}"
+    return [command, source, *([*line.more, "-o", out] if line.more else [out]), *line.options]
+
+
+COMMANDS = {**{name: words_of(name) for name in ROWS}, **VARIANTS}
+"""Every command, and some in other forms: name -> arguments."""
+
+WRITERS = tuple(name for name, row in ROWS.items() if row.writes and not line_of(name).more)
+"""The commands that write one output of one input."""
+
+EDITS = tuple(name for name in WRITERS if not line_of(name).by_suffix)
+"""Those that write the format that they read."""
+
+
+def in_python(command: str) -> Callable[[Any, Any], Any]:
+    """The function of a command that writes, of its input and its output."""
+    keywords = line_of(command).keywords
+
+    def call(source: Any, dest: Any) -> Any:
+        import ckptfix
+
+        given = {name: source if value == "{torch}" else value for name, value in keywords.items()}
+        return getattr(ckptfix, ROWS[command].function)(source, dest, **given)
+
+    return call
+
 
 CODES = {"diff": 1, "an error": 2}
 """Exit codes that are not 0."""
@@ -79,4 +145,4 @@ def arguments(name: str, folder: Path) -> list[str]:
     torch_file, safetensors_file = small_files(folder)
     values = {"torch": torch_file, "safetensors": safetensors_file, "out": str(folder / "out")}
     values["plan"] = str(written(folder / "plan.jsonl", job(torch_file)))
-    return [argument.format(**values) for argument in COMMANDS[name]]
+    return [argument.format(**values) for argument in VARIANTS.get(name) or words_of(name)]

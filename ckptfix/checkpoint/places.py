@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+from ckptfix.urls import Virtual
+
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
@@ -51,7 +53,7 @@ Data = ByteRange | Derived
 Segment = bytes | ByteRange | Derived
 
 
-class Spliced(str):
+class Spliced(Virtual):
     """The name of a virtual file: a concatenation of pieces of other files.
 
     A tensor that is stored in pieces is a range of such a file, so all code that reads ranges can read it. A plan holds

@@ -1,7 +1,7 @@
 """The command line: ``ckptfix COMMAND ...``.
 
-A command is a module here that holds a ``command``, and a row in `COMMANDS`. Only the module of the command that
-runs is imported, so ``--help`` costs the same however many there are.
+A command is a module here that holds a ``command``, and a row in `ckptfix.command_table`. Only the module of the
+command that runs is imported, so ``--help`` costs the same however many there are.
 """
 
 from __future__ import annotations
@@ -9,87 +9,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from ckptfix.cli.shared.console import COMPLETE as COMPLETE
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
+from ckptfix.command_table import COMMANDS, meant_by
 from ckptfix.urls import is_url, known_word
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class Row(NamedTuple):
-    """A command: its section in the overview, its module in this package, and its one-line summary."""
-
-    section: str
-    module: str
-    summary: str
-
-
-COMMANDS: dict[str, Row] = {
-    "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
-    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and problems."),
-    "inspect": Row("Look", "inspect", "Show what a file is, and list its tensors."),
-    "doctor": Row("Look", "doctor", "Explain why a file does not load, and what fixes it."),
-    "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
-    "diff": Row("Look", "diff", "Compare two checkpoints: keys, shapes, devices, values."),
-    "digest": Row("Look", "values.digest", "Hash each tensor; check a copy against its original."),
-    "stats": Row("Look", "values.stats", "Show min, max, mean, std and NaN count per tensor."),
-    "git": Row("Look", "git", "Let git show what changed in checkpoints."),
-    "strip-module": Row("Keys", "strip_module", "Remove the prefix that DataParallel or DDP adds to the keys."),
-    "add-module": Row("Keys", "add_module", "Add that prefix, for a wrapped model."),
-    "unwrap": Row("Keys", "unwrap", "Remove the prefixes of all known wrappers: DDP, FSDP, compile."),
-    "rename": Row("Keys", "rename", "Rename keys by regular expressions or a file of rules."),
-    "match": Row("Keys", "match", "Rename keys to fit another model."),
-    "select": Row("Values", "values.select", "Keep or drop tensors by key."),
-    "cast": Row("Values", "values.cast", "Convert tensors to fp16, bf16, fp8 ..."),
-    "average": Row("Values", "values.average", "Average several checkpoints."),
-    "merge": Row("Values", "values.merge", "Combine several state dicts into one."),
-    "set-metadata": Row("Values", "values.set_metadata", "Change the metadata of a safetensors file."),
-    "to-cpu": Row("Devices", "to_cpu", "Make every tensor load on the CPU."),
-    "map-location": Row("Devices", "map_location", "Move tensors to another device."),
-    "undo": Row("Undo", "undo", "Undo the last in-place edit (--in-place)."),
-    "convert": Row("Container", "convert", "Convert between torch zip, torch legacy and safetensors."),
-    "extract": Row("Container", "extract", "Extract the weights from a pickled module or a program."),
-    "sanitize": Row("Container", "sanitize", "Replace what weights_only=True refuses with plain values."),
-    "repair": Row("Damage", "repair", "Recover the intact tensors of a damaged file."),
-    "slim": Row("Container", "slim", "Shrink a file (unused bytes; optimizer with --no-optimizer)."),
-    "fleet": Row("Many", "fleet", "Run one command on thousands of checkpoints, resumable."),
-    "help": Row("Help", "help", "Show the documentation: recipes, formats, findings ..."),
-    "completion": Row("Help", "completion", "Print the completion script of a shell."),
-}
-
-
-_OTHER_WORDS: dict[str, Sequence[str]] = {
-    **dict.fromkeys(("info", "show", "view", "cat", "load", "read", "open", "summary"), ("inspect",)),
-    **dict.fromkeys(("tui", "ui", "explore", "explorer", "tree", "less"), ("browse",)),
-    **dict.fromkeys(("list", "dir", "find"), ("ls",)),
-    **dict.fromkeys(("hash", "sha256sum", "checksum", "manifest"), ("digest",)),
-    **dict.fromkeys(("stat", "histogram", "nan", "norms"), ("stats",)),
-    **dict.fromkeys(("verify",), ("doctor", "digest")),
-    **dict.fromkeys(("report", "html", "page"), ("diff", "inspect", "doctor")),
-    **dict.fromkeys(("textconv", "difftool", "gitattributes"), ("git",)),
-    **dict.fromkeys(("check", "validate", "diagnose", "why", "scan"), ("doctor",)),
-    **dict.fromkeys(("compare", "cmp"), ("diff",)),
-    **dict.fromkeys(("join", "consolidate", "export", "save", "shard", "split"), ("convert",)),
-    **dict.fromkeys(("half", "bf16", "fp16", "quantize", "dtype", "to"), ("cast",)),
-    **dict.fromkeys(("avg", "mean", "swa", "ema", "soup"), ("average",)),
-    **dict.fromkeys(("prune", "filter", "drop", "subset"), ("select",)),
-    **dict.fromkeys(("recover", "rescue", "restore", "salvage"), ("repair",)),
-    **dict.fromkeys(("remap", "map-keys", "replace"), ("rename",)),
-    **dict.fromkeys(("strip", "unwrap-ddp"), ("strip-module", "unwrap")),
-    **dict.fromkeys(("cpu", "device"), ("to-cpu", "map-location")),
-    **dict.fromkeys(("revert", "rollback", "back"), ("undo",)),
-}
-"""Words that users may know from other tools, and the commands that do that here."""
-
-
 class CommandGroup(click.Group):
-    """The group whose commands are the rows of `COMMANDS`."""
+    """The group whose commands are the rows of the table of commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -116,7 +51,7 @@ class CommandGroup(click.Group):
             from difflib import get_close_matches
 
             meant = name.lower().replace("_", "-")
-            near = [meant] if meant in COMMANDS else _OTHER_WORDS.get(meant, [])
+            near = [meant] if meant in COMMANDS else meant_by(meant)
             near = near or get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
             kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122

@@ -16,7 +16,6 @@ from ckptfix.ops.writing import WriteOptions
     at_option(),
     in_place_option(),
     link_option(),
-    example="ckptfix add-module plain.pth ddp.pth",
 )
 def command(source: str, dest: str | None, how: WriteOptions, *, prefix: str, at: str | None) -> Written:
     """Add the prefix `module.` to every key of the model.

@@ -25,7 +25,6 @@ from ckptfix.io.source import found_as
         ["--at"], metavar="PATH", multiple=True, shell_complete=values.addresses,
         help="With OTHER: compare the state dicts at this address. Give it twice for two addresses.",
     ),
-    example="ckptfix browse model.pth",
     output=False,
 )  # fmt: skip
 def command(console: Console, *, path: str, other: str | None, at: tuple[str, ...]) -> int:

@@ -12,7 +12,6 @@ from ckptfix.cli.shared.shells import SHELLS
 @reads(
     "completion",
     click.Argument(["shell"], type=click.Choice(list(SHELLS))),
-    example="ckptfix completion bash >> ~/.bashrc",
     output=False,
 )
 def command(console: Console, *, shell: str) -> int:

@@ -44,7 +44,6 @@ from ckptfix.ops.writing import WriteOptions
         is_flag=True,
         help="For a DeepSpeed folder: include the optimizer state, by parameter name; not for safetensors.",
     ),
-    example="ckptfix convert model.pth model.safetensors",
 )
 def command(
     source: str,

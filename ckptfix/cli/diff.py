@@ -65,7 +65,6 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         help=f"Rows per list, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     *reports.html_options(),
-    example="ckptfix diff before.pth after.safetensors --atol 1e-6",
 )
 def command(
     console: Console, *, a: str, b: str, limit: int | None, html: str | None, force: bool, **options: Any

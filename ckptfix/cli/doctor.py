@@ -106,7 +106,6 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     click.Option(["-v", "--verbose"], is_flag=True, help="List every finding separately, with its place in the file."),
     *reports.html_options(),
     *search_options(),
-    example="ckptfix doctor model.pth --error 'failed finding central directory'",
     operands=_INPUTS,
 )
 def command(

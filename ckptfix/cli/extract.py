@@ -31,7 +31,6 @@ from ckptfix.ops.writing import WriteOptions
         is_flag=True,
         help="Leave out and list tensors that OUT's format cannot hold; then the exit code is 3.",
     ),
-    example="ckptfix extract whole_model.pth state_dict.pth",
 )
 def command(
     source: str,

@@ -18,7 +18,6 @@ from ckptfix.ops.writing import WriteOptions
     like_at_option(),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     at_option(),
-    example="ckptfix fix broken.pth fixed.pth",
 )
 def command(
     source: str,

@@ -26,7 +26,6 @@ ACTIONS = ("enable", "disable", "status", "textconv", "difftool")
     click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would change, and change nothing."),
     click.Option(["--html"], metavar="OUT", type=click.Path(), help="difftool: also write an HTML page.", hidden=True),
     click.Option(["--form"], type=int, hidden=True, help="Version of the text: git caches texts by command line."),
-    example="ckptfix git enable",
 )
 def command(
     console: Console,

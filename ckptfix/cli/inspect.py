@@ -62,7 +62,6 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     *reports.html_options(),
     click.Option(["--values"], is_flag=True, help="With --html: read the tensors to add histograms and statistics."),
     *search_options(),
-    example="ckptfix inspect model.pth --filter '*.weight' --sort size",
     operands=Inputs("path", FullText),
 )
 def command(

@@ -47,7 +47,6 @@ SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
         help="Order of the lines: largest numbers first, worst findings first.",
     ),
-    example="ckptfix ls runs/ --recursive --sort size",
 )  # fmt: skip
 def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str) -> int:
     """List checkpoints, one line each.

@@ -29,7 +29,6 @@ def _is_target(word: str) -> bool:
     Last("targets", "DEVICE | FROM=TO...", tells=_is_target, shell_complete=values.devices),
     in_place_option(),
     link_option(),
-    example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )
 def command(source: str, dest: str | None, how: WriteOptions, *, targets: tuple[str, ...]) -> Written:
     """Move the tensors of IN to another device.

@@ -69,7 +69,6 @@ _OTHERS = Others()
     in_place_option(),
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),
-    example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
 )  # fmt: skip
 @opened_once()
 def command(

@@ -33,7 +33,6 @@ from ckptfix.ops.writing import WriteOptions
     at_option(),
     in_place_option(),
     link_option(),
-    example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
 )
 def command(
     source: str,

@@ -46,7 +46,6 @@ _OTHERS = Others()
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),
-    example="ckptfix repair broken.pth fixed.pth",
 )
 def command(
     console: Console,

@@ -22,7 +22,6 @@ from ckptfix.ops.writing import WriteOptions
         ["--parts"], is_flag=True,
         help="Write tensors of torchao, tensordict and torch.nested as dicts of their parts.",
     ),
-    example="ckptfix sanitize training.ckpt plain.ckpt",
 )
 def command(
     source: str,

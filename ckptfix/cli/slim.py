@@ -23,7 +23,6 @@ from ckptfix.ops.writing import WriteOptions
         ["--contiguous"], is_flag=True, help="Also close the gaps in strided views, such as columns. Strides change."
     ),
     click.Option(["--check-only"], is_flag=True, help="List what would be saved; write nothing. Same as --dry-run."),
-    example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
 def command(
     source: str, dest: str, how: WriteOptions, *, no_optimizer: bool, dedupe: bool, contiguous: bool, check_only: bool

@@ -18,7 +18,6 @@ from ckptfix.ops.writing import WriteOptions
     at_option(),
     in_place_option(),
     link_option(),
-    example="ckptfix strip-module ddp.pth plain.pth",
 )
 def command(
     source: str, dest: str | None, how: WriteOptions, *, prefix: str, all_levels: bool, partial: bool, at: str | None

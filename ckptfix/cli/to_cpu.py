@@ -8,7 +8,7 @@ from ckptfix.ops import relocate
 from ckptfix.ops.writing import WriteOptions
 
 
-@writes("to-cpu", in_place_option(), link_option(), example="ckptfix to-cpu gpu.pth cpu.pth")
+@writes("to-cpu", in_place_option(), link_option())
 def command(source: str, dest: str | None, how: WriteOptions) -> Written:
     """Move every tensor of IN to the CPU, so that it loads on a machine without a GPU.
 

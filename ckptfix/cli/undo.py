@@ -17,7 +17,6 @@ from ckptfix.errors import printable
     click.Option(["--list", "listed"], is_flag=True, help="List the edits that can be undone, and do nothing."),
     click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be undone, and do nothing."),
     *search_options(),
-    example="ckptfix undo model.pth",
     operands=Inputs("source", LineReport),
 )
 def command(console: Console, *, source: str, listed: bool, dry_run: bool) -> int:

@@ -8,7 +8,7 @@ from ckptfix.ops import rename
 from ckptfix.ops.writing import WriteOptions
 
 
-@writes("unwrap", at_option(), in_place_option(), link_option(), example="ckptfix unwrap fsdp_compiled.pt plain.pt")
+@writes("unwrap", at_option(), in_place_option(), link_option())
 def command(source: str, dest: str | None, how: WriteOptions, *, at: str | None) -> Written:
     """Remove the prefixes of all known wrappers, in any order and at any depth.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ckptfix.findings.load_errors import LoadError as E
 from ckptfix.findings.row import FindingKind
+from ckptfix.findings.steps import LIKE, step
 
-_REPAIR = "ckptfix repair {source} {repaired}"
-_SANITIZE = "ckptfix sanitize {source} {plain}"
+_REPAIR = step("repair")
+_SANITIZE = step("sanitize")
 _LOAD_INTO = "in Python: ckptfix.load_into(model, {source})"
-_MATCH = "ckptfix match {source} {matched} --like {like}"
+_MATCH = step("match", like=LIKE)
 
 CONTENTS: tuple[FindingKind, ...] = (
     FindingKind(
@@ -29,7 +30,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "'models'`, `Can't get attribute 'Net'`, `object has no attribute ...` after a new release. `ckptfix "
         "extract` reads the weights without that code.",
         (E.NOT_ALLOWED, E.WHOLE_MODEL, E.CLASS_OF_SCRIPT, E.OTHER_RELEASE, E.NOT_A_MODEL),
-        "ckptfix extract {source} {weights}",
+        step("extract"),
     ),
     FindingKind(
         "foreign-global", "error", "the pickle contains a class or function that weights_only=True refuses",
@@ -84,14 +85,14 @@ CONTENTS: tuple[FindingKind, ...] = (
     FindingKind(
         "python2-strings", "warning", "strings in Python 2's form",
         "They have no encoding; Python 3 guesses ASCII and says `'ascii' codec can't decode byte`.",
-        (E.PYTHON2,), f"{_SANITIZE} --encoding latin-1",
+        (E.PYTHON2,), step("sanitize", encoding="latin-1"),
     ),
     FindingKind(
         "bad-tensor", "error", "a tensor whose description does not match the data in the file",
         "Its storage is missing or has a different size, or its shape reaches beyond the storage. If several "
         "processes saved to one file, the parts do not fit together; torch says `storage has wrong size`. Save "
         "on rank 0 only.",
-        (E.STORAGE_SIZE, E.BAD_RECORD), "ckptfix repair {source} {repaired}",
+        (E.STORAGE_SIZE, E.BAD_RECORD), step("repair"),
     ),
     FindingKind(
         "memory-bomb", "error", "loading it allocates far more memory than the file has data",
@@ -118,25 +119,25 @@ CONTENTS: tuple[FindingKind, ...] = (
     FindingKind(
         "unused-record", "info", "tensor data that no tensor uses",
         "It remains from an edit, or from a program that dropped tensors but not their bytes.",
-        (E.WHOLE_STORAGE,), "ckptfix slim {source} {slim}",
+        (E.WHOLE_STORAGE,), step("slim"),
     ),
     FindingKind(
         "oversized-storage", "warning", "saved views keep a larger storage in the file",
         "torch.save writes the whole storage behind a view: a slice of a large tensor saves all of it. Call "
         "`.clone()` before saving next time.",
-        (E.WHOLE_STORAGE,), "ckptfix slim {source} {slim}",
+        (E.WHOLE_STORAGE,), step("slim"),
     ),
     FindingKind(
         "tied-tensors", "info", "keys that share one tensor",
         "torch keeps them tied. safetensors cannot store ties, and its save_file says `Some tensors share "
         "memory`; ckptfix writes one of them, and the tie as metadata.",
-        (E.TIED_WEIGHT, E.SHARED_MEMORY), "ckptfix convert {source} {safetensors}",
+        (E.TIED_WEIGHT, E.SHARED_MEMORY), step("convert"),
     ),
     FindingKind(
         "shared-memory", "warning", "tensors that overlap in memory",
         "They are parts of one storage, and no tensor contains both. safetensors says `Some tensors share "
         "memory`; a conversion writes each of them separately.",
-        (E.SHARED_MEMORY,), "ckptfix convert {source} {safetensors}",
+        (E.SHARED_MEMORY,), step("convert"),
     ),
     FindingKind(
         "nan-values", "warning", "values that are not a number",
@@ -187,13 +188,13 @@ CONTENTS: tuple[FindingKind, ...] = (
         "DataParallel and DDP put `module.` before every key, torch.compile `_orig_mod.`; FSDP, checkpointing "
         "and Lightning have their own prefixes. A model without that wrapper finds none of its keys: "
         "`Unexpected key(s)`.",
-        (E.PREFIX, E.COMPILED, E.NO_KEY_IN_MODEL, E.WRAPPED), "ckptfix unwrap {source} {unwrapped}",
+        (E.PREFIX, E.COMPILED, E.NO_KEY_IN_MODEL, E.WRAPPED), step("unwrap"),
     ),
     FindingKind(
         "device-tags", "warning", "tensors load to a device that may not exist",
         "torch.load puts each tensor on its old device: `Attempting to deserialize object on a CUDA device`, "
         "`don't know how to restore data location`, or every process loads to cuda:0 and runs out of memory.",
-        (E.NO_GPU, E.SAME_GPU, E.UNKNOWN_DEVICE, E.OPTIMIZER_DEVICE), "ckptfix to-cpu {source} {cpu}",
+        (E.NO_GPU, E.SAME_GPU, E.UNKNOWN_DEVICE, E.OPTIMIZER_DEVICE), step("to-cpu"),
     ),
     FindingKind(
         "training-checkpoint", "info", "the weights are nested in a training checkpoint",
@@ -211,7 +212,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-state", "info", "it holds an optimizer's state",
         "An optimizer usually keeps two more tensors for each parameter: it triples the size, and the model "
         "does not need it.",
-        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE), "ckptfix slim {source} {slim} --no-optimizer",
+        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE), step("slim", no_optimizer=True),
     ),
     FindingKind(
         "no-lightning-version", "info", "the key pytorch-lightning_version is missing",
@@ -224,7 +225,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "transformers looks for `format` in the metadata and says `'NoneType' object has no attribute 'get'`. "
         "save_file writes this entry only if asked to.",
         (E.NO_FORMAT_ENTRY,),
-        "ckptfix convert {source} {zip} --to zip && ckptfix convert {zip} {safetensors} --to safetensors",
+        step("convert", to="zip") + step("convert", to="safetensors"),
     ),
     FindingKind(
         "old-spelling", "info", "keys in an older spelling",
@@ -238,24 +239,24 @@ CONTENTS: tuple[FindingKind, ...] = (
         "torch 1.6 introduced the zip container, later releases new rebuild functions and dtypes. Older "
         "releases say `is a zip archive (did you mean to use torch.jit.load()?)` or "
         "`kMaxSupportedFileFormatVersion`, or lack a function.",
-        (E.ZIP_TOO_NEW, E.ARCHIVE_TOO_NEW, E.CALL_TOO_NEW), "ckptfix convert {source} {legacy} --to legacy",
+        (E.ZIP_TOO_NEW, E.ARCHIVE_TOO_NEW, E.CALL_TOO_NEW), step("convert", to="legacy"),
     ),
     FindingKind(
         "no-mmap", "info", "torch's old format cannot be mapped into memory",
         "torch.load(mmap=True) accepts only the zip container.",
-        (E.NO_MMAP,), "ckptfix convert {source} {zip} --to zip",
+        (E.NO_MMAP,), step("convert", to="zip"),
     ),
     FindingKind(
         "zip-root", "info", "the folder in the archive is not called archive",
         "Some checkers accept only `archive/` and call the file malicious; torch accepts any name.",
         (E.FOLDER_NAME,),
-        "ckptfix convert {source} {legacy} --to legacy && ckptfix convert {legacy} {zip} --to zip",
+        step("convert", to="legacy") + step("convert", to="zip"),
     ),
     FindingKind(
         "pickle-format", "info", "a pickled checkpoint",
         "transformers refuses to load pickles with torch before 2.6 (CVE-2025-32434). It accepts safetensors "
         "files.",
-        (E.TORCH_BEFORE_2_6,), "ckptfix convert {source} {safetensors}",
+        (E.TORCH_BEFORE_2_6,), step("convert"),
     ),
     FindingKind(
         "state-dict-file", "info", "it holds weights, not a program",
@@ -342,6 +343,6 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-groups", "warning", "the optimizer was saved for a different number of parameters",
         "load_state_dict says `loaded state dict contains a parameter group that doesn't match the size of "
         "optimizer's group`.",
-        (E.PARAMETER_COUNT,), "ckptfix slim {source} {slim} --no-optimizer",
+        (E.PARAMETER_COUNT,), step("slim", no_optimizer=True),
     ),
 )  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ckptfix.findings.folders import FOLDERS
 from ckptfix.findings.load_errors import LoadError as E
 from ckptfix.findings.row import FindingKind
+from ckptfix.findings.steps import step
 
-_REPAIR = "ckptfix repair {source} {repaired}"
+_REPAIR = step("repair")
 _AGAIN = "copy or download it again, and compare its size with the source"
 
 CONTAINERS: tuple[FindingKind, ...] = (
@@ -64,19 +65,19 @@ CONTAINERS: tuple[FindingKind, ...] = (
         "torchscript", "warning", "a TorchScript program (torch.jit.save), not a state dict",
         "A program with its weights: torch.load refuses it, torch.jit.load runs it. It is not damaged. `ckptfix "
         "extract` reads its weights without running it.",
-        (E.TORCHSCRIPT,), "ckptfix extract {source} {weights}",
+        (E.TORCHSCRIPT,), step("extract"),
     ),
     FindingKind(
         "exported-program", "warning", "an exported program (.pt2), not a state dict",
         "A graph with its weights, written by torch.export.save. It is not damaged. `ckptfix extract` reads its "
         "weights without running it.",
-        (E.TORCHSCRIPT,), "ckptfix extract {source} {weights}",
+        (E.TORCHSCRIPT,), step("extract"),
     ),
     FindingKind(
         "torch-tar", "error", "a torch checkpoint from before torch 0.1.10 (a tar archive)",
         "The first format of torch.save. torch reads it only with weights_only=False, which can run code. "
         "ckptfix reads it without running code, and converts it.",
-        (E.TAKEN_FOR_TAR,), "ckptfix convert {source} {zip} --to zip",
+        (E.TAKEN_FOR_TAR,), step("convert", to="zip"),
     ),
     FindingKind(
         "tar-archive", "error", "a tar archive",
@@ -264,7 +265,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "misaligned-data", "warning", "the tensor data does not begin at a multiple of 8 bytes",
         "safetensors pads its header so that the data is aligned; some readers refuse unaligned data.",
-        (E.DATA_LENGTH,), "ckptfix convert {source} {zip} --to zip",
+        (E.DATA_LENGTH,), step("convert", to="zip"),
     ),
     FindingKind(
         "no-version", "error", "the archive has no version record",
@@ -284,7 +285,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "hole", "error", "bytes of a safetensors file that belong to no tensor",
         "safetensors' own reader refuses a file with holes: `InvalidOffset` or `MetadataIncompleteBuffer`.",
-        (E.DATA_LENGTH,), "ckptfix convert {source} {zip} --to zip",
+        (E.DATA_LENGTH,), step("convert", to="zip"),
     ),
     FindingKind(
         "overlap", "error", "two tensors of a safetensors file overlap",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ckptfix.findings.load_errors import LoadError as E
 from ckptfix.findings.row import FindingKind
+from ckptfix.findings.steps import Step, step
 
-_REPAIR = "ckptfix repair {source} {repaired}"
+_REPAIR = step("repair")
 
 FOLDERS: tuple[FindingKind, ...] = (
     FindingKind(
@@ -19,7 +20,7 @@ FOLDERS: tuple[FindingKind, ...] = (
         "torch.distributed.checkpoint writes a folder of .distcp files and one .metadata. The whole folder is "
         "the checkpoint: torch.load reads none of its files, and torch.distributed.checkpoint.load reads it "
         "into a model. ckptfix accepts the folder wherever it accepts a file.",
-        (E.DISTRIBUTED, E.NO_MODEL_FILE), "ckptfix convert {source} {zip}",
+        (E.DISTRIBUTED, E.NO_MODEL_FILE), (Step("convert", word="zip"),),
     ),
     FindingKind(
         "distributed-shard", "error", "a file of a distributed checkpoint (DCP)",

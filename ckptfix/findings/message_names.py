@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ckptfix.findings.steps import Step
+
 MOST_TEXT = 4 << 20
 """Characters of a pasted message that are searched for keys."""
 
@@ -47,9 +49,9 @@ class Prefix:
         return f"the model's keys have the prefix `{self.name}.`, and the keys in the file do not"
 
     @property
-    def options(self) -> tuple[str, str, str]:
-        """The command that fixes the difference, and its option."""
-        return ("strip-module" if self.in_file else "add-module", "--prefix", self.name)
+    def step(self) -> Step:
+        """The command that fixes the difference."""
+        return Step("strip-module" if self.in_file else "add-module", (("prefix", self.name),))
 
 
 def listed(text: str) -> Listed | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ckptfix.findings.load_errors import LoadError
+from ckptfix.findings.steps import Fix, Invocation, Steps, shell_line
 
 Severity = Literal["info", "warning", "error"]
 
@@ -14,7 +15,8 @@ Severity = Literal["info", "warning", "error"]
 class Finding:
     """Something that `check` or an operation noticed.
 
-    `fix` is a command or an instruction in words.
+    `steps` are the commands that fix it, and `fix` is what helps in one line: these commands for a shell, or an
+    instruction in words. Where both are None, the remedy is that of the row.
 
     `table.found` makes them. `about` is the class, function or tensor that `message` is about, for texts about several
     findings at once.
@@ -27,6 +29,15 @@ class Finding:
     offset: int | None = None
     fix: str | None = None
     about: str = ""
+    steps: Steps | None = None
+
+    def fixed_by(self, fix: Fix | None) -> Finding:
+        """Return the same finding with a different remedy; None for that of its row, ``""`` for none at all."""
+        if not isinstance(fix, tuple):
+            return replace(self, fix=fix, steps=None)
+        whole = all(step.source for step in fix)
+        lines = [shell_line(Invocation(step, step.source, step.dest).argv()) for step in fix if whole]
+        return replace(self, fix=" && ".join(lines) or None, steps=fix)
 
     @property
     def line(self) -> str:
@@ -50,7 +61,7 @@ class FindingKind:
         title: a summary in one line, shown where a finding has no message of its own.
         story: the cause, the symptoms that a user sees, and what helps; for ``doctor --explain``.
         errors: the load errors that it explains.
-        fix: a command with fields in braces (see `table.remedy`), or an instruction; None where nothing helps.
+        fix: steps, or an instruction with fields in braces (see `table.remedy_of`); None where nothing helps.
     """
 
     id: str
@@ -58,4 +69,4 @@ class FindingKind:
     title: str
     story: str
     errors: tuple[LoadError, ...] = ()
-    fix: str | None = None
+    fix: Fix | None = None

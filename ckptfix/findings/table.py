@@ -7,16 +7,17 @@ several modules, grouped by subject; `ENTRIES` joins them.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ckptfix.command_table import COMMANDS
 from ckptfix.commands import word as shell_word
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding, FindingKind, Severity
+from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, operand, shell_line
 from ckptfix.findings.verbs import VERBS
 from ckptfix.urls import as_path, folder_beside, is_url
 
@@ -32,7 +33,7 @@ def found(
     where: str = "",
     offset: int | None = None,
     severity: Severity | None = None,
-    fix: str | None = None,
+    fix: Fix | None = None,
     about: str = "",
 ) -> Finding:
     """Return a finding of the row `id`, with the row's title and severity where no others are given.
@@ -44,7 +45,8 @@ def found(
         about: the class, function or tensor that the message is about.
     """
     entry = ENTRIES[id]
-    return Finding(id, severity or entry.severity, where, message or entry.title, offset, fix, about)
+    made = Finding(id, severity or entry.severity, where, message or entry.title, offset, about=about)
+    return made if fix is None else made.fixed_by(fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,22 @@ class Remedy:
     """The way to fix a finding.
 
     Attributes:
-        commands: command lines of ckptfix, each a list of words, to run one after the other.
-        advice: an instruction in words, or a command of a different program; None where `commands` are enough.
+        lines: commands of ckptfix, to run one after the other.
+        advice: an instruction in words, or a command of a different program; None where `invocations` are enough.
     """
 
-    commands: tuple[tuple[str, ...], ...] = ()
+    invocations: tuple[Invocation, ...] = ()
     advice: str | None = None
+
+    @property
+    def commands(self) -> tuple[tuple[str, ...], ...]:
+        """The commands, each a list of words."""
+        return tuple(line.argv() for line in self.invocations)
+
+    @property
+    def steps(self) -> Steps | None:
+        """The commands without their files; None where there are none."""
+        return tuple(line.step for line in self.invocations) or None
 
     @property
     def text(self) -> str | None:
@@ -65,33 +77,43 @@ class Remedy:
         return " && ".join(map(shell_line, self.commands)) or self.advice
 
 
+def fix_of(finding: Finding) -> Fix | None:
+    """Return the remedy that `finding` states, or that of its row."""
+    if finding.steps is not None or finding.fix is not None:
+        return finding.fix if finding.steps is None else finding.steps
+    entry = ENTRIES.get(finding.id)
+    return None if entry is None else entry.fix
+
+
 def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: str) -> Remedy:
     """Return the remedy for `finding` in the file `path`.
 
-    ``{source}`` in the template is the file; ``{repaired}``, ``{cpu}`` and so on are unused file names beside it;
-    ``{at}`` is the place of the finding; other fields come from `values`.
+    A step reads the file, or the output of the step before it. In an instruction ``{source}`` is the file;
+    ``{repaired}``, ``{cpu}`` and so on are unused file names beside it; ``{at}`` is the place of the finding; other
+    fields come from `values`.
 
     Args:
         at: the address that the user asked about, for the commands that take one.
+        values: ``like``, the model that the file was compared with.
     """
-    entry = ENTRIES.get(finding.id)
-    template = finding.fix if finding.fix is not None else entry.fix if entry else None
-    if not template:
+    fix = fix_of(finding)
+    if not fix:
         return Remedy()
-    if not template.startswith("ckptfix "):
-        fields = _Fields(path, {"at": finding.where, **values}, shell_word)
-        return Remedy(advice=template.format_map(fields) if "{" in template else template)
-    bare = _Fields(path, {"at": finding.where, **values}, str)
-    lines: list[list[str]] = [[]]
-    for word in shlex.split(template):
-        if word == "&&":
-            lines.append([])
-        else:
-            lines[-1].append(word.format_map(bare))
-    for line in lines:
-        if at and line[1] in TAKE_AT and "--at" not in line:
-            line += ["--at", at]
-    return Remedy(tuple(map(tuple, lines)))
+    if isinstance(fix, str):
+        fields = _Fields(path, {"at": finding.where, **values})
+        return Remedy(advice=fix.format_map(fields) if "{" in fix else fix)
+    known = {WHERE: finding.where, LIKE: values.get("like", "")}
+    lines: list[Invocation] = []
+    source = path
+    for step in fix:
+        row = COMMANDS[step.command]
+        ready = step.filled(known)
+        if at and row.chained and row.at and ready.get("at") is None:
+            ready = ready.having(at=at)
+        dest = step.dest or (proposed(path, step.output_word) if row.writes else "")
+        lines.append(Invocation(ready, step.source or source, dest))
+        source = dest or source
+    return Remedy(tuple(lines))
 
 
 def remedy(finding: Finding, path: str, **values: str) -> str | None:
@@ -101,7 +123,7 @@ def remedy(finding: Finding, path: str, **values: str) -> str | None:
 
 def said_remedy(finding: Finding, path: str) -> Remedy:
     """Return the remedy that `finding`, in the file `path`, states itself; the remedy of its row is for doctor only."""
-    return Remedy() if finding.fix is None else remedy_of(finding, path)
+    return Remedy() if finding.fix is None and finding.steps is None else remedy_of(finding, path)
 
 
 def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
@@ -125,15 +147,6 @@ def as_row(finding: Finding, remedy: Remedy) -> dict[str, Any]:
 def as_rows(findings: Iterable[Finding], path: str) -> list[dict[str, Any]]:
     """Return `findings` of the file `path` for JSON, each with the remedy that it states itself."""
     return [as_row(finding, said_remedy(finding, path)) for finding in findings]
-
-
-TAKE_AT = frozenset({"strip-module", "add-module", "unwrap", "rename", "match", "extract", "convert"})
-"""Commands with the option --at."""
-
-
-def shell_line(words: Sequence[str]) -> str:
-    """Return `words` quoted for a shell."""
-    return " ".join(map(shell_word, words))
 
 
 def errors_of(finding: Finding) -> tuple[LoadError, ...]:
@@ -206,17 +219,11 @@ def _split(name: str) -> tuple[str, str]:
 
 
 class _Fields(dict[str, str]):
-    """The fields of a template, computed on demand; `shown` formats each of them."""
+    """The fields of an instruction, computed on demand and quoted for a shell."""
 
-    def __init__(self, path: str, values: dict[str, str], shown: Callable[[str], str]) -> None:
-        super().__init__({name: shown(value) for name, value in values.items()})
+    def __init__(self, path: str, values: dict[str, str]) -> None:
+        super().__init__({name: shell_word(value) for name, value in values.items()})
         self._path = path
-        self._shown = shown
 
     def __missing__(self, name: str) -> str:
-        return self._shown(operand(self._path if name == "source" else proposed(self._path, name)))
-
-
-def operand(path: str) -> str:
-    """Return `path` for a command line, so that one that begins with a dash is not mistaken for an option."""
-    return f"./{path}" if path.startswith("-") else path
+        return shell_word(operand(self._path if name == "source" else proposed(self._path, name)))

@@ -43,7 +43,7 @@ from ckptfix.io.pool import opened_once as opened_once
 from ckptfix.io.pool import sums_of as sums_of
 from ckptfix.io.pool import threads as threads
 from ckptfix.io.system import named
-from ckptfix.urls import SCHEMES, STORES, is_url, known, scheme_of
+from ckptfix.urls import SCHEMES, STORES, Virtual, is_url, known, scheme_of
 
 BATCH = 1 << 20
 """Bytes of small pieces that are combined into one write."""
@@ -207,7 +207,7 @@ class Source(ABC):
         self.close()
 
 
-class Name(str):
+class Name(Virtual):
     """The name of a source that only its own class can open."""
 
     def opened(self) -> Source:

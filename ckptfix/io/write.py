@@ -41,7 +41,7 @@ from ckptfix.io.source import is_local, opened_once
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
 from ckptfix.io.written import record
-from ckptfix.urls import is_url
+from ckptfix.urls import Virtual, is_url
 
 
 def _check_space(outputs: Iterable[OutputWriter]) -> None:
@@ -151,7 +151,8 @@ def check_destination(
 ) -> None:
     """Refuse a destination that `write_plan` cannot write, or must not overwrite.
 
-    A symbolic link counts as the file that it points to.
+    A symbolic link counts as the file that it points to. A `Virtual` name is never written, and no disk and no store is
+    asked about it.
 
     Args:
         folder: the output is a folder of several files.
@@ -163,6 +164,8 @@ def check_destination(
         WriteFailed: its folder does not exist or cannot be written to.
     """
     path = file_name(dest, "the output")
+    if isinstance(path, Virtual):
+        return
     if is_url(path):
         from ckptfix.io.remote import write as remote
 

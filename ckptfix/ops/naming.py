@@ -8,6 +8,7 @@ from pathlib import Path
 from ckptfix import formats
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.table import proposed, suffixed
+from ckptfix.formats.target import of_suffix
 from ckptfix.io.source import found_as
 from ckptfix.urls import as_path, normal
 
@@ -27,9 +28,18 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
     if folder:
         stem = as_path(name).with_suffix("") if is_file else as_path(name)
         return proposed(f"{stem}.{word}", "")
-    if suffix is not None:
-        name = str(as_path(name).with_suffix(suffix)) if is_file else f"{normal(name)}{suffix}"
+    if suffix is not None and not is_file:
+        name = f"{normal(name)}{suffix}"
     return proposed(name, word, suffix)
+
+
+def last_suffix(path: str, target: str) -> str:
+    """Return the suffix of what a chain of commands makes of `path`, whose last output is called `target`.
+
+    Where `target` has the suffix of no format, what follows its last dot may be only a word, such as ``stripped``: then
+    the suffix is that of `path`.
+    """
+    return suffixed(target if of_suffix(target) else path, "fixed")[1]
 
 
 def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:

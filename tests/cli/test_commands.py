@@ -15,7 +15,9 @@ from builders import written
 from cli.conftest import Cli, wrapped
 from forks import MAIN, Forks
 
-from ckptfix.cli import COMMANDS, commands
+import ckptfix
+from ckptfix.cli import commands
+from ckptfix.command_table import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +44,23 @@ def test_every_help_ends_with_an_example_that_parses(cli: Cli, name: str) -> Non
 def test_every_command_is_called_as_its_row_says(name: str) -> None:
     assert command(name).name == name
     assert command(name).help, "its docstring is its help"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_row_says_what_the_command_has(name: str) -> None:
+    row, found = COMMANDS[name], command(name)
+    params = {str(param.name) for param in found.params}
+    options = {option for param in found.params for option in param.opts}
+    assert row.writes == ("dest" in params)
+    assert row.in_place == ("in_place" in params)
+    assert row.at == ("--at" in options)
+    assert not row.home or callable(getattr(ckptfix, row.function))
+    assert row.writes or not (row.word or row.chained)
+
+
+def test_no_two_outputs_of_one_input_have_one_name() -> None:
+    words = [row.output_word for row in COMMANDS.values() if row.writes]
+    assert sorted(set(words)) == sorted(words)
 
 
 def test_every_module_of_a_verb_has_a_row() -> None:
@@ -74,7 +93,8 @@ def test_help_imports_nothing_but_the_group() -> None:
     ours = {name for name in loaded if name.startswith("ckptfix")}
     shared = {f"ckptfix.cli.shared.{name}" for name in ("console", "exits", "fit", "paint")}
     cli = {"ckptfix", "ckptfix.cli", "ckptfix.cli.shared"} | shared
-    assert ours == cli | {"ckptfix.errors", "ckptfix.hooks", "ckptfix.io", "ckptfix.io.written", "ckptfix.urls"}
+    others = ("command_table", "errors", "hooks", "io", "io.written", "urls")
+    assert ours == cli | {f"ckptfix.{name}" for name in others}
     assert not {"torch", "numpy", "tabulate", "safetensors", "json"} & set(loaded)
 
 

@@ -22,9 +22,10 @@ from click.testing import CliRunner
 from forks import MAIN, Done, Forks
 
 from ckptfix import formats
-from ckptfix.cli import COMMANDS, COMPLETE, commands
+from ckptfix.cli import COMPLETE, commands
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.shells import SHELLS
+from ckptfix.command_table import COMMANDS
 from ckptfix.findings.table import ENTRIES
 
 

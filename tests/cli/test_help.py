@@ -16,9 +16,10 @@ from cli.conftest import Cli
 from forks import MAIN, Forks
 
 import ckptfix
-from ckptfix.cli import COMMANDS, COMPLETE
+from ckptfix.cli import COMPLETE
 from ckptfix.cli import help as help_command
 from ckptfix.cli.help import plain
+from ckptfix.command_table import COMMANDS
 from ckptfix.docs import TOPICS, page
 
 

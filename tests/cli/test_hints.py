@@ -11,7 +11,7 @@ from cli.conftest import shell_words
 from doctor_samples import SAMPLES
 from property.verbs import run_command
 
-from ckptfix.cli import COMMANDS
+from ckptfix.command_table import COMMANDS
 from ckptfix.commands import command, quoted, word
 
 NAMES = (

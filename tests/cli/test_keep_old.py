@@ -7,21 +7,9 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Cli, state, wrapped
+from file_commands import WRITERS, line_of
 
-COMMANDS = {
-    "strip-module": [],
-    "add-module": [],
-    "unwrap": [],
-    "rename": ["--sub", "fc=head"],
-    "to-cpu": [],
-    "map-location": [],
-    "convert": [],
-    "extract": ["--at", "model_state_dict"],
-    "sanitize": [],
-    "slim": [],
-    "repair": [],
-    "match": ["--like", "like.pth"],
-}
+COMMANDS = [name for name in WRITERS if line_of(name).only != "safetensors"]
 OLD = state(weight=(1.0, 2.0))
 
 
@@ -35,8 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def line(command: str, *how: object) -> list[object]:
-    places = [*how, "cpu"] if command == "map-location" else [*how]
-    return [command, "a.pth", *places, *COMMANDS[command]]
+    return [command, "a.pth", *how, *(word.format(torch="like.pth") for word in line_of(command).options)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -56,8 +43,7 @@ def test_a_checkpoint_that_is_replaced_is_kept(cli: Cli, command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_output_replaces_it(cli: Cli, command: str, folder: Path) -> None:
-    where = ["cpu", "-o", "b.pth"] if command == "map-location" else ["-o", "b.pth"]
-    words = [command, "a.pth", *where, *COMMANDS[command]]
+    words = line(command, "-o", "b.pth")
     assert cli(*words).exit_code == 2
     assert Path("b.pth").read_bytes() == OLD
     done = cli(*words, "--force", "--json")
@@ -69,8 +55,7 @@ def test_output_replaces_it(cli: Cli, command: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_one_output_is_wanted(cli: Cli, command: str) -> None:
-    where = ["c.pth", "cpu"] if command == "map-location" else ["c.pth"]
-    twice = cli(command, "a.pth", *where, "-o", "d.pth", *COMMANDS[command])
+    twice = cli(*line(command, "c.pth"), "-o", "d.pth")
     # Several files and -o are the inputs of convert.
     said = "c.pth: no such file" if command == "convert" else "Error: "
     assert twice.exit_code == 2 and twice.stderr.count(said) == 1

@@ -13,8 +13,10 @@ import torch
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import floats, state, wrapped
 from docs.samples import files, model, saved
+from json_contract import SCHEMA
 
 import ckptfix
+from ckptfix.command_table import COMMANDS
 
 
 class Net(torch.nn.Module):
@@ -129,7 +131,7 @@ def plan(name: str) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-RUNS: dict[str, tuple[str, ...]] = {
+_RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
                 "inspect run", "inspect module.pth", "inspect quantized.pth"),
     "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth"),
@@ -175,4 +177,7 @@ RUNS: dict[str, tuple[str, ...]] = {
                "strip-module mixed.pth OUT.pth", "convert gan.pth OUT.safetensors",
                "match heads.pth OUT.pth --like like.pth"),
 }  # fmt: skip
+
+RUNS = {name: (f"{name} ddp.pth" + (" OUT.pth" if row.writes else ""),) for name, row in COMMANDS.items()
+        if name in SCHEMA["$defs"]} | _RUNS  # fmt: skip
 """Definition of the schema -> command lines; OUT is a name of their own."""

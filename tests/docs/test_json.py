@@ -19,8 +19,9 @@ from docs.pages import FOLDER, UPDATE
 from json_contract import SCHEMA, VALIDATOR, checked, faults, fields, formatted, inner, kinds, printed
 
 import ckptfix
-from ckptfix.cli import COMMANDS, commands
+from ckptfix.cli import commands
 from ckptfix.cli.shared.console import SCHEMA_VERSION
+from ckptfix.command_table import COMMANDS
 from ckptfix.docs import page
 
 DEFS: dict[str, dict[str, Any]] = SCHEMA["$defs"]

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from builders import safetensors
 from cli.conftest import wrapped
+from file_commands import line_of
 from property.verbs import run_command
 
 from ckptfix import fleet
-from ckptfix.cli import COMMANDS
-from ckptfix.cli.shared.alone import NOT_IN_A_FLEET
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Refused
 
 EVIL = "import pathlib\npathlib.Path({marker!r}).write_text('x')\ndef m():\n    return None\n"
@@ -63,10 +63,9 @@ def in_threads(plan: Path, **how: Any) -> fleet.FleetReport:
 
 
 OUT = "../outside/new.pth"
-WRITERS = sorted(name for name in COMMANDS if name not in NOT_IN_A_FLEET and name not in (
-    "inspect", "doctor", "diff", "digest", "stats"))  # fmt: skip
-EXTRA = {"rename": ["--sub", "a=b"], "match": ["--like", "b.pth"], "select": ["--keep", "w"],
-         "cast": ["--to", "float16"], "set-metadata": ["--set", "a=b"], "convert": ["--to", "safetensors"]}  # fmt: skip
+WRITERS = sorted(row.name for row in COMMANDS.values() if row.writes and not row.not_in_a_fleet)
+NOT_IN_A_FLEET = sorted(row.name for row in COMMANDS.values() if row.not_in_a_fleet)
+TO = {"convert": ["--to", "safetensors"]}
 
 
 def names(folder: Path) -> set[str]:
@@ -74,8 +73,8 @@ def names(folder: Path) -> set[str]:
 
 
 def words(verb: str, *places: str) -> list[str]:
-    last = ["cuda:0"] if verb == "map-location" else []
-    return [verb, "a.pth", *places, *EXTRA.get(verb, []), *last]
+    options = [word.format(torch="b.pth") for word in line_of(verb).options]
+    return [verb, "a.pth", *places, *options, *TO.get(verb, [])]
 
 
 def jobs_that_write_elsewhere() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -119,7 +118,7 @@ def jobs_that_are_others() -> Iterator[tuple[str, Any]]:
     yield "import", job(["doctor", "a.pth", "--like", "evil_module:m", "--allow-import"])
     for verb in ("match", "repair", "fix"):
         yield f"{verb} import", job([verb, "a.pth", "o.pth", "--like", "evil_module:m", "--allow-import"], "o.pth")
-    for verb in sorted(NOT_IN_A_FLEET):
+    for verb in NOT_IN_A_FLEET:
         yield f"verb {verb}", job([verb, "a.pth"])
     yield "undo in place", job(["undo", "a.pth"], "a.pth")
     right = ["to-cpu", "a.pth", "o.pth"]

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import click
+from file_commands import WRITERS, line_of
 from property.small_files import SMALL
 
 from ckptfix.cli import commands
@@ -26,7 +27,7 @@ from ckptfix.errors import CkptfixError
 
 IN, OUT, OTHER = "{in}", "{out}", "{other}"
 
-COMMANDS: dict[str, tuple[str, ...]] = {
+_LINES: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect", IN),
     "inspect --tree": ("inspect", IN, "--tree"),
     "inspect --json": ("inspect", IN, "--json"),
@@ -88,6 +89,17 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "slim --dedupe": ("slim", IN, OUT, "--dedupe", "--contiguous", "--no-optimizer"),
     "slim --check-only": ("slim", IN, OUT, "--check-only"),
 }  # fmt: skip
+
+
+def _missing() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (command, arguments) of each command that writes and has no line above; `fix` runs the others."""
+    listed = {words[0] for words in _LINES.values()}
+    for name in WRITERS:
+        if name not in listed and name != "fix":
+            yield name, (name, IN, OUT, *(word.format(torch=OTHER) for word in line_of(name).options))
+
+
+COMMANDS = {**_LINES, **dict(_missing())}
 """Name -> arguments; `IN` is the file, `OTHER` a good one."""
 
 

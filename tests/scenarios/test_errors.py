@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 from scenarios.broken_files import CASES, Case
 
-from ckptfix.cli import COMMANDS, commands
+from ckptfix.cli import commands
+from ckptfix.command_table import COMMANDS
 from ckptfix.findings.load_errors import LoadError
 
 pytestmark = pytest.mark.slow

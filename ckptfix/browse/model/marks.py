@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from ckptfix.browse.model.contents import Contents
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding, Severity
-from ckptfix.findings.table import RANK, shell_line
+from ckptfix.findings.steps import shell_line
+from ckptfix.findings.table import RANK
 from ckptfix.io.read import Progress
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ import click
 from ckptfix.cli.fleet.plan import plan
 from ckptfix.cli.fleet.run import run
 from ckptfix.cli.fleet.status import status
+from ckptfix.command_table import COMMANDS
 
 
 class Fleet(click.Group):
     """The command group of plan, run and status, with an example below its help."""
 
-    example = "ckptfix fleet run plan.jsonl"
+    example = COMMANDS["fleet"].example
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write(f"\nExample:\n  {self.example}\n")

@@ -12,21 +12,9 @@ from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.console import GROUP
 from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.ranks import ALONE
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.written import reported
-
-NOT_IN_A_FLEET = {
-    "fleet": "a fleet cannot contain fleets",
-    "help": "it reads no file",
-    "completion": "it reads no file",
-    "git": "git runs it",
-    "browse": "it is an interactive screen",
-    "ls": "it makes one list of all inputs: `ckptfix ls -r FOLDER`",
-    "undo": "the undo journal is next to each file, and a plan must not ask for it",
-    "average": "it makes one output from several inputs",
-    "merge": "it makes one output from several inputs",
-}
-"""Commands that make no sense for one file of many, and why."""
 
 _SETTINGS = ConsoleSettings(json=True, quiet=False, width=0, rows=False)
 
@@ -37,22 +25,23 @@ def verb_called(name: str) -> Verb:
     Raises:
         click.UsageError: there is no such command, or it cannot run in a fleet.
     """
+    row = COMMANDS.get(name)
+    if row is None:
+        raise click.UsageError(f"No such command {printable(name)!r} for a fleet.{_advice(name)}")
+    if row.not_in_a_fleet:
+        raise click.UsageError(f"{name} cannot run in a fleet: {row.not_in_a_fleet}.")
     group = GROUP.get()
-    known = group.list_commands(click.Context(group))
-    if name in NOT_IN_A_FLEET:
-        raise click.UsageError(f"{name} cannot run in a fleet: {NOT_IN_A_FLEET[name]}.")
-    if name not in known:
-        raise click.UsageError(f"No such command {printable(name)!r} for a fleet.{_advice(name, known)}")
     found = group.get_command(click.Context(group), name)
     if not isinstance(found, Verb):
         raise click.UsageError(f"{name} cannot run in a fleet: it is a group of commands.")
     return found
 
 
-def _advice(name: str, known: Sequence[str]) -> str:
+def _advice(name: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name.lower().replace("_", "-"), [*{*known} - {*NOT_IN_A_FLEET}], n=3, cutoff=0.5)
+    known = [row.name for row in COMMANDS.values() if not row.not_in_a_fleet]
+    near = get_close_matches(name.lower().replace("_", "-"), known, n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

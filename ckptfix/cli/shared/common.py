@@ -14,6 +14,7 @@ from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
 from ckptfix.cli.shared.paint import When
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Unsupported, printable
 
 if TYPE_CHECKING:
@@ -175,20 +176,21 @@ def output_options() -> list[click.Parameter]:
 def reads(
     name: str,
     *params: click.Parameter,
-    example: str,
+    example: str | None = None,
     output: bool = True,
     operands: Operands | None = None,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command from a function that gets the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, followed by `example`. `output` adds --quiet, --json and --color; `operands` defines
+    Its docstring is the help text, followed by `example`, by default that of its row in the table of commands. `output`
+    adds --quiet, --json and --color; `operands` defines
     how it runs on several inputs.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:
         return Verb(
             name,
-            example=example,
+            example=COMMANDS[name].example if example is None else example,
             operands=operands,
             params=[*params, *(output_options() if output else [])],
             callback=pass_console(function),
@@ -248,19 +250,11 @@ class _Name(NamedTuple):
     folder: bool = False
 
 
-_WORDS = {
-    "fix": "fixed", "map-location": "moved", "select": "selected", "merge": "merged", "cast": "cast",
-    "average": "averaged", "set-metadata": "described",
-}
-"""Words in the names of outputs of commands that doctor never proposes."""
-
-
 def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
     """Return the parts of the output's name. Raise UsageError if the options do not define them."""
-    from ckptfix.findings.remedies import VERBS
     from ckptfix.formats.target import named_format
 
-    word = VERBS[verb].word if verb in VERBS else _WORDS[verb]
+    word = COMMANDS[verb].output_word
     if "to" not in options or (verb != "convert" and options["to"] is None):
         return _Name(word)
     if options["to"] is None:
@@ -301,7 +295,7 @@ def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
     return name_kept(source, name.word, name.suffix, folder=name.folder)
 
 
-def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Callable[..., Written]], Verb]:
+def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN [OUT]`` from a function (source, dest, how, `params`) that returns what it wrote.
 
     An argument among `params` gets the rest of the line. It must not be empty, and OUT is then required. An argument
@@ -356,7 +350,7 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
         others = [] if rest_of_line else [rest]
         operands = InAndOut(rest, kept_name)
         arguments = [file_argument("source", "IN"), out, *params, *others]
-        return reads(name, *arguments, *how_to, example=example, operands=operands)(callback)
+        return reads(name, *arguments, *how_to, operands=operands)(callback)
 
     return decorate
 

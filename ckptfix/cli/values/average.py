@@ -23,7 +23,6 @@ from ckptfix.ops.writing import WriteOptions
         help="IN is a folder: average its last N checkpoints, by the step or epoch in their names.",
     ),
     at_option(),
-    example="ckptfix average epoch_8.pth epoch_9.pth epoch_10.pth -o mean.pth",
 )  # fmt: skip
 def command(
     source: str,

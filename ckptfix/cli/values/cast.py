@@ -26,7 +26,6 @@ from ckptfix.ops.writing import WriteOptions
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
         help="Count numbers outside the range of DTYPE, or stop with an error.",
     ),
-    example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
 )  # fmt: skip
 def command(
     source: str,

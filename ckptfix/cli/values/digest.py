@@ -41,7 +41,6 @@ ROWS = 40
     click.Option(["--manifest"], metavar="OUT", type=FileName(output=True), help="Write the digests to this file."),
     click.Option(["-f", "--force"], is_flag=True, help="Replace the manifest if it exists."),
     *search_options(),
-    example="ckptfix digest model.safetensors --check original.pth",
     operands=Inputs("path", FullText),
 )  # fmt: skip
 def command(

@@ -22,7 +22,6 @@ from ckptfix.ops.writing import WriteOptions
         shell_complete=values.formats,
         help="Format of OUT (default: from OUT's suffix).",
     ),
-    example="ckptfix merge encoder.pth decoder.safetensors -o model.pth",
 )
 def command(
     source: str, dest: str, how: WriteOptions, *, more: tuple[str, ...], at: str | None, to: FormatName | None

@@ -17,7 +17,6 @@ from ckptfix.ops.writing import WriteOptions
     ),
     click.Option(["--drop"], metavar="GLOB", multiple=True, help="Leave out the tensors whose keys match."),
     at_option(),
-    example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
 )
 def command(
     source: str, dest: str, how: WriteOptions, *, keep: tuple[str, ...], drop: tuple[str, ...], at: str | None

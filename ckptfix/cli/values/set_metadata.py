@@ -17,7 +17,6 @@ from ckptfix.ops.writing import WriteOptions
     click.Option(["--set", "pairs"], metavar="KEY=VALUE", multiple=True, help="Add or change a pair. Repeatable."),
     click.Option(["--delete"], metavar="KEY", multiple=True, help="Remove a pair. Repeatable."),
     in_place_option(),
-    example="ckptfix set-metadata model.safetensors named.safetensors --set license=apache-2.0",
 )
 def command(
     source: str, dest: str | None, how: WriteOptions, *, pairs: tuple[str, ...], delete: tuple[str, ...]

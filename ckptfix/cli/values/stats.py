@@ -40,7 +40,6 @@ ROWS = 40
         help=f"Rows to show, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
     *search_options(),
-    example="ckptfix stats model.safetensors --by-layer",
     operands=Inputs("path", FullText),
 )  # fmt: skip
 def command(

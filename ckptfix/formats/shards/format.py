@@ -22,6 +22,7 @@ from ckptfix.checkpoint import Checkpoint, Edit, FormatState, NameSite, OutputFi
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.safetensors import format as safetensors
@@ -39,7 +40,7 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield findings for folders of safetensors shards; newly written shards have the metadata that these lack."""
     for finding in safetensors.remarks(checkpoint):
         if finding.id == "no-format-metadata":
-            finding = replace(finding, fix="ckptfix convert {source} {hf} --to hf --shard-size 5GB")
+            finding = finding.fixed_by(step("convert", to="hf", shard_size="5GB"))
         yield finding
 
 

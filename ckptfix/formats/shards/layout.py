@@ -10,10 +10,11 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
-from ckptfix.commands import command, verbatim
+from ckptfix.commands import command
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchFile, WouldLoseData
 from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import Step
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files
@@ -193,7 +194,7 @@ class _Opened:
         try:
             checkpoint = files.open_file(path)
         except CkptfixError as error:
-            fix = verbatim(command("doctor", path))
+            fix = (Step("doctor", source=path),)
             message = f"{name} cannot be read: {error.message}{holds}"
             self._unread(shard, found("missing-shard", message, where=name, offset=error.offset, fix=fix))
             return
@@ -222,7 +223,7 @@ class _Opened:
 
 def prefixed(finding: Finding, shard: str) -> Finding:
     """Return a finding about a shard as one about the whole checkpoint."""
-    return replace(finding, where=f"{shard}: {finding.where}" if finding.where else shard, fix=None)
+    return replace(finding, where=f"{shard}: {finding.where}" if finding.where else shard, fix=None, steps=None)
 
 
 def _compared(opened: _Opened, index: Index) -> Iterator[Finding]:

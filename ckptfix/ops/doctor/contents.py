@@ -9,10 +9,10 @@ from dataclasses import replace
 from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside, shown
 from ckptfix.checkpoint.tensors import NO_DATA, reach
-from ckptfix.commands import verbatim, word
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.message_names import Prefix
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
@@ -85,8 +85,7 @@ def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
     other = next((format for format in FORMATS.of(folder=False) if path.endswith(format.suffixes)), None)
     if other is not None and not path.endswith(own.suffixes):
         message = f"a {own.title} file with a suffix of {other.title}"
-        fix = f"ckptfix convert {{source}} {{{other.name}}} --to {other.name}"
-        yield found("wrong-suffix", message, fix=fix)
+        yield found("wrong-suffix", message, fix=step("convert", to=other.name))
 
 
 def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -119,11 +118,11 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
         if left := averages.scalars_left(checkpoint, site, site.names, *wrappers.LEADING):
             message += f"; {some(left)} {'lacks' if len(left) == 1 else 'lack'} it"
         simple = list(sure) == ["module"] and not any(name.startswith("module.module.") for name in names)
-        fix = "ckptfix strip-module {source} {stripped}" if simple else None
+        fix = step("strip-module") if simple else None
         yield found("wrapped-names", message, where=site.at, fix=_OF_AVERAGES if whole else fix)
 
 
-_OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
+_OF_AVERAGES = step("extract", ema=True)
 """Fix for a file that holds only averages: it restores the keys of a plain model, and drops the counter."""
 
 
@@ -162,7 +161,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     for state in weights(checkpoint) if found_at != [""] else ():
         if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
             message = f"the weights are at {state.at!r}, in a training checkpoint"
-            fix = "ckptfix extract {source} {weights} --at {at}"
+            fix = step("extract", at=WHERE)
             yield found("training-checkpoint", message, where=state.at, fix=fix)
     yield from choose.remarks(checkpoint)
     optimizer = choose.optimizer_tensors(checkpoint)
@@ -316,7 +315,7 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
     if newer:
         what, since = max(newer.items(), key=lambda item: item[1])
         only_container = list(newer) == [container]
-        fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
+        fix = None if only_container else step("sanitize", torch="1.5")
         name = versions.Version(since).name
         yield found("needs-torch", f"it needs torch {name} or later ({what})", fix=fix)
 
@@ -350,13 +349,12 @@ def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
         carrying, others = wrappers.split_prefix(names, prefix.name)
         if bool(carrying) != prefix.in_file:
             continue
-        verb, *options = prefix.options
-        options += ["--partial"] if prefix.in_file and others else []
-        options += ["--at", state.at] if state.at and len(checkpoint.state_dicts) > 1 else []
-        fixed = " ".join(verbatim(word(option)) for option in options)
-        out = "{stripped}" if prefix.in_file else "{wrapped}"
-        fix = f"ckptfix {verb} {{source}} {out} {fixed}"
+        fix = prefix.step
+        if prefix.in_file and others:
+            fix = fix.having(partial=True)
+        if state.at and len(checkpoint.state_dicts) > 1:
+            fix = fix.having(at=state.at)
         said = prefix.meaning
         if others and prefix.in_file:
             said += f" ({len(carrying):,} of {len(names):,} do)"
-        yield found("names-prefixed", said, where=state.at, fix=fix)
+        yield found("names-prefixed", said, where=state.at, fix=(fix,))

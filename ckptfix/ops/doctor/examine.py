@@ -28,6 +28,7 @@ from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import FORMATS, format_of, located, open_checkpoint
 from ckptfix.formats.members import members
@@ -118,7 +119,7 @@ def _with(
     place = _places(rows)
     wrong = [row for path in beside for row in _damage(path)]
     both = sorted((*zip(done.findings, done.remedies, strict=True), *more, *wrong), key=lambda row: place(row[0]))
-    findings = tuple(replace(finding, fix=remedy.text) for finding, remedy in both)
+    findings = tuple(_told(finding, remedy) for finding, remedy in both)
     names = [as_path(path).name for path in beside]
     return replace(
         done,
@@ -165,7 +166,7 @@ def _damage(path: str) -> Iterator[tuple[Finding, Remedy]]:
     for finding, remedy in zip(done.findings, done.remedies, strict=True):
         if finding.severity == "error" and finding.id in DAMAGE:
             where = f"{name}: {finding.where}" if finding.where else name
-            advice = f"`{remedy.text}`" if remedy.commands else remedy.advice
+            advice = f"`{remedy.text}`" if remedy.invocations else remedy.advice
             yield replace(finding, where=where), Remedy(advice=advice or _WITHOUT)
 
 
@@ -223,7 +224,7 @@ def _examined(
         remedies = [_without(row, "sanitize") for row in remedies]
     if checkpoint is not None:
         remedies = _that_work(checkpoint, ordered, remedies)
-    done = tuple(replace(finding, fix=row.text) for finding, row in zip(ordered, remedies, strict=True))
+    done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
 
@@ -232,36 +233,46 @@ def _remedy(finding: Finding, path: str, like: ExpectedModel | None, *, at: str 
     """Return the remedy of a finding, with the options about the model that `match` needs."""
     if like is None:
         return remedy_of(finding, path, at=at)
-    more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
-    more += () if found_as(like.label) else ("--allow-import",)
+    more: dict[str, Value] = {"like_at": like_at} if like_at else {}
+    more |= {} if found_as(like.label) else {"allow_import": True}
     row = remedy_of(finding, path, at=at, like=like.label)
-    return replace(row, commands=tuple((*line, *more) if "--like" in line else line for line in row.commands))
+    lines = row.invocations
+    known = (replace(line, step=line.step.having(**more)) if line.step.get("like") else line for line in lines)
+    return replace(row, invocations=tuple(known))
+
+
+def _told(finding: Finding, remedy: Remedy) -> Finding:
+    """Return `finding` with its remedy as text, and as steps."""
+    return replace(finding, fix=remedy.text, steps=remedy.steps)
 
 
 def _without(row: Remedy, verb: str) -> Remedy:
-    return Remedy() if any(line[1] == verb for line in row.commands) else row
+    return Remedy() if any(line.step.command == verb for line in row.invocations) else row
 
 
 def _that_work(checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> list[Remedy]:
     """Drop the commands that refuse the file; `repair` accepts any file, and later commands read its output."""
     rows = zip(findings, remedies, strict=True)
-    first = {row.commands[0][1] for finding, row in rows if row.commands and finding.severity != "info"}
+    first = {row.invocations[0].step.command for finding, row in rows if row.invocations and finding.severity != "info"}
     if "repair" in first:
         return list(remedies)
     # `extract` or `sanitize` runs before a conversion, which then reads a different object.
     planned = not first & {"extract", "sanitize"}
-    return [Remedy() if row.commands and _is_refused(checkpoint, row.commands[0], planned) else row for row in remedies]
+    return [
+        Remedy() if row.invocations and _is_refused(checkpoint, row.invocations[0], planned) else row
+        for row in remedies
+    ]
 
 
-def _is_refused(checkpoint: Checkpoint, words: Sequence[str], planned: bool) -> bool:
+def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool:
     """Return whether a command refuses the file, as far as its headers show."""
-    verb, at = words[1], words[words.index("--at") + 1] if "--at" in words else None
+    verb, at = line.step.command, line.step.keywords().get("at")
     try:
         if verb == "extract":
             refuse_damaged(checkpoint, MISREAD, address.given(at or ""))
         else:
             refuse_damaged(checkpoint, listed=verb not in ("sanitize", "slim"))
-        if planned and verb == "convert" and words[3].endswith(".safetensors"):
+        if planned and verb == "convert" and line.dest.endswith(".safetensors"):
             refuse_state_dict(checkpoint, FORMATS["safetensors"], at)
     except CkptfixError:
         return True
@@ -367,14 +378,14 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
             finding = replace(finding, severity="warning")
         # Without its classes, sanitize would have nothing of a module to write; extract saves the weights.
         taken = module is not None and not beside and finding.id in ("foreign-global", "dangerous-global")
-        yield replace(finding, fix=_extracted(checkpoint)) if taken else finding
+        yield finding.fixed_by(_extracted(checkpoint)) if taken else finding
     if module is not None:
         message = f"a whole pickled model (class {module[0]}), not a state dict: loading it needs its code"
-        fix = "ckptfix sanitize {source} {plain}" if beside else _extracted(checkpoint)
+        fix = step("sanitize") if beside else _extracted(checkpoint)
         yield found("whole-module", message, where=where, offset=base + module[1], fix=fix)
 
 
-def _extracted(checkpoint: Checkpoint) -> str:
+def _extracted(checkpoint: Checkpoint) -> Fix:
     """Return the fix that extracts the weights of a whole module, if it has any."""
     try:
         empty = not any(state_dict_of(checkpoint, row) for row in meant(checkpoint))
@@ -382,14 +393,14 @@ def _extracted(checkpoint: Checkpoint) -> str:
         empty = False
     if empty:
         return "it has no tensors to extract: only its class, from the package that defines it, can rebuild it"
-    return "ckptfix extract {source} {weights}"
+    return step("extract")
 
 
 _STREAM = "torch.storage._load_from_bytes"
 """Function that a plain pickle calls for each storage, whose stream is a part of its graph."""
 
 
-_SLIM = "ckptfix slim {source} {slim}"
+_SLIM = step("slim")
 
 
 def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str, fast: bool) -> Iterator[Finding]:

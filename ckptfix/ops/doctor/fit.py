@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import LIKE, Fix, step
 from ckptfix.findings.table import found
 from ckptfix.names import bases, slots, spellings
 from ckptfix.names.groups import collapse, shown
@@ -54,8 +54,7 @@ def scan(
     alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
     if alignable and (rules := _by_structure(side, target)):
         message = f"all {len(have):,} tensors match the model's under different keys, such as {rules}"
-        place = f" --at {verbatim(word(side.at))}" if side.at else ""
-        fix = f"ckptfix match {{source}} {{matched}} --like {{like}}{place if several else ''}"
+        fix = step("match", like=LIKE, at=side.at) if several and side.at else step("match", like=LIKE)
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
     misfits = _misfits(renaming, side, have, wanted)
@@ -108,24 +107,24 @@ def settled(
         noted = [found(row.id, f"{row.message}; the model has them too", where=where, severity="info", fix="")
                  for row in wrapped]  # fmt: skip
         return [*(row for row in findings if row not in wrapped), *noted]
-    misfit = wrapped if any(row.fix == _UNWRAP for row in prefixed) or not prefixed else prefixed
+    misfit = wrapped if any(row.steps == _UNWRAP for row in prefixed) or not prefixed else prefixed
     others = [row for row in findings if row not in wrapped and row not in prefixed]
     # Keys that the model does not have are a misfit, whichever wrapper added them.
     return [*others, *(replace(row, severity="error") for row in misfit)]
 
 
-_UNWRAP = "ckptfix unwrap {source} {unwrapped}"
+_UNWRAP = step("unwrap")
 
 
-def _prefix_fix(renaming: bases.Renaming, old: str, new: str) -> str | None:
+def _prefix_fix(renaming: bases.Renaming, old: str, new: str) -> Fix | None:
     """Return the command that renames `old` to `new`."""
     if not renaming.base:
         shorter = len(new) < len(old)
-        return _UNWRAP if shorter else "ckptfix add-module {source} {wrapped}"
-    for front, sub in ((old.removesuffix(new), "^{}="), (new.removesuffix(old), "^={}")):
+        return _UNWRAP if shorter else step("add-module")
+    for front, removed in ((old.removesuffix(new), True), (new.removesuffix(old), False)):
         if front and front.endswith(".") and (front + new == old or front + old == new):
-            text = sub.format(front if sub.startswith("^=") else re.escape(front).replace("\\.", "[.]"))
-            return f"ckptfix rename {{source}} {{renamed}} --sub {verbatim(word(text))}"
+            pattern = "^" + re.escape(front).replace("\\.", "[.]")
+            return step("rename", subs=((pattern, "") if removed else ("^", front),))
     return None
 
 

@@ -18,7 +18,8 @@ from ckptfix.errors import (
     Unsupported,
 )
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import ENTRIES, found
+from ckptfix.findings.steps import Fix, Step, step
+from ckptfix.findings.table import fix_of, found
 from ckptfix.formats import FORMATS, HEAD, detect
 from ckptfix.formats.base import unknown
 from ckptfix.formats.programs.torchscript import CONSTANTS
@@ -48,7 +49,7 @@ _IDS: tuple[tuple[type[CkptfixError], str], ...] = (
     (Unsupported, "unsupported"),
 )
 
-_REPAIR = "ckptfix repair {source} {repaired}"
+_REPAIR = step("repair")
 
 PROGRAMS = tuple(name for name in FORMATS if FORMATS[name].program)
 
@@ -127,7 +128,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
         yield from _text_mode(path)
 
 
-def _fix(path: str, error: UnknownFormat) -> str | None:
+def _fix(path: str, error: UnknownFormat) -> Fix | None:
     """Return the remedy, where it differs from that of the row of its kind."""
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
@@ -136,7 +137,7 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
         return hint
     if id == "bare-data-pkl" and is_local(path):
         parent = as_path(path).resolve().parent
-        return verbatim(command("doctor", parent)) if (parent / "data").is_dir() else None
+        return (Step("doctor", source=str(parent)),) if (parent / "data").is_dir() else None
     if id in PROGRAMS:
         return _of_program(path)
     if id == "dcp-folder" and found_as(path) != "folder":
@@ -158,7 +159,7 @@ def refuse_program(path: str) -> None:
         raise unknown(path, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
-def _of_program(path: str) -> str | None:
+def _of_program(path: str) -> Fix | None:
     """Return the remedy for a program whose parameters and buffers are not what `extract` can take."""
     try:
         weights = read_program(path)
@@ -168,7 +169,7 @@ def _of_program(path: str) -> str | None:
     except CkptfixError:
         return None
     if constants is not None and constants.entries:
-        return "ckptfix extract {source} {weights} --at " + CONSTANTS
+        return step("extract", at=CONSTANTS)
     return "it has no parameters, buffers or constants that are tensors: there is nothing to extract"
 
 
@@ -178,7 +179,7 @@ def _of_folder(kinds: Sequence[Finding]) -> bool:
 
 def _repairs(finding: Finding) -> bool:
     """Return whether the remedy of a finding is to repair the file."""
-    return (finding.fix if finding.fix is not None else ENTRIES[finding.id].fix) == _REPAIR
+    return fix_of(finding) == _REPAIR
 
 
 def _with_names(finding: Finding, inside: HiddenContents) -> Finding:
@@ -192,8 +193,8 @@ def _with_names(finding: Finding, inside: HiddenContents) -> Finding:
     if inside.cut:
         message += "; it was not searched to its end"
     useless = _repairs(finding) and inside.pickles and not inside.tensors
-    fix = "" if useless or (dangerous and finding.id in _TRUSTED) else finding.fix
-    return replace(finding, message=message, fix=fix)
+    finding = replace(finding, message=message)
+    return finding.fixed_by("") if useless or (dangerous and finding.id in _TRUSTED) else finding
 
 
 def _hidden(kinds: Sequence[Finding], inside: HiddenContents) -> Iterator[Finding]:

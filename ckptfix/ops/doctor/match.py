@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.commands import verbatim, word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import LIKE, Step, step
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel
@@ -41,22 +40,22 @@ def offered(
         most: tensors of a side up to which it is tried.
     """
     rows = list(findings)
-    about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None]
+    about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None and row.steps is None]
     small = max(len(side.slots), len(target.slots)) <= most
-    options = _options(checkpoint, side, target, agreeing) if about and small else None
-    place = f" --at {word(side.at)}" if several and side.at else ""
-    fix = None if options is None else f"ckptfix match {{source}} {{matched}} --like {{like}}{options}{verbatim(place)}"
+    fix = _step(checkpoint, side, target, agreeing) if about and small else None
+    if fix is not None and several and side.at:
+        fix = fix.having(at=side.at)
     for row in rows:
         if row not in about:
             yield row
         elif fix is not None:
-            yield replace(row, fix=fix)
+            yield row.fixed_by((fix,))
         else:
-            yield replace(row, fix=_OTHER_MODEL if row.id == "no-names-match" else "")
+            yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
 
 
-def _options(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> str | None:
-    """Return the options with which `match` works and makes more keys agree; None where it does not."""
+def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | None:
+    """Return `match` with the options with which it works and makes more keys agree; None where it does not."""
     try:
         plain = match(side.slots, target.slots, by="structure")
         matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
@@ -65,6 +64,8 @@ def _options(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel,
         return None
     if not (planned.names or planned.tensors) or len(matching.pairs) <= agreeing:
         return None
+    (plain_step,) = step("match", like=LIKE)
     if not match_plan.refusals(side, target, matching, operations):
-        return ""
-    return " --partial" if not match_plan.refusals(side, target, matching, operations, partial=True) else None
+        return plain_step
+    partial = not match_plan.refusals(side, target, matching, operations, partial=True)
+    return plain_step.having(partial=True) if partial else None

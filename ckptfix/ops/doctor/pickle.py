@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import Fix
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import weights_only
@@ -181,14 +181,14 @@ def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Fin
     yield found("stacked-pickles", message, where=where, offset=base + end)
 
 
-def hidden(rows: Iterable[Hidden], *, fix: str | None = None) -> Iterator[Finding]:
+def hidden(rows: Iterable[Hidden], *, fix: Fix | None = None) -> Iterator[Finding]:
     """Yield a finding for each global that `ops.inside` found, once per place."""
     seen: set[tuple[str, str]] = set()
     for row in rows:
         if (row.place, row.name) not in seen:
             seen.add((row.place, row.name))
             finding = _global(row.name, row.place, row.offset, row.called, 0)
-            yield replace(finding, fix=fix) if fix is not None else finding
+            yield finding.fixed_by(fix) if fix is not None else finding
 
 
 def modules(graph: Graph) -> tuple[str, int] | None:

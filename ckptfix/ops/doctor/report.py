@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -13,17 +12,18 @@ from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding, FindingKind, Severity
-from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, operand, proposed, shell_line
+from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, shell_line
+from ckptfix.findings.steps import step as fix_step
+from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
+from ckptfix.ops.naming import last_suffix
 from ckptfix.shown import html, page
 from ckptfix.words import plural
 
 FailOn = Literal["error", "warning", "never"]
 """The least serious finding that makes the exit code 1."""
-
-_SUFFIX = re.compile(r"\.(safetensors|(pth|pt)(\.tar)?|bin|ckpt)$")
 
 Kind = Literal["text", "command", "error", "warning", "info"]
 
@@ -162,7 +162,12 @@ class Diagnosis:
 
         Each reads the output of the one before it; empty where no command of ckptfix helps.
         """
-        return chain(self.path, [(finding, row) for finding, row in self._counted() if row.commands])
+        return tuple(line.argv() for line in self.chain)
+
+    @property
+    def chain(self) -> tuple[Invocation, ...]:
+        """The same as steps with the names of their files."""
+        return chain(self.path, [(finding, row) for finding, row in self._counted() if row.invocations])
 
     @property
     def fix(self) -> tuple[str, ...] | None:
@@ -170,24 +175,23 @@ class Diagnosis:
 
         It includes the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
-        commands = self.fixes
-        if len(commands) < 2:
-            return commands[0] if commands else None
-        wanted: list[str] = []
-        for words in commands:
-            for option in ("--at", "--like", "--like-at"):
-                if option in words and option not in wanted:
-                    wanted += words[words.index(option) : words.index(option) + 2]
-            if "--allow-import" in words and "--allow-import" not in wanted:
-                wanted.append("--allow-import")
-        return ("ckptfix", "fix", operand(self.path), *self._fixed(commands[-1]), *wanted)
+        lines = self.chain
+        if len(lines) < 2:
+            return lines[0].argv() if lines else None
+        wanted: dict[str, Value] = {}
+        for line in lines:
+            for option in ("at", "like", "like_at", "allow_import"):
+                value = line.step.get(option)
+                if value is not None:
+                    wanted.setdefault(option, value)
+        (step,) = fix_step("fix", **wanted)
+        return Invocation(step, self.path, self._fixed(lines[-1])).argv()
 
-    def _fixed(self, last: Sequence[str]) -> tuple[str, ...]:
+    def _fixed(self, last: Invocation) -> str:
         """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
-        if found_as(self.path) == "folder" or len(last) < 4:
-            return ()
-        suffix = _SUFFIX.search(last[3])
-        return (operand(proposed(self.path, "fixed", suffix and suffix[0])),)
+        if found_as(self.path) == "folder" or not last.dest:
+            return ""
+        return proposed(self.path, "fixed", last_suffix(self.path, last.dest))
 
     @property
     def advice(self) -> str | None:
@@ -330,8 +334,8 @@ def of_message(error: str) -> Diagnosis:
 def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> str | None:
     """Return the remedy of the row that is closest to the first of `rows`, for any file."""
     if prefix is not None:
-        verb, *options = prefix.options
-        return f"{shell_line(('ckptfix', verb, 'FILE', 'OUT', *options))}; or in Python: ckptfix.load_into(model, FILE)"
+        line = shell_line(Invocation(prefix.step, "FILE", "OUT").argv())
+        return f"{line}; or in Python: ckptfix.load_into(model, FILE)"
     about = [entry for entry in ENTRIES.values() if entry.fix and rows and rows[0] in entry.errors]
     nearest = min(about, key=lambda entry: (entry.errors.index(rows[0]), len(entry.errors)), default=None)
     return None if nearest is None or nearest.fix is None else readable(nearest.fix)
@@ -339,8 +343,7 @@ def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> s
 
 def explained(entry: FindingKind) -> dict[str, Any]:
     """Return a row of the table of findings as a JSON object; words such as FILE in a command are placeholders."""
-    fix = None if entry.fix is None else readable(entry.fix)
-    commands = [shlex.split(line) for line in fix.split(" && ")] if fix and fix.startswith("ckptfix ") else []
+    commands = [] if entry.fix is None or isinstance(entry.fix, str) else _readable(entry.fix)
     return {
         "id": entry.id,
         "severity": entry.severity,
@@ -349,14 +352,26 @@ def explained(entry: FindingKind) -> dict[str, Any]:
         "load_errors": [error.id for error in entry.errors],
         "fix": commands[0] if commands else None,
         "fixes": commands,
-        "advice": None if commands else fix,
+        "advice": None if commands or entry.fix is None else readable(entry.fix),
     }
 
 
-def readable(template: str) -> str:
-    """Return a remedy from the table with its fields as words."""
-    words = {"source": "FILE", "like": "TARGET", "at": "PATH"}
-    fields = re.findall(r"\{(\w+)\}", template)
+def readable(fix: Fix) -> str:
+    """Return a remedy from the table as text, with words such as FILE and OUT as placeholders."""
+    if not isinstance(fix, str):
+        return " && ".join(map(" ".join, _readable(fix)))
+    words = {"source": "FILE", "like": LIKE.value, "at": WHERE.value}
+    fields = re.findall(r"\{(\w+)\}", fix)
     outs = [field for field in dict.fromkeys(fields) if field not in words]
     words |= {field: "OUT" if field == outs[-1] else f"{field.upper()}_FILE" for field in outs}
-    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], template)
+    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], fix)
+
+
+def _readable(steps: Steps) -> list[list[str]]:
+    """Return the command lines of `steps`, with words as placeholders for the names of their files."""
+    made, source = [], "FILE"
+    for number, step in enumerate(steps, 1):
+        dest = "OUT" if number == len(steps) else f"{step.output_word.upper()}_FILE"
+        made.append([*Invocation(step, source, dest).argv()])
+        source = dest
+    return made

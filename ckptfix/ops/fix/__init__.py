@@ -10,12 +10,13 @@ from typing import Any
 from ckptfix import formats
 from ckptfix.arguments import typed
 from ckptfix.errors import Refused, StrPath
+from ckptfix.findings.steps import Invocation, step
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
-from ckptfix.ops.fix.chain import Chain, Step
+from ckptfix.ops.fix.chain import Chain, Done
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
@@ -29,10 +30,10 @@ ROUNDS = 5
 class FixResult(Result):
     """The outcome of a fix; `steps` are the commands that were carried out, in order, empty if nothing was wrong."""
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Done, ...] = ()
 
     def _details(self) -> dict[str, Any]:
-        return {"steps": [{"argv": list(step.command), "summary": list(step.lines)} for step in self.steps]}
+        return {"steps": [{"argv": list(done.command), "summary": list(done.lines)} for done in self.steps]}
 
 
 @typed
@@ -75,10 +76,11 @@ def fix(
         diagnosis = doctor(path, progress=_unfinished(progress), **options)
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
-            chain.carry_out([("ckptfix", "convert", path, named_beside(path, to), "--to", to)])
+            (conversion,) = step("convert", to=to)
+            chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
             diagnosis = doctor(chain.current, fast=True, **options)
         for _ in range(ROUNDS):
-            if not chain.carry_out(diagnosis.fixes) or not chain.is_one_file:
+            if not chain.carry_out(diagnosis.chain) or not chain.is_one_file:
                 break
             diagnosis = doctor(chain.current, fast=True, **options)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
@@ -101,14 +103,14 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
     return named or (None if format.edits else "zip")
 
 
-def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped: bool) -> None:
+def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped: bool) -> None:
     """Raise `Refused` for a result that still does not load. With `helped`, a finding with a command does not count."""
     rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
-    errors = [finding for finding, row in rows if finding.severity == "error" and not (helped and row.commands)]
+    errors = [finding for finding, row in rows if finding.severity == "error" and not (helped and row.invocations)]
     cause = errors[0] if errors else None
     if cause is None:
         return
-    after = f" (after {', '.join(step.command[1] for step in steps)})" if steps else ""
+    after = f" (after {', '.join(done.command[1] for done in steps)})" if steps else ""
     message = cause.message if diagnosis.cause is not cause else diagnosis.sentence
     advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
     several = cause.id == "no-checkpoint" and diagnosis.size == 0 and advice is not None
@@ -117,7 +119,7 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped:
 
 
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
-    lines = [f"{step.command[1]}: {line}" for step in chain.steps for line in step.lines]
+    lines = [f"{done.command[1]}: {line}" for done in chain.steps for line in done.lines]
     plan = chain.plan_for(dest)
     promise = Promise()
     if plan is None:

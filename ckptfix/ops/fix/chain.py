@@ -10,101 +10,41 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from importlib import import_module
 
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
-from ckptfix.errors import StrPath, Unsupported, about
+from ckptfix.command_table import COMMANDS
+from ckptfix.errors import StrPath, about
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import Invocation, Step
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
-from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
 from ckptfix.ops.law.promise import Account
+from ckptfix.ops.naming import last_suffix
 from ckptfix.ops.writing import Result, write_aside
-from ckptfix.urls import as_path, is_url, real_path
-
-Words = tuple[str, ...]
+from ckptfix.urls import Virtual, as_path, is_url, real_path
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Done:
     """A command that was carried out: its words as a shell takes them, and its summary lines."""
 
-    command: Words
+    command: tuple[str, ...]
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Verb:
-    """A command as a function: its options by keyword; `flags` take no value, `pairs` take OLD=NEW."""
-
-    call: Callable[..., Result]
-    options: Mapping[str, str]
-    flags: frozenset[str] = frozenset()
-    pairs: frozenset[str] = frozenset()
-
-
-VERBS: dict[str, _Verb] = {
-    "repair": _Verb(repair.repair, {"--fill": "fill"}),
-    "extract": _Verb(extract.extract, {"--at": "at", "--ema": "ema", "--to": "to"}, frozenset({"--ema"})),
-    "sanitize": _Verb(sanitize.sanitize, {"--torch": "torch", "--keep-only": "keep_only", "--encoding": "encoding"}),
-    "slim": _Verb(slim.slim, {"--no-optimizer": "no_optimizer"}, frozenset({"--no-optimizer"})),
-    "unwrap": _Verb(rename.unwrap, {"--at": "at"}),
-    "strip-module": _Verb(
-        rename.strip_module,
-        {"--prefix": "prefix", "--at": "at", "--all-levels": "all_levels", "--partial": "partial"},
-        frozenset({"--all-levels", "--partial"}),
-    ),
-    "add-module": _Verb(rename.add_module, {"--prefix": "prefix", "--at": "at"}),
-    "rename": _Verb(rename.rename, {"--sub": "subs", "--at": "at"}, pairs=frozenset({"--sub"})),
-    "match": _Verb(
-        match.match,
-        {
-            "--like": "like",
-            "--like-at": "like_at",
-            "--at": "at",
-            "--by": "by",
-            "--partial": "partial",
-            "--reshape": "reshape",
-            "--allow-import": "allow_import",
-            "--accept-ambiguous": "accept_ambiguous",
-        },
-        frozenset({"--partial", "--reshape", "--allow-import", "--accept-ambiguous"}),
-    ),
-    "to-cpu": _Verb(relocate.to_cpu, {}),
-    "convert": _Verb(convert.convert, {"--to": "to", "--at": "at", "--shard-size": "shard_size"}),
-}
-"""The commands that doctor proposes."""
-
-
-def keywords(verb: str, options: Sequence[str]) -> dict[str, Any]:
-    """Convert the `options` of a command to keywords of its function.
-
-    Raises:
-        Unsupported: an option is not in the table.
-    """
-    row = VERBS[verb]
-    found: dict[str, Any] = {}
-    rest = list(options)
-    while rest:
-        option = rest.pop(0)
-        name = row.options.get(option)
-        if name is None:
-            raise Unsupported(f"fix does not support the option {option} of {verb}", hint="run the command by itself")
-        if option in row.flags:
-            found[name] = True
-        elif option in row.pairs:
-            old, _, new = rest.pop(0).partition("=")
-            found[name] = (*found.get(name, ()), (old, new))
-        else:
-            found[name] = rest.pop(0)
-    return found
+def function_of(command: str) -> Callable[..., Result]:
+    """Return the function of a command that writes."""
+    row = COMMANDS[command]
+    function: Callable[..., Result] = getattr(import_module(f"ckptfix.{row.home}"), row.function)
+    return function
 
 
 class Chain:
@@ -126,8 +66,8 @@ class Chain:
         self.account: Account | None = None
         self.read: tuple[FileVersion, ...] = ()
         self._path = path
-        self._steps: list[Step] = []
-        self._done: set[tuple[str, Words]] = set()
+        self._steps: list[Done] = []
+        self._done: set[tuple[object, ...]] = set()
         self._plan: Plan | None = None
         self._target = ""
         self._source = path
@@ -148,7 +88,7 @@ class Chain:
                 shutil.rmtree(self._folder)
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[Done, ...]:
         return tuple(self._steps)
 
     @property
@@ -156,9 +96,7 @@ class Chain:
         """The suffix of the planned output, which may be empty; None for a folder."""
         if not self.is_one_file:
             return None
-        target = self._target or self._path
-        # If the path has no suffix, the text after the dot of `target` is a word such as "stripped".
-        return as_path(target).suffix if as_path(self._path).suffix or of_suffix(target) else ""
+        return last_suffix(self._path, self._target or self._path)
 
     @property
     def is_one_file(self) -> bool:
@@ -167,34 +105,36 @@ class Chain:
             return found_as(self._path) != "folder"
         return not formats.FORMATS[self.format].folder
 
-    def carry_out(self, commands: Sequence[Words]) -> bool:
+    def carry_out(self, commands: Sequence[Invocation]) -> bool:
         """Plan these commands, each on the result of the one before it; return whether any of them was new."""
         new = False
-        for words in commands:
-            verb, options = words[1], words[4:]
-            if verb not in VERBS or (verb, options) in self._done or self._is_against_name(words):
+        for one in commands:
+            key = (one.step.command, one.step.options)
+            if COMMANDS[one.step.command].chained is None or key in self._done or self._is_against_name(one):
                 continue
-            self._done.add((verb, options))
-            self._carry_out(verb, words[3], options)
+            self._done.add(key)
+            self._carry_out(one.step, Virtual(one.dest))
             new = True
         return new
 
-    def _is_against_name(self, words: Words) -> bool:
+    def _is_against_name(self, one: Invocation) -> bool:
         """Return whether this converts to a format that the output's name rules out, while the present one suits it."""
-        if words[1] != "convert" or self._dest is None:
+        if one.step.command != "convert" or self._dest is None:
             return False
-        made = words[words.index("--to") + 1] if "--to" in words else of_suffix(words[3])
+        to = one.step.get("to")
+        made = of_suffix(one.dest) if to is None else str(to)
         if made is None or suits(self._dest, made):
             return False
         return suits(self._dest, self.format or formats.detect(self._path).name)
 
-    def _carry_out(self, verb: str, dest: str, options: Words) -> None:
+    def _carry_out(self, step: Step, dest: Virtual) -> None:
         source = self._readable()
         with about(self._path):
-            result = VERBS[verb].call(source, dest, dry_run=True, **keywords(verb, options))
+            result = function_of(step.command)(source, dest, dry_run=True, **step.keywords())
         plan = result.plan
-        self._steps.append(Step(("ckptfix", verb, self._source, dest, *options), result.lines))
-        self._source = dest
+        words = ("ckptfix", step.command, self._source, str(dest), *step.words())
+        self._steps.append(Done(words, result.lines))
+        self._source = str(dest)
         self._plan, self._target, self.format = plan, dest, result.format
         self._checks += plan.checks
         self._holds.append(plan)

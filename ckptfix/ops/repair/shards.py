@@ -204,7 +204,7 @@ class _Work:
         """List what happened to the checkpoint as a whole."""
         made = list(self._notes)
         for row in others(self.there, {one.name for one in self.done}):
-            made.append(replace(row, message=f"{row.message}: left out", fix=None))
+            made.append(replace(row, message=f"{row.message}: left out", fix=None, steps=None))
         if self.trouble:
             made.append(found("bad-index", f"the index is rewritten: {self.trouble}", severity="info"))
         elif self.index is None:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint, address
-from ckptfix.commands import command, verbatim
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import Step
 from ckptfix.findings.table import found
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
@@ -98,7 +98,7 @@ def sanitize(
 
 
 def _finding(loss: LostValue, path: str) -> Finding:
-    fix = verbatim(command("extract", path, "OUT")) if loss.why == EXTRACT else None
+    fix = (Step("extract", source=path, dest="OUT"),) if loss.why == EXTRACT else None
     return found("dropped", f"left out {loss.what}: {loss.why}", where=loss.where, fix=fix)
 
 

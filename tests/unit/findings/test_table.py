@@ -12,9 +12,10 @@ import pytest
 from doctor_samples import SAMPLES
 from scenarios.broken_files import CASES
 
-from ckptfix.cli import COMMANDS
+from ckptfix.command_table import COMMANDS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import ENTRIES, OWN_SUFFIXES, found, proposed, remedy
 from ckptfix.findings.verbs import VERBS
 from ckptfix.formats import FORMATS
@@ -103,8 +104,8 @@ def test_every_command_that_is_printed_exists(tmp_path: Path) -> None:
             assert words[1] in COMMANDS, entry.id
             assert words[2] == str(tmp_path / "it's a model.pth") or "&&" in (fix or "")
             shown += 1
-    literals = re.findall(r'"(ckptfix [a-z-]+) \{', "".join(p.read_text() for p in (PACKAGE / "ops").rglob("*.py")))
-    assert literals and all(text.split()[1] in COMMANDS for text in literals)
+    literals = re.findall(r'[sS]tep\("([a-z-]+)"', "".join(p.read_text() for p in PACKAGE.rglob("*.py")))
+    assert len(literals) > 20 and all(name in COMMANDS for name in literals)
     assert shown > 20
 
 
@@ -132,7 +133,7 @@ def test_a_name_that_looks_like_an_option_is_quoted() -> None:
 
 
 def test_a_place_with_braces_is_no_template() -> None:
-    finding = found("training-checkpoint", where="a{b}", fix="ckptfix extract {source} {weights} --at {at}")
+    finding = found("training-checkpoint", where="a{b}", fix=step("extract", at=WHERE))
     assert remedy(finding, "m.pth") == "ckptfix extract m.pth m.weights.pth --at 'a{b}'"
 
 

@@ -13,10 +13,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
+from file_commands import WRITERS, in_python
 from torch import nn, optim
 
 import ckptfix
 from ckptfix.arguments import _wanted
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import NoSuchFile, NotPermitted, WriteFailed, WrongType
 from ckptfix.formats import FORMATS
 from ckptfix.formats.target import FormatName
@@ -35,23 +37,7 @@ READS: dict[str, Verb] = {
     "load_into": lambda path, out: ckptfix.load_into(nn.Linear(2, 2), path),
     "load_optimizer": lambda path, out: ckptfix.load_optimizer(optim.SGD(nn.Linear(2, 2).parameters(), 0.1), path),
 }
-WRITES: dict[str, Verb] = {
-    "strip_module": ckptfix.strip_module,
-    "add_module": ckptfix.add_module,
-    "unwrap": ckptfix.unwrap,
-    "rename": lambda path, out: ckptfix.rename(path, out, mapping={"a": "b"}),
-    "map_location": lambda path, out: ckptfix.map_location(path, out, "cpu"),
-    "to_cpu": ckptfix.to_cpu,
-    "convert": ckptfix.convert,
-    "extract": ckptfix.extract,
-    "sanitize": ckptfix.sanitize,
-    "slim": ckptfix.slim,
-    "repair": ckptfix.repair,
-    "match": lambda path, out: ckptfix.match(path, out, like=path),
-    "select": lambda path, out: ckptfix.select(path, out, keep=["*"]),
-    "cast": lambda path, out: ckptfix.cast(path, out, to="bfloat16"),
-    "set_metadata": lambda path, out: ckptfix.set_metadata(path, out, pairs={}),
-}
+WRITES: dict[str, Verb] = {COMMANDS[name].function: in_python(name) for name in WRITERS if name != "fix"}
 
 
 PUBLIC = sorted({*READS, *WRITES, "fix"} - {"open_checkpoint"})

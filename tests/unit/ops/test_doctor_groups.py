@@ -15,6 +15,7 @@ import torch
 import ckptfix
 from ckptfix.findings.remedies import chain, with_conversion
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import step
 from ckptfix.findings.table import Remedy, found, remedy_of
 from ckptfix.ops.doctor.groups import FindingGroup, grouped, placed
 
@@ -83,7 +84,7 @@ def test_a_severity_and_its_advice_stay_with_their_findings() -> None:
 
 def test_a_format_that_is_only_read_is_converted_before_it_is_edited(tmp_path: Path) -> None:
     path = tmp_path / "plain.pkl"
-    finding = found("wrapped-names", fix="ckptfix strip-module {source} {stripped}")
+    finding = found("wrapped-names", fix=step("strip-module"))
     row = with_conversion(remedy_of(finding, str(path), at="model"), str(path), folder=False)
     middle = str(tmp_path / "plain.zip.pth")
     assert row.commands == (
@@ -96,7 +97,7 @@ def test_a_format_that_is_only_read_is_converted_before_it_is_edited(tmp_path: P
     assert "--at" not in with_conversion(remedy_of(finding, str(path), at="model"), str(path), folder=True).commands[1]
     tags = found("device-tags")
     both = [(finding, row), (tags, with_conversion(remedy_of(tags, str(path)), str(path), folder=False))]
-    assert [line[1] for line in chain(str(path), both)] == ["convert", "strip-module", "to-cpu"]
+    assert [line.step.command for line in chain(str(path), both)] == ["convert", "strip-module", "to-cpu"]
 
 
 def test_the_fix_of_each_finding_is_one_that_works(tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import zipfile
+from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from builders import written
@@ -15,10 +19,13 @@ from forks import MAIN, Forks
 
 import ckptfix
 from ckptfix.checkpoint import Plan
+from ckptfix.cli import commands
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, Refused, WouldOverwrite
+from ckptfix.findings.steps import Step
+from ckptfix.findings.table import ENTRIES
 from ckptfix.io import write as io_write
 from ckptfix.ops.fix import chain
-from ckptfix.ops.fix.chain import keywords
 
 
 def model() -> torch.nn.Module:
@@ -113,6 +120,16 @@ def test_a_dry_run_writes_nothing_and_says_the_same(broken: Path, tmp_path: Path
     json.dumps(done.as_dict())
 
 
+@pytest.mark.parametrize("name", ["net.pth.tar", "net.pth.gz", "net.pt", "net", "net.model", "a.b.ckpt"])
+def test_the_output_is_called_as_doctor_says(tmp_path: Path, name: str) -> None:
+    torch.save(wrapped(args=argparse.Namespace(lr=0.1)), tmp_path / name)
+    said = ckptfix.doctor(tmp_path / name).fix
+    assert said is not None and said[1] == "fix"
+    assert ckptfix.fix(tmp_path / name).dest == said[3]
+    expected = {"net.pth.tar": "net.fixed.pth.tar", "net.pth.gz": "net.fixed.pth", "net": "net.fixed.pth"}
+    assert Path(said[3]).name == expected.get(name, Path(said[3]).name)
+
+
 def test_what_no_command_fixes_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     written(tmp_path / "page.pth", b"<!DOCTYPE html><html>404</html>")
     with pytest.raises(Refused, match=r"a web page.*no command fixes that"):
@@ -171,22 +188,40 @@ def test_what_is_written_on_the_way_goes_again(broken: Path, tmp_path: Path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aside.pth", "joined.pth", "run.pth"]
 
 
-@pytest.mark.parametrize("verb", ["strip-module", "extract", "sanitize", "match", "rename", "convert", "slim"])
-def test_unknown_options_are_not_dropped(verb: str) -> None:
-    with pytest.raises(CkptfixError, match="does not support the option --nonsense"):
-        keywords(verb, ["--nonsense", "x"])
+PAIR = (("old", "new"),)
 
 
-def test_every_option_that_doctor_proposes_is_known() -> None:
-    """The remedies in the table of findings, each with its options, can be carried out."""
-    from ckptfix.findings.table import ENTRIES
-
+def stated() -> Iterator[Step]:
+    """The steps of the table of findings, and those that the package states elsewhere."""
     for entry in ENTRIES.values():
-        if entry.fix and entry.fix.startswith("ckptfix "):
-            for line in entry.fix.split(" && "):
-                words = line.split()
-                if words[1] in chain.VERBS:
-                    keywords(words[1], words[4:])
+        yield from entry.fix if isinstance(entry.fix, tuple) else ()
+    for path in (Path(ckptfix.__file__).parent).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "step":
+                name = node.args[0]
+                options = [word.arg for word in node.keywords if word.arg]
+                if isinstance(name, ast.Constant):
+                    yield Step(str(name.value), tuple((key, PAIR if key == "subs" else True) for key in options))
+
+
+def test_every_option_that_is_stated_is_one_of_its_function() -> None:
+    seen = 0
+    for step in stated():
+        if COMMANDS[step.command].chained is not None:
+            assert set(step.keywords()) <= set(signature(chain.function_of(step.command)).parameters), step
+            seen += 1
+    assert seen > 40
+
+
+@pytest.mark.parametrize("name", [row.name for row in COMMANDS.values() if row.chained])
+def test_options_are_those_of_the_command_line(name: str) -> None:
+    """A step as words is what the command line reads as the keywords of the step."""
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
+    for step in stated():
+        if step.command == name:
+            known = {option for param in command.params for option in param.opts}
+            assert {word for word in step.words() if word.startswith("--")} <= known
 
 
 def test_a_folder_of_files_is_fixed_as_its_model(tmp_path: Path) -> None:

@@ -10,28 +10,20 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from file_commands import EDITS, in_python, line_of
 
 import ckptfix
 from ckptfix import doctor, formats
 from ckptfix.cli import commands
 from ckptfix.errors import Refused
-from ckptfix.ops import repair
 
 WEIGHTS = {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}
 
-COMMANDS: dict[str, Callable[[Path, Path], Any]] = {
-    "strip-module": ckptfix.strip_module,
-    "add-module": ckptfix.add_module,
-    "unwrap": ckptfix.unwrap,
-    "rename": lambda source, dest: ckptfix.rename(source, dest, subs=[("fc", "head")]),
-    "map-location": lambda source, dest: ckptfix.map_location(source, dest, "cpu"),
-    "match": lambda source, dest: ckptfix.match(source, dest, source),
-    "sanitize": ckptfix.sanitize,
-    "slim": ckptfix.slim,
-    "repair": repair.repair,
-    "cast": lambda source, dest: ckptfix.cast(source, dest, "bfloat16"),
-    "select": lambda source, dest: ckptfix.select(source, dest, keep=["*"]),
-}
+def is_for(command: str, suffix: str) -> None:
+    """Skip a command that is for files of another kind."""
+    kind = "safetensors" if suffix == ".safetensors" else "torch"
+    if line_of(command).only not in ("", kind):
+        pytest.skip(f"{command} is for {line_of(command).only} files")
 
 
 def sample(folder: Path, suffix: str) -> Path:
@@ -43,30 +35,30 @@ def sample(folder: Path, suffix: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EDITS)
 @pytest.mark.parametrize(("suffix", "other"), [(".pth", ".safetensors"), (".safetensors", ".PTH")])
 def test_a_file_of_one_format_is_not_written_under_another_s_name(
     tmp_path: Path, command: str, suffix: str, other: str
 ) -> None:
-    if command == "sanitize" and suffix == ".safetensors":
-        pytest.skip("sanitize is for pickles")
+    is_for(command, suffix)
     source, dest = sample(tmp_path, suffix), tmp_path / f"out{other}"
     with pytest.raises(Refused) as caught:
-        COMMANDS[command](source, dest)
+        in_python(command)(source, dest)
     assert f"ckptfix convert {source} {dest}" in (caught.value.hint or "")
     assert f"call the output *{suffix[:3]}" in (caught.value.hint or "")
     assert not dest.exists()
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EDITS)
 @pytest.mark.parametrize(("suffix", "other"), [(".pth", ".bin"), (".safetensors", ".model"), (".pth", "")])
 def test_a_suffix_of_the_same_format_or_of_none_is_taken(tmp_path: Path, command: str, suffix: str, other: str) -> None:
-    if command == "sanitize" and suffix == ".safetensors":
-        pytest.skip("sanitize is for pickles")
+    is_for(command, suffix)
     source, dest = sample(tmp_path, suffix), tmp_path / f"out{other}"
-    COMMANDS[command](source, dest)
-    loaded = safetensors.torch.load_file(dest) if suffix == ".safetensors" else torch.load(dest, weights_only=True)
-    assert len(loaded) == len(WEIGHTS)
+    in_python(command)(source, dest)
+    if suffix == ".safetensors":
+        assert len(safetensors.torch.load_file(dest)) == len(WEIGHTS)
+    else:
+        assert len(torch.load(dest, "cpu", weights_only=True)) == len(WEIGHTS)
 
 
 TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".pth.tar", ".pt.tar", ".PTH", ".PTH.TAR", ".CKPT", ".Bin")
@@ -96,15 +88,16 @@ def test_to_is_not_written_under_another_s_name(tmp_path: Path, verb: Callable[.
 
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("name", TORCH_NAMES)
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "match"])
+@pytest.mark.parametrize("command", EDITS)
 def test_every_suffix_of_torch_stands_on_both_of_its_formats(
     tmp_path: Path, command: str, name: str, legacy: bool
 ) -> None:
+    is_for(command, name)
     source, dest = tmp_path / f"in{name}", tmp_path / f"out{name}"
     torch.save(WEIGHTS, source, _use_new_zipfile_serialization=not legacy)
-    COMMANDS[command](source, dest)
+    in_python(command)(source, dest)
     assert formats.detect(dest).name == ("legacy" if legacy else "zip")
-    assert len(torch.load(dest, weights_only=True)) == len(WEIGHTS)
+    assert len(torch.load(dest, "cpu", weights_only=True)) == len(WEIGHTS)
 
 
 def test_what_doctor_proposes_for_a_legacy_pth_tar_runs(tmp_path: Path) -> None:

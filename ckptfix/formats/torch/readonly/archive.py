@@ -22,6 +22,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Unsupported, about
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
 from ckptfix.formats.foreign.archives import is_tar_header, tar_members
@@ -133,7 +134,7 @@ def _head(reader: Source, place: UnreadBytes) -> bytes:
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
     what = f"the file is an archive of several checkpoints: {checkpoint.traits['members']}"
-    yield found("other-archive", what, fix="ckptfix extract {source} {weights}")
+    yield found("other-archive", what, fix=step("extract"))
 
 
 FORMAT = Format(

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import about
 from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
 from ckptfix.formats.torch import common as torch_common
@@ -115,7 +116,7 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
     # A refusal by weights_only=True has its own remedy, which writes a zip too.
     plain = weights_only.refusal(torch_common.parts_of(checkpoint).graph) is None
-    yield found("plain-pickle", fix="ckptfix convert {source} {zip} --to zip" if plain else "")
+    yield found("plain-pickle", fix=step("convert", to="zip") if plain else "")
     yield found("no-checksums", "a pickle has no checksums: a flipped bit of the data would go unnoticed")
 
 

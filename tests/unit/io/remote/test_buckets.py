@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 from collections.abc import Mapping
@@ -330,3 +331,17 @@ class TestParts:
         )
         assert head.nbytes == 5 * MB and len(copies) < 10_000 and max(part.nbytes for part in copies) <= 5 << 30
         assert len(parts_of(OutputFile.of("s3://b/out", [ByteRange("x", 0, size)]), lambda where: False)) <= 10_000
+
+
+def test_fix_asks_the_bucket_for_no_name_of_a_step(bucket: Bucket, tmp_path: Path) -> None:
+    torch.save({"model": {"module.w": torch.ones(3)}, "args": argparse.Namespace(lr=1)}, tmp_path / "ddp.pth")
+    source = bucket.put("runs/ddp.pth", (tmp_path / "ddp.pth").read_bytes())
+    bucket.traffic.clear()
+    words = ckptfix.doctor(source).fix
+    assert words is not None and words[1:] == ("fix", source, bucket.url("runs/ddp.fixed.pth"))
+    for out in (str(tmp_path / "out.pth"), words[3]):
+        code, said, errors = run("fix", source, out)
+        assert (code, errors) == (0, "") and "strip-module: stripped 1 key" in said
+    assert not [path for _, path, *_ in bucket.traffic.calls if "plain" in path or "stripped" in path]
+    assert torch.load(tmp_path / "out.pth", weights_only=True)["model"].keys() == {"w"}
+    assert bucket.get("runs/ddp.fixed.pth") == (tmp_path / "out.pth").read_bytes()
