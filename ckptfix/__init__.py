@@ -76,6 +76,7 @@ _HOMES = {
 
 _register(
     {
+        **{f"command.{row.name}": f"ckptfix.{row.home}:{row.function}" for row in _COMMANDS.values() if row.home},
         "commands": "ckptfix.cli:commands",
         "diff.page": "ckptfix.html.diff:page",
         "diff.text": "ckptfix.cli.diff:text",

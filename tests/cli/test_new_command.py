@@ -29,6 +29,7 @@ from jsonschema import Draft202012Validator
 from unit.ops import test_arguments, test_suffixes
 
 import ckptfix
+from ckptfix import hooks
 from ckptfix.cli.shared.common import writes
 from ckptfix.command_table import COMMANDS, Chained, Command
 from ckptfix.findings import remedies, table
@@ -63,7 +64,9 @@ def command_of() -> Any:
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(COMMANDS, NAME, ROW)
-    monkeypatch.setitem(ckptfix._HOMES, ROW.function, ROW.home)  # made of the table when the package is imported
+    # These two are made of the table when the package is imported.
+    monkeypatch.setitem(ckptfix._HOMES, ROW.function, ROW.home)
+    monkeypatch.setitem(hooks._registered, f"command.{NAME}", f"ckptfix.{ROW.home}:{ROW.function}")
     for name, content in {"ckptfix.cli.wash_tensors": {"command": command_of()}, "ckptfix.ops.wash": {}}.items():
         module = ModuleType(name)
         vars(module).update(content or {"wash_tensors": wash_tensors})

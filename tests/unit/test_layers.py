@@ -52,6 +52,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
+    ("fix", "histogram", "listing"),
 )
 """The verbs, and what they share, in the same way. A verb that no other one imports need not be listed."""
 

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import import_module
 
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
@@ -22,6 +21,7 @@ from ckptfix.errors import StrPath, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
 from ckptfix.formats.target import of_suffix, suits
+from ckptfix.hooks import Hook
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import CHECKSUM
@@ -41,10 +41,9 @@ class Done:
 
 
 def function_of(command: str) -> Callable[..., Result]:
-    """Return the function of a command that writes."""
-    row = COMMANDS[command]
-    function: Callable[..., Result] = getattr(import_module(f"ckptfix.{row.home}"), row.function)
-    return function
+    """Return the function of a command that writes, which the front of the package registers."""
+    hook: Hook[Callable[..., Result]] = Hook(f"command.{command}")
+    return hook.get()
 
 
 class Chain:
