@@ -587,7 +587,7 @@ def refuse_unedited(checkpoint: Checkpoint, changes: Callable[[NameSite], bool])
 
 
 def unnamed_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
-    """Return the keys of tensors in a state dict that are not text, as they are written. No parameter has such a key."""
+    """Return the keys of tensors in a state dict that are not text, as written: they are not parameters' names."""
     state = next((row for row in checkpoint.state_dicts if row.at == site.at), None)
     if state is None or state.tensors + state.extra <= len(set(site.names)):
         return ()

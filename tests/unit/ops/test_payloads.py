@@ -62,6 +62,9 @@ class StrictMapping(collections.OrderedDict):  # type: ignore[type-arg]
 
 class Slots:
     __slots__ = ("b", "fc", "w")
+    b: torch.Tensor
+    fc: torch.Tensor
+    w: torch.Tensor
 
 
 def ordered() -> Any:
