@@ -82,6 +82,7 @@ class Diagnosis:
         looked_at: what was checked, in words.
         message: what the pasted message is; None without one.
         remedies: what to do about each of the findings, in their order.
+        beside: those of the findings that are about other files of the folder. Their remedies have no commands.
     """
 
     path: str
@@ -92,6 +93,14 @@ class Diagnosis:
     looked_at: tuple[str, ...]
     message: Message | None = None
     remedies: tuple[Remedy, ...] = ()
+    beside: tuple[Finding, ...] = ()
+
+    @property
+    def unfixed(self) -> tuple[Finding, ...]:
+        """The errors of the file itself that no command fixes."""
+        rows = zip(self.findings, self.remedies, strict=True)
+        errors = (finding for finding, row in rows if finding.severity == "error" and not row.commands)
+        return tuple(finding for finding in errors if finding not in self.beside)
 
     def __str__(self) -> str:
         """What ``ckptfix doctor`` prints, all rows."""

@@ -12,7 +12,7 @@ from ckptfix.arguments import typed
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
@@ -20,6 +20,7 @@ from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 
 ROUNDS = 5
 """How often the result is looked at again: each command shows what the one before it had hidden."""
@@ -61,7 +62,8 @@ def fix(
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
 
     Returns:
-        What was done. A file that is in order gives an identical copy.
+        What was done. A file that is in order gives an identical copy. Errors of other files of its folder, which no
+        step is about, are findings of the result, and its exit code is 3.
 
     Raises:
         Refused: something is wrong that no command fixes; the message and the hint say what, and nothing was written.
@@ -71,17 +73,20 @@ def fix(
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
     how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        diagnosis = doctor(path, progress=_unfinished(progress), **options)
+        first = diagnosis = doctor(source, progress=_unfinished(progress), **options)
+        # Only a look at tensor data may show again an error that no command fixes.
+        fast = not first.unfixed
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             chain.carry_out([("ckptfix", "convert", path, named_beside(path, to), "--to", to)])
-            diagnosis = doctor(chain.current, fast=True, **options)
+            diagnosis = doctor(chain.current, fast=fast, **options)
         for _ in range(ROUNDS):
             if not chain.carry_out(diagnosis.fixes) or not chain.is_one_file:
                 break
-            diagnosis = doctor(chain.current, fast=True, **options)
+            diagnosis = doctor(chain.current, fast=fast, **options)
         # What a folder on its way looks like is not known: what was proposed for it has been done.
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
+        chain.leave(first.beside)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
 
@@ -104,6 +109,9 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped:
     """Refuse a result that still does not load. With `helped`, what a command fixes does not count."""
     rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
     errors = [finding for finding, row in rows if finding.severity == "error" and not (helped and row.commands)]
+    if steps or helped:
+        # The model can be fixed all the same: what is wrong beside it is named in the result.
+        errors = [finding for finding in errors if finding not in diagnosis.beside]
     cause = errors[0] if errors else None
     if cause is None:
         return
@@ -112,7 +120,8 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped:
     advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
     several = cause.id == "no-checkpoint" and diagnosis.size == 0 and advice is not None
     end = "" if several else ": no command fixes that"
-    raise Refused(f"{message}{after}{end}", path=path, hint=advice)
+    place = str(as_path(path).parent) if cause in diagnosis.beside and found_as(path) == "file" else path
+    raise Refused(f"{message}{after}{end}", path=place, hint=advice)
 
 
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:

@@ -25,6 +25,7 @@ from ckptfix.io.planned import Piece, SplicedFile
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
+from ckptfix.ops.drafts import LOSSES
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.writing import Result, write_aside
 from ckptfix.urls import as_path, is_url, real_path
@@ -178,6 +179,12 @@ class Chain:
             self._carry_out(verb, words[3], options)
             new = True
         return new
+
+    def leave(self, findings: Sequence[Finding]) -> None:
+        """Record findings that no command of the chain is about; with an error among them, the result has losses."""
+        self.findings += tuple(findings)
+        if any(finding.severity == "error" for finding in findings):
+            self.exit_code = LOSSES
 
     def _is_against_name(self, words: Words) -> bool:
         """Return whether this is a conversion to a format that the output's name denies, and the present one suits."""
