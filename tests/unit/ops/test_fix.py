@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,7 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:900])
 
 
-DAMAGED = {
+DAMAGED: dict[str, Callable[[Path], Any]] = {
     "empty": lambda path: path.write_bytes(b""),
     "cut": _cut,
     "a page": lambda path: path.write_bytes(b"<!DOCTYPE html><html><body>404</body></html>"),
@@ -308,7 +309,7 @@ def a_dcp(folder: Path) -> None:
     ckptfix.convert(folder.with_suffix(".pth"), folder, to="dcp")
 
 
-MODELS = {
+MODELS: dict[str, Callable[[Path], None]] = {
     "one file": one_file, "in order": in_order, "shards": lambda folder: shards(folder, {"format": "pt"}), "dcp": a_dcp,
 }  # fmt: skip
 
