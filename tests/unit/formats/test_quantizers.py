@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from property.impossible import DENSE, GOOD, beside, called, push, tuple_of
+from builders import push
+from property.impossible import DENSE, GOOD, beside, called, tuple_of
 
 import ckptfix
 from ckptfix.formats.torch.tensors import QUANTIZERS
