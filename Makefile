@@ -35,9 +35,10 @@ test: $(READY) ## Run the tests; under five minutes
 test-all: $(READY) ## Run the tests and a slice of every campaign; some ten minutes
 	$(PYTEST) $(ARGS)
 
-lint: $(READY) ## Check style and types
+lint: $(READY) ## Check style, types and words
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tests/plain_words.py
 
 dist: $(READY) ## Build wheel and sdist, and try each in an environment of its own, without torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[dist]'

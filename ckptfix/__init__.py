@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ckptfix.hooks import register as _register
+
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Checkpoint as Checkpoint
     from ckptfix.errors import CkptfixError as CkptfixError
@@ -93,6 +95,21 @@ _HOMES = {
     "unwrap": "ops.rename",
 }
 """Public name -> the module that defines it, imported on first use."""
+
+_register(
+    {
+        "commands": "ckptfix.cli:commands",
+        "commands.rows": "ckptfix.cli:COMMANDS",
+        "diff.page": "ckptfix.html.diff:page",
+        "diff.text": "ckptfix.cli.diff:text",
+        "doctor.page": "ckptfix.html.doctor:page",
+        "fleet.done": "ckptfix.cli.shared.alone:done",
+        "fleet.jobs": "ckptfix.cli.shared.fleets:jobs",
+        "fleet.uses": "ckptfix.cli.shared.alone:uses",
+        "inspect.page": "ckptfix.html.inspect:page",
+        "inspect.text": "ckptfix.cli.inspect:text",
+    }
+)
 
 __all__ = ["__version__", *sorted(_HOMES)]
 

@@ -16,7 +16,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Kind(NamedTuple):
+class ArgumentKind(NamedTuple):
     """A type of arguments: its name in messages, and a test of values."""
 
     name: str
@@ -31,17 +31,19 @@ def _is_number(value: object) -> bool:
     return hasattr(value, "__float__") and not isinstance(value, str)
 
 
-KINDS: dict[str, Kind] = {
-    "StrPath": Kind("the name of a file (str or os.PathLike)", lambda value: isinstance(value, str | os.PathLike)),
-    "str": Kind("text (str)", lambda value: isinstance(value, str)),
-    "bool": Kind("True or False", _is_flag),
-    "int": Kind("a whole number", lambda value: hasattr(value, "__index__") and not isinstance(value, bool)),
-    "float": Kind("a number", _is_number),
-    "None": Kind("None", lambda value: value is None),
-    "Progress": Kind("a function of (bytes done, total bytes)", callable),
-    "Mapping": Kind("a mapping, such as a dict", lambda value: isinstance(value, Mapping)),
-    "Sequence": Kind("a list or tuple", lambda value: isinstance(value, list | tuple)),
-    "tuple": Kind("a tuple", lambda value: isinstance(value, tuple)),
+KINDS: dict[str, ArgumentKind] = {
+    "StrPath": ArgumentKind(
+        "the name of a file (str or os.PathLike)", lambda value: isinstance(value, str | os.PathLike)
+    ),
+    "str": ArgumentKind("text (str)", lambda value: isinstance(value, str)),
+    "bool": ArgumentKind("True or False", _is_flag),
+    "int": ArgumentKind("a whole number", lambda value: hasattr(value, "__index__") and not isinstance(value, bool)),
+    "float": ArgumentKind("a number", _is_number),
+    "None": ArgumentKind("None", lambda value: value is None),
+    "Progress": ArgumentKind("a function of (bytes done, total bytes)", callable),
+    "Mapping": ArgumentKind("a mapping, such as a dict", lambda value: isinstance(value, Mapping)),
+    "Sequence": ArgumentKind("a list or tuple", lambda value: isinstance(value, list | tuple)),
+    "tuple": ArgumentKind("a tuple", lambda value: isinstance(value, tuple)),
 }
 """Annotation, without its parameters -> the type."""
 
@@ -72,7 +74,7 @@ def refuse_other_types(function: Callable[..., object], args: tuple[Any, ...], k
             raise WrongType(f"{function.__name__}(): `{name}` must be {choices}, not {_given(value)}", hint=hint)
 
 
-def _hint(name: str, value: object, kinds: tuple[Kind, ...]) -> str | None:
+def _hint(name: str, value: object, kinds: tuple[ArgumentKind, ...]) -> str | None:
     if KINDS["StrPath"] not in kinds:
         return None
     if callable(getattr(value, "read", None)):
@@ -95,14 +97,14 @@ def _given(value: object) -> str:
 
 
 @cache
-def _wanted(function: Callable[..., object]) -> tuple[tuple[str, ...], dict[str, tuple[Kind, ...]]]:
+def _wanted(function: Callable[..., object]) -> tuple[tuple[str, ...], dict[str, tuple[ArgumentKind, ...]]]:
     """Return the names of the positional arguments, and the expected types of all arguments with known annotations."""
     from inspect import Parameter, signature, unwrap
 
     names: dict[str, object] = getattr(unwrap(function), "__globals__", {})
     parameters = signature(function).parameters.values()
     order = tuple(row.name for row in parameters if row.kind is Parameter.POSITIONAL_OR_KEYWORD)
-    wanted: dict[str, tuple[Kind, ...]] = {}
+    wanted: dict[str, tuple[ArgumentKind, ...]] = {}
     for row in parameters:
         kinds = [_kind(part, names) for part in _parts(str(row.annotation))]
         if all(kinds):
@@ -122,7 +124,7 @@ def _parts(annotation: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _kind(annotation: str, names: Mapping[str, object]) -> Kind | None:
+def _kind(annotation: str, names: Mapping[str, object]) -> ArgumentKind | None:
     """Return the type for one member of a union; None if it is not in the table."""
     head = annotation.partition("[")[0]
     meant = names.get(head)
@@ -134,4 +136,4 @@ def _kind(annotation: str, names: Mapping[str, object]) -> Kind | None:
         return KINDS.get(head)
     shown = ", ".join(repr(choice) for choice in choices)
     # The function itself checks the text, so that its message can suggest the closest choice.
-    return Kind(f"one of {shown}", lambda value: isinstance(value, str))
+    return ArgumentKind(f"one of {shown}", lambda value: isinstance(value, str))

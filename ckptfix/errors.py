@@ -104,7 +104,7 @@ class CkptfixError(Exception):
         return self._hint
 
     def __str__(self) -> str:
-        """Return the message with its place: ``model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left``.
+        """Return the message with its place: ``model.pth: archive/data/17 @ 0x4f0000: the record is damaged``.
 
         The hint is not included.
         """

@@ -5,12 +5,12 @@ Keys come from untrusted files: in HTML all text is escaped, and control charact
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
-from importlib import import_module
 from itertools import islice
 
 from ckptfix.errors import printable
+from ckptfix.hooks import Hook
 
 MOST = 200
 """The most rows that a table shows; a malicious file could have millions."""
@@ -25,16 +25,16 @@ Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 def text(command: str, result: object) -> str:
     """Return the text that ``ckptfix COMMAND`` prints for `result` into a pipe: all rows, with untruncated keys.
 
-    The command line formats it, and is imported on demand.
+    The command line formats it.
     """
-    shown: str = import_module(f"ckptfix.cli.{command}").text(result)
-    return shown
+    format: Hook[Callable[[object], str]] = Hook(f"{command}.text")
+    return format.get()(result)
 
 
 def page(verb: str, result: object, **how: object) -> str:
-    """Return the page that ``ckptfix VERB --html`` writes for `result`; the code for pages is imported on demand."""
-    made: str = import_module(f"ckptfix.html.{verb}").page(result, **how)
-    return made
+    """Return the page that ``ckptfix VERB --html`` writes for `result`."""
+    make: Hook[Callable[..., str]] = Hook(f"{verb}.page")
+    return make.get()(result, **how)
 
 
 def html(lines: Iterable[str], tables: Iterable[Table] = ()) -> str:

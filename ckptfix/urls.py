@@ -14,6 +14,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path, PosixPath
 from typing import Literal, NamedTuple, Protocol
 
+from ckptfix.hooks import Hook
+
 SCHEMES = frozenset(
     (
         *("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "http", "https", "oss", "sftp", "ssh"),
@@ -160,7 +162,7 @@ def redacted(text: str) -> str:
     return _ANYWHERE.sub(lambda url: _public(url[0]).partition("?")[0], text)
 
 
-class Entry(NamedTuple):
+class FolderEntry(NamedTuple):
     """An entry of a folder, with the methods of `os.DirEntry`."""
 
     name: str
@@ -182,17 +184,15 @@ class Stores(Protocol):
 
     def kind(self, name: str) -> Kind: ...
 
-    def entries(self, folder: str) -> Sequence[Entry]: ...
+    def entries(self, folder: str) -> Sequence[FolderEntry]: ...
 
     def size(self, name: str) -> int: ...
 
     def ahead(self, folder: str, names: Iterable[str]) -> None: ...
 
 
-class Far:
-    """The holder of the stores, which `io` sets."""
-
-    stores: Stores
+STORES: Hook[Stores] = Hook("io.stores")
+"""The stores that answer questions about URLs; `io` registers them."""
 
 
 class URLPath(PosixPath):
@@ -207,13 +207,13 @@ class URLPath(PosixPath):
         return str(self)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return Far.stores.kind(str(self)) == "file"
+        return STORES.get().kind(str(self)) == "file"
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return Far.stores.kind(str(self)) == "folder"
+        return STORES.get().kind(str(self)) == "folder"
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        return Far.stores.kind(str(self)) != ""
+        return STORES.get().kind(str(self)) != ""
 
     def is_symlink(self) -> bool:
         return False
@@ -228,15 +228,15 @@ class URLPath(PosixPath):
         return True
 
     def iterdir(self) -> Generator[URLPath, None, None]:
-        return (URLPath(entry.path) for entry in Far.stores.entries(str(self)))
+        return (URLPath(entry.path) for entry in STORES.get().entries(str(self)))
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        kind = Far.stores.kind(str(self))
+        kind = STORES.get().kind(str(self))
         if not kind:
             raise FileNotFoundError(2, "No such file or directory", str(self))
         if kind == "folder":
             return os.stat_result((stat.S_IFDIR | 0o755, 0, 0, 1, 0, 0, 0, 0, 0, 0))
-        return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, Far.stores.size(str(self)), 0, 0, 0))
+        return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, 0, 0, STORES.get().size(str(self)), 0, 0, 0))
 
 
 def as_path(*parts: str | os.PathLike[str]) -> Path:
@@ -265,9 +265,9 @@ class _Scan:
     """An open folder that behaves like the result of `os.scandir`."""
 
     def __init__(self, folder: str) -> None:
-        self._rows: Iterator[Entry] = iter(Far.stores.entries(folder))
+        self._rows: Iterator[FolderEntry] = iter(STORES.get().entries(folder))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[FolderEntry]:
         return self._rows
 
     def __enter__(self) -> _Scan:
@@ -286,7 +286,7 @@ def scan_folder(folder: str | os.PathLike[str]) -> os.ScandirIterator[str] | _Sc
 def headers_of(folder: str, names: Iterable[str]) -> None:
     """Prepare to read the beginnings of these files of a folder: a store fetches many of them at a time."""
     if is_url(folder):
-        Far.stores.ahead(folder, names)
+        STORES.get().ahead(folder, names)
 
 
 def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
@@ -295,7 +295,7 @@ def walk_folder(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]
     if not is_url(text):
         yield from os.walk(text)
         return
-    rows = Far.stores.entries(text)
+    rows = STORES.get().entries(text)
     folders = [row.name for row in rows if row.kind == "folder"]
     yield text, folders, [row.name for row in rows if row.kind == "file"]
     for name in folders:

@@ -20,7 +20,7 @@ from ckptfix.checkpoint import (
     Checkpoint,
     Drop,
     Edit,
-    Inside,
+    FormatState,
     NameSite,
     OutputFile,
     Plan,
@@ -37,7 +37,7 @@ from ckptfix.io.source import mark
 INDEX = "pair.json"
 
 
-class Parts(Inside):
+class Parts(FormatState):
     """The checkpoints of the files, in the order of the index."""
 
     __slots__ = ("each",)

@@ -64,7 +64,7 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class UnfusedSide:
     """One side with fused tensors replaced with their parts.
 
     Attributes:
@@ -79,7 +79,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FusedTensors:
     """Tensors of the source that together become tensors of the target.
 
     Attributes:
@@ -96,7 +96,7 @@ class Taken:
     joins: bool
 
 
-def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[Side, Side]:
+def sides(source: Sequence[Slot], target: Sequence[Slot], heads: Heads) -> tuple[UnfusedSide, UnfusedSide]:
     """Return both sides with tensors split or transposed where the other side has them so."""
     ours, theirs = _turned(source, target), _turned(target, source)
     return (
@@ -141,7 +141,7 @@ def _shown(slots: Sequence[Slot], turned: Mapping[str, Slot]) -> list[Slot]:
     return [turned.get(slot.name, slot) for slot in slots]
 
 
-def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Mapping[str, Slot]) -> Side:
+def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Mapping[str, Slot]) -> UnfusedSide:
     splits = _Splits(other)
     names = {slot.name for slot in mine}
     shapes = {slot.name: slot.shape for slot in mine}
@@ -165,7 +165,7 @@ def _apart(mine: Sequence[Slot], other: Sequence[Slot], heads: Heads, turned: Ma
             replace(found, whole=whole.name, operations=(*before, *found.operations)),
         )
         made += found.parts
-    return Side(tuple(made), fused, tuple(questions))
+    return UnfusedSide(tuple(made), fused, tuple(questions))
 
 
 class _Splits:
@@ -325,14 +325,14 @@ def _said(heads: Heads) -> str:
     return f"{heads.query} heads" + (f" and {heads.kv} key and value heads" if heads.kv else "")
 
 
-def taken(matching: Matching, source: Side, target: Side) -> tuple[list[Taken], list[str]]:
+def taken(matching: Matching, source: UnfusedSide, target: UnfusedSide) -> tuple[list[FusedTensors], list[str]]:
     """Return the whole tensors that follow from the pairs of parts, and the names of tensors for which nothing follows.
 
     All parts must go, in order, to the parts of one module.
     """
     to = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
     back = {new: old for old, new in to.items()}
-    found: list[Taken] = []
+    found: list[FusedTensors] = []
     wrong: list[str] = []
     for side, pairs, joins in ((source, to, False), (target, back, True)):
         for whole in {one.whole: one for one in side.fused.values()}.values():
@@ -343,9 +343,9 @@ def taken(matching: Matching, source: Side, target: Side) -> tuple[list[Taken], 
                 continue
             if joins:
                 steps = tuple(step.inverse() for step in reversed(whole.operations))
-                found.append(Taken(others, (whole.whole,), steps, whole.experts, joins=True))
+                found.append(FusedTensors(others, (whole.whole,), steps, whole.experts, joins=True))
             else:
-                found.append(Taken((whole.whole,), others, whole.operations, whole.experts, joins=False))
+                found.append(FusedTensors((whole.whole,), others, whole.operations, whole.experts, joins=False))
     return found, wrong
 
 

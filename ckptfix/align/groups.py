@@ -17,7 +17,7 @@ from ckptfix.align.units import Unit, fronts
 
 
 @dataclass(eq=False)
-class Group:
+class UnitGroup:
     """Units whose paths differ only in numbers, in the order of these numbers.
 
     Attributes:
@@ -110,7 +110,7 @@ class Group:
         return len(self) > 2 and all(one.first > other.first for one, other in pairwise(self.units))
 
     @cached_property
-    def splits(self) -> list[list[Group]]:
+    def splits(self) -> list[list[UnitGroup]]:
         """The ways to fix one of the open numbers, starting with the last."""
         ways = []
         for index in reversed(self.open):
@@ -120,7 +120,7 @@ class Group:
             if len(parts) > 1:
                 rest = tuple(number for number in self.open if number != index)
                 at = self.open.index(index)
-                ways.append([Group(_filled(self.text, at, value), rest, parts[value]) for value in sorted(parts)])
+                ways.append([UnitGroup(_filled(self.text, at, value), rest, parts[value]) for value in sorted(parts)])
         return ways
 
 
@@ -151,7 +151,7 @@ def _filled(text: str, which: int, value: int) -> str:
     return "{}".join(parts[: which + 1]) + str(value) + "{}".join(parts[which + 1 :])
 
 
-def groups(units: Iterable[Unit]) -> list[Group]:
+def groups(units: Iterable[Unit]) -> list[UnitGroup]:
     """Return `units` grouped by their templates, in the order of the first units."""
     found: dict[str, list[Unit]] = {}
     for unit in units:
@@ -159,7 +159,7 @@ def groups(units: Iterable[Unit]) -> list[Group]:
     made = []
     for template, members in found.items():
         members.sort(key=lambda unit: unit.numbers)
-        made.append(Group(template, tuple(range(len(members[0].numbers))), members))
+        made.append(UnitGroup(template, tuple(range(len(members[0].numbers))), members))
     return made
 
 
@@ -175,7 +175,7 @@ WAYS = 48
 SPLITS = 6
 """Splits that are tried one after another."""
 
-Sides = tuple[list[Group], list[Group]]
+Sides = tuple[list[UnitGroup], list[UnitGroup]]
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class Effort:
     left: int = 4_000_000
 
 
-def levelled(one: Sequence[Group], other: Sequence[Group], effort: Effort) -> list[Sides]:
+def levelled(one: Sequence[UnitGroup], other: Sequence[UnitGroup], effort: Effort) -> list[Sides]:
     """Split both sides until each group has a partner of equal size and nesting; return all ways with fewest splits.
 
     If no split leads there, or too many do, the result is the unsplit sides.
@@ -225,7 +225,7 @@ def _unlike(sides: Sides) -> int:
     return sum(size * count for size, count in surplus.items()) or lonely_units(*sides)
 
 
-def _ways(left: list[Group], right: list[Group]) -> Iterator[Sides]:
+def _ways(left: list[UnitGroup], right: list[UnitGroup]) -> Iterator[Sides]:
     """Yield both sides with one group split."""
     for group in left:
         for parts in group.splits:
@@ -237,18 +237,18 @@ def _ways(left: list[Group], right: list[Group]) -> Iterator[Sides]:
                 yield left, _with(right, group, parts)
 
 
-def _with(groups: list[Group], group: Group, parts: list[Group]) -> list[Group]:
+def _with(groups: list[UnitGroup], group: UnitGroup, parts: list[UnitGroup]) -> list[UnitGroup]:
     place = groups.index(group)
     return [*groups[:place], *parts, *groups[place + 1 :]]
 
 
-def lonely_units(left: Sequence[Group], right: Sequence[Group]) -> int:
+def lonely_units(left: Sequence[UnitGroup], right: Sequence[UnitGroup]) -> int:
     return sum(map(len, _lonely(left, right))) + sum(map(len, _lonely(right, left)))
 
 
-def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
+def _lonely(mine: Sequence[UnitGroup], others: Sequence[UnitGroup]) -> list[UnitGroup]:
     """Return the groups of `mine` without an equal in `others`; each of `others` can serve only once."""
-    free: dict[int, list[Group]] = {}
+    free: dict[int, list[UnitGroup]] = {}
     for group in reversed(others):
         free.setdefault(len(group), []).append(group)
     lonely = []
@@ -262,7 +262,7 @@ def _lonely(mine: Sequence[Group], others: Sequence[Group]) -> list[Group]:
     return lonely
 
 
-def alike(one: Group, other: Group) -> bool:
+def alike(one: UnitGroup, other: UnitGroup) -> bool:
     """Return whether the instances of two groups can be paired one by one, in the order of their numbers.
 
     If the numbers have equally many levels, they must branch in the same way. Otherwise, as in ``features.7`` and
@@ -275,7 +275,7 @@ def alike(one: Group, other: Group) -> bool:
     return levels != other_levels or branched == other_branched
 
 
-def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
+def buckets(left: Sequence[UnitGroup], right: Sequence[UnitGroup]) -> Iterator[Sides]:
     """Yield the groups of each size on both sides if every group has a partner; otherwise all groups at once."""
     if lonely_units(left, right):
         yield list(left), list(right)
@@ -284,7 +284,7 @@ def buckets(left: Sequence[Group], right: Sequence[Group]) -> Iterator[Sides]:
         yield [group for group in left if len(group) == size], [group for group in right if len(group) == size]
 
 
-def listed_otherwise(pair: tuple[Group, Group], sides: Sides, mute: Sequence[Sequence[Group]]) -> bool:
+def listed_otherwise(pair: tuple[UnitGroup, UnitGroup], sides: Sides, mute: Sequence[Sequence[UnitGroup]]) -> bool:
     """Return whether two lists inside blocks may count differently, because each side has a similar module in no list.
 
     ``bn0`` and ``bn1`` may be the first two of three norms, and ``norms.1`` with ``norms.2`` the last two. This may

@@ -44,7 +44,7 @@ def _order(name: str, own: bool) -> str | None:
         return "head by head"
     if last not in (*FUSED_QKV, *UNTOLD):
         return None
-    return "own" if own or last in UNTOLD else "one behind the other"
+    return "own" if own or last in UNTOLD else "one after another"
 
 
 def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:

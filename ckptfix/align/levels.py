@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from itertools import permutations
 
-from ckptfix.align.groups import Group, branches
-from ckptfix.align.units import Side, Unit, fronts, words
+from ckptfix.align.groups import UnitGroup, branches
+from ckptfix.align.units import ModelSide, Unit, fronts, words
 
 NESTS = frozenset(["layer", "block", "stage", "module", "group"])
 """Words for lists that occur at any level. They do not distinguish levels."""
@@ -23,7 +23,7 @@ LEVELS = 4
 """Numbers that may vary in one path. If there are more, only their given order is tried."""
 
 
-def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Unit], dict[Unit, Unit]]:
+def turned(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide]) -> tuple[list[Unit], dict[Unit, Unit]]:
     """Return the units of `other` in the order of their partners in `one`, and a rival for each uncertain unit.
 
     The given order of the numbers is used if equally many modules are under each of them on both sides. A different
@@ -58,14 +58,14 @@ def turned(one: Group, other: Group, sides: tuple[Side, Side]) -> tuple[list[Uni
     return twins, doubts
 
 
-def _in_blocks(group: Group, side: Side) -> bool:
+def _in_blocks(group: UnitGroup, side: ModelSide) -> bool:
     """Return whether modules other than the group's are under its first number, if the group has several numbers."""
     if group.nesting[0] < 2:
         return True
     return surroundings(group, side)[0] > len(group) / len({numbers[0] for numbers in group.numbers})
 
 
-def _same_course(one: Group, other: Group, sides: tuple[Side, Side]) -> bool:
+def _same_course(one: UnitGroup, other: UnitGroup, sides: tuple[ModelSide, ModelSide]) -> bool:
     """Return whether mostly the same kind of module is defined after each of the paired units on both sides.
 
     Places where both are followed by another module of these shapes decide nothing.
@@ -89,7 +89,7 @@ def _said(levels: Sequence[tuple[frozenset[str], frozenset[str]]]) -> int:
     return sum(bool(one & other) for one, other in levels)
 
 
-def _ways(one: Group, other: Group) -> list[tuple[int, ...]]:
+def _ways(one: UnitGroup, other: UnitGroup) -> list[tuple[int, ...]]:
     """Return the orders of `other`'s numbers under which it branches as `one` does; the given order comes first."""
     levels, branched = one.nesting
     if levels != other.nesting[0] or not 2 <= levels <= LEVELS:
@@ -101,12 +101,12 @@ def _ways(one: Group, other: Group) -> list[tuple[int, ...]]:
     ]
 
 
-def _sorted(group: Group, way: Sequence[int]) -> list[Unit]:
+def _sorted(group: UnitGroup, way: Sequence[int]) -> list[Unit]:
     rows = zip((tuple(row[at] for at in way) for row in group.numbers), range(len(group)), strict=True)
     return [group.units[index] for _, index in sorted(rows)]
 
 
-def _level_words(group: Group) -> list[frozenset[str]]:
+def _level_words(group: UnitGroup) -> list[frozenset[str]]:
     """Return for each varying number the words, in the singular, of the nearest component before it that has any."""
     found = []
     for index in group.varying:
@@ -116,7 +116,7 @@ def _level_words(group: Group) -> list[frozenset[str]]:
     return found
 
 
-def surroundings(group: Group, side: Side) -> tuple[float, ...]:
+def surroundings(group: UnitGroup, side: ModelSide) -> tuple[float, ...]:
     """Return for each varying number of the group the average number of units under one of its values.
 
     For a group of one unit, return the size of the block that contains it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckptfix.align.result import Matching, Pair, Skipped
-from ckptfix.align.units import Side, Unit
+from ckptfix.align.result import MatchedPair, Matching, Skipped
+from ckptfix.align.units import ModelSide, Unit
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot
 
@@ -31,10 +31,10 @@ class Link:
 
 
 def matching(
-    links: Sequence[Link], sides: tuple[Side, Side], source: Sequence[Slot], target: Sequence[Slot]
+    links: Sequence[Link], sides: tuple[ModelSide, ModelSide], source: Sequence[Slot], target: Sequence[Slot]
 ) -> Matching:
     """Return the matching of the tensors of `sides` that follows from `links`."""
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, MatchedPair] = {}
     skipped: tuple[dict[str, Skipped], dict[str, Skipped]] = ({}, {})
     for link in links:
         for leaf, slot in link.one.slots.items():
@@ -43,11 +43,13 @@ def matching(
                 continue
             instead = tuple(rival.name for unit in link.instead if (rival := _twin(link.one, leaf, unit)) is not None)
             shape = None if slot.shape == twin.shape else twin.shape
-            pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape)
+            pairs[slot.name] = MatchedPair(
+                slot.name, twin.name, link.confidence, _why(link, slot, twin), instead, shape
+            )
         for leaf, (slot, _) in link.one.optional.items():
             if leaf in link.other.optional and link.other.optional[leaf][0].shape == slot.shape:
                 twin = link.other.optional[leaf][0]
-                pairs[slot.name] = Pair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
+                pairs[slot.name] = MatchedPair(slot.name, twin.name, link.confidence, _why(link, slot, twin))
     taken = {pair.target for pair in pairs.values()}
     _pair_aliases(sides, pairs, taken)
     taken = {pair.target for pair in pairs.values()}
@@ -82,7 +84,7 @@ def _twin(one: Unit, leaf: str, other: Unit) -> Slot | None:
     return found
 
 
-def _pair_aliases(sides: tuple[Side, Side], pairs: dict[str, Pair], taken: set[str]) -> None:
+def _pair_aliases(sides: tuple[ModelSide, ModelSide], pairs: dict[str, MatchedPair], taken: set[str]) -> None:
     """Pair names of tied tensors with the target's names for the same tie, or with a tensor that it does not tie."""
     waiting: dict[str | None, list[Slot]] = {}
     for slot in sides[1].aliases:
@@ -94,12 +96,12 @@ def _pair_aliases(sides: tuple[Side, Side], pairs: dict[str, Pair], taken: set[s
             continue
         if waiting.get(primary.target):
             twin = waiting[primary.target].pop(0)
-            pairs[slot.name] = Pair(slot.name, twin.name, primary.confidence, "tied", primary.instead)
+            pairs[slot.name] = MatchedPair(slot.name, twin.name, primary.confidence, "tied", primary.instead)
             continue
         fitting = [other for other in free if other.shape == slot.shape]
         if len(fitting) == 1:
             free.remove(fitting[0])
-            pairs[slot.name] = Pair(slot.name, fitting[0].name, 0.9, "tied in the source")
+            pairs[slot.name] = MatchedPair(slot.name, fitting[0].name, 0.9, "tied in the source")
 
 
 def _why(link: Link, slot: Slot, twin: Slot) -> str:

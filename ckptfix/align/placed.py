@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ckptfix.align.groups import Group, Sides
-from ckptfix.align.roles import Part, singular
-from ckptfix.align.units import Side, Unit, counted, words
+from ckptfix.align.groups import Sides, UnitGroup
+from ckptfix.align.roles import RoleEvidence, singular
+from ckptfix.align.units import ModelSide, Unit, counted, words
 
 
-def placed_by_name(side: Side, groups: Sequence[Group], parts: Sequence[Part]) -> list[bool]:
+def placed_by_name(side: ModelSide, groups: Sequence[UnitGroup], parts: Sequence[RoleEvidence]) -> list[bool]:
     """Return for each of the rival `groups` whether its name shows where it belongs.
 
     Numbers show it if they count up as modules are defined. So does a word, or a block of its own, that it shares with
@@ -36,7 +36,7 @@ def _homes(unit: Unit) -> set[str]:
     return {".".join(components[:count]) for count in range(1, len(components)) if not components[count].isdecimal()}
 
 
-def untold(sides: Sides, parts: Sequence[Sequence[Part]]) -> Sides:
+def untold(sides: Sides, parts: Sequence[Sequence[RoleEvidence]]) -> Sides:
     """Return the groups of each side that no word connects with a group of the other side."""
     told = [[singular(one, other) for other in parts[1]] for one in parts[0]]
     return (

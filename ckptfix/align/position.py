@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from ckptfix.align.result import Matching, Pair, Skipped
+from ckptfix.align.result import MatchedPair, Matching, Skipped
 from ckptfix.errors import NoMatch
 from ckptfix.names.learn import learn
 from ckptfix.names.slots import Slot, dtype_kind, misfit
@@ -111,7 +111,7 @@ def _matching(source: Sequence[Slot], target: Sequence[Slot], walk: _Walk) -> Ma
     for i, j in walk.pairs:
         ours, theirs = source[i], target[j]
         reshaped = theirs.shape if theirs.shape != ours.shape else None
-        pairs.append(Pair(ours.name, theirs.name, why=f"place {i + 1} and {j + 1}", reshape=reshaped))
+        pairs.append(MatchedPair(ours.name, theirs.name, why=f"place {i + 1} and {j + 1}", reshape=reshaped))
     return Matching(
         "position",
         tuple(pairs),

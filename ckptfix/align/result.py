@@ -8,7 +8,7 @@ from ckptfix.names.rules import NameRule
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class MatchedPair:
     """A pair of `source` and `target`.
 
     Attributes:
@@ -51,7 +51,7 @@ class Matching:
     """
 
     by: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[MatchedPair, ...]
     rules: tuple[NameRule, ...]
     left: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Matching:
         return {pair.source: pair.target for pair in self.pairs if not pair.operation}
 
     @property
-    def ambiguous(self) -> tuple[Pair, ...]:
+    def ambiguous(self) -> tuple[MatchedPair, ...]:
         return tuple(pair for pair in self.pairs if pair.instead)
 
     @property

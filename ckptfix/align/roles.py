@@ -96,7 +96,7 @@ _LETTER = re.compile(r"(?<![A-Za-z])[a-h](?![A-Za-z])")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RoleEvidence:
     """The features that distinguish one of several modules of the same signature.
 
     Attributes:
@@ -120,7 +120,7 @@ class Part:
     inner: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
-def parts(texts: Sequence[str]) -> list[Part]:
+def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     """Return the part of each of `texts`, the paths to choose between."""
     terms = [Counter(_terms(text)) for text in texts]
     own = [{term for term in counts if any(counts[term] != other[term] for other in terms)} for counts in terms]
@@ -146,7 +146,7 @@ def parts(texts: Sequence[str]) -> list[Part]:
     blocks = [match[0] if match else "" for match in map(_BLOCK.match, texts)]
     behind = [own[i].intersection(_terms(text[len(blocks[i]) :])) for i, text in enumerate(texts)]
     return [
-        Part(
+        RoleEvidence(
             *(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text)),
             *(blocks[i], frozenset(behind[i] - LISTS - KINDS), _roles(behind[i], beside)),
         )
@@ -256,7 +256,7 @@ def _ordinals(
     return found
 
 
-def scores(ours: Sequence[Part], theirs: Sequence[Part]) -> list[list[float]]:
+def scores(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> list[list[float]]:
     """Return `score` for all pairs of the parts to choose between.
 
     A word that only one side has may stand for any word of the other side, so it counts neither for nor against a pair.
@@ -267,7 +267,7 @@ def scores(ours: Sequence[Part], theirs: Sequence[Part]) -> list[list[float]]:
     return [[score(one, other) for other in others] for one in mine]
 
 
-def score(one: Part, other: Part) -> float:
+def score(one: RoleEvidence, other: RoleEvidence) -> float:
     """Return how well two parts match: 4 for each kind in which they agree, or -4 for each in which they differ."""
     kinds = one.roles.keys() & other.roles.keys()
     differ = sum(not one.roles[kind] & other.roles[kind] for kind in kinds)
@@ -285,7 +285,7 @@ def score(one: Part, other: Part) -> float:
     return total
 
 
-def loose(ours: Sequence[Part], theirs: Sequence[Part], chosen: Sequence[int]) -> set[int]:
+def loose(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence], chosen: Sequence[int]) -> set[int]:
     """Return the rows whose words may also apply to a part for which each side has no word.
 
     Of the two layers of a feed-forward part, one side may name the first, and the other the second.
@@ -296,7 +296,9 @@ def loose(ours: Sequence[Part], theirs: Sequence[Part], chosen: Sequence[int]) -
             if alike(*pair) and not singular(*pair) and _rivalled((ours, theirs), mute, pair)}  # fmt: skip
 
 
-def _rivalled(sides: tuple[Sequence[Part], ...], mute: tuple[Sequence[int], ...], pair: tuple[Part, Part]) -> bool:
+def _rivalled(
+    sides: tuple[Sequence[RoleEvidence], ...], mute: tuple[Sequence[int], ...], pair: tuple[RoleEvidence, RoleEvidence]
+) -> bool:
     """Return whether each side has an unlabeled part in this block that could take the place of the pair's part."""
     rivals = [
         [side[at] for at in found if not _apart(side[at], other)]
@@ -307,7 +309,7 @@ def _rivalled(sides: tuple[Sequence[Part], ...], mute: tuple[Sequence[int], ...]
     )
 
 
-def silent(ours: Sequence[Part], theirs: Sequence[Part]) -> tuple[list[int], list[int]]:
+def silent(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> tuple[list[int], list[int]]:
     """Return for each side the parts whose place in a block is shown by neither a word nor a number."""
     words = [frozenset[str]().union(*(part.behind for part in side)) for side in (ours, theirs)]
     both = words[0] & words[1]
@@ -316,12 +318,12 @@ def silent(ours: Sequence[Part], theirs: Sequence[Part]) -> tuple[list[int], lis
     return found[0], found[1]
 
 
-def alike(one: Part, other: Part) -> bool:
+def alike(one: RoleEvidence, other: RoleEvidence) -> bool:
     """Return whether two parts agree in a word or number for their place in a block."""
     return bool(_shared(one, other) or (one.ordinal and one.ordinal == other.ordinal))
 
 
-def singular(one: Part, other: Part) -> bool:
+def singular(one: RoleEvidence, other: RoleEvidence) -> bool:
     """Return whether two parts agree in something that a block has only once."""
     if ("cross" in one.inner) != ("cross" in other.inner):
         return False
@@ -332,12 +334,12 @@ def singular(one: Part, other: Part) -> bool:
     return any(part not in WHOLES and not any(kind in WHOLES for kind, _ in _PARTS.get(part, ())) for part in shared)
 
 
-def _shared(one: Part, other: Part) -> set[str]:
+def _shared(one: RoleEvidence, other: RoleEvidence) -> set[str]:
     """Return the words after the block, and the kinds of parts, in which two parts agree."""
     kinds = {kind for kind in one.inner.keys() & other.inner.keys() if one.inner[kind] & other.inner[kind]}
     return kinds | (one.behind & other.behind)
 
 
-def _apart(one: Part, other: Part) -> bool:
+def _apart(one: RoleEvidence, other: RoleEvidence) -> bool:
     """Return whether two parts differ in a kind, such as the text half and the vision half of a model."""
     return any(not one.roles[kind] & other.roles[kind] for kind in one.roles.keys() & other.roles.keys())

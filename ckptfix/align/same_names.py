@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 
 from ckptfix.align.pairs import PROOF, Link
-from ckptfix.align.units import Side, Unit, template
+from ckptfix.align.units import ModelSide, Unit, template
 from ckptfix.names import wrappers
 
 SAME_NAMES = 0.5
 """Share of equal paths from which on equal names are trusted first."""
 
 
-def same_values(a: Side, b: Side, proven: Mapping[str, str]) -> list[Link]:
+def same_values(a: ModelSide, b: ModelSide, proven: Mapping[str, str]) -> list[Link]:
     """Link modules if a tensor of one has the bytes of a tensor of the other; `proven` has the tensors' names."""
     homes = {slot.name: unit for unit in b.units for slot in unit.slots.values()}
     found: dict[Unit, set[Unit]] = {}
@@ -29,7 +29,7 @@ def same_values(a: Side, b: Side, proven: Mapping[str, str]) -> list[Link]:
     ]
 
 
-def same_names(a: Side, b: Side) -> list[Link]:
+def same_names(a: ModelSide, b: ModelSide) -> list[Link]:
     """Link units of equal paths, apart from wrappers and a common prefix, if they are too many for an accident.
 
     If numbers seem to be shifted (one side counts from 0 and the other from 1), equal ones mean nothing.

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from ckptfix.align import assignment
-from ckptfix.align.groups import Group
+from ckptfix.align.groups import UnitGroup
 
 DECIDED = 1.0
 """Margin that words and numbers alone must give: order and place, however good, make nothing certain."""
@@ -31,7 +31,7 @@ def undecided(likeness: Sequence[Sequence[float]], chosen: Sequence[int]) -> set
     return {row for row, column in enumerate(chosen) if alone[row] != column or margins[row][0] < DECIDED}
 
 
-def ranks(groups: Sequence[Group]) -> list[int]:
+def ranks(groups: Sequence[UnitGroup]) -> list[int]:
     """Return the position of each group in the order of their first units."""
     order = sorted(range(len(groups)), key=lambda index: groups[index].units[0].first)
     return [order.index(index) for index in range(len(groups))]

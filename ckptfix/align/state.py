@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
-from ckptfix.align.groups import Effort, Group, Sides, alike, listed_otherwise
+from ckptfix.align.groups import Effort, Sides, UnitGroup, alike, listed_otherwise
 from ckptfix.align.nesting import Twins
 from ckptfix.align.pairs import Link
 from ckptfix.align.scores import rising
-from ckptfix.align.units import Side, Signature, Unit
+from ckptfix.align.units import ModelSide, Signature, Unit
 
 SHOWN = 8
 """Instances of two groups whose blocks are compared."""
 
 
 @dataclass
-class State:
+class AlignState:
     """The two sides, and what is certain: for each side, the positions of the linked units in order."""
 
-    a: Side
-    b: Side
+    a: ModelSide
+    b: ModelSide
     links: list[Link] = field(default_factory=list)
     pins: tuple[list[int], list[int]] = ([], [])
     twins: Twins | None = None
@@ -55,7 +55,7 @@ class State:
         kept = rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])
 
-    def between(self, one: Group, other: Group, *, swapped: bool) -> bool:
+    def between(self, one: UnitGroup, other: UnitGroup, *, swapped: bool) -> bool:
         """Return whether the units defined just before and after each pair of the groups are certainly linked."""
         ours, theirs = (other, one) if swapped else (one, other)
         if not alike(ours, theirs):
@@ -72,18 +72,20 @@ class State:
             found += bool(before and after)
         return found >= max(1, len(ours) - 1)
 
-    def place(self, group: Group, which: int) -> list[int]:
+    def place(self, group: UnitGroup, which: int) -> list[int]:
         """Return for each unit the number of landmarks before it."""
         return [bisect_left(self.pins[which], unit.first) for unit in group.units]
 
-    def in_blocks(self, one: Group, other: Group) -> float:
+    def in_blocks(self, one: UnitGroup, other: UnitGroup) -> float:
         """Return 1 if all instances of two groups are in the same blocks, -1 if any is known not to be, or a share."""
         if self.twins is None or not alike(one, other):
             return 0.0
         said = [self.twins.say(unit, twin) for unit, twin in islice(zip(one.units, other.units, strict=True), SHOWN)]
         return -1.0 if -1 in said else sum(said) / len(said)
 
-    def listed_otherwise(self, pair: tuple[Group, Group], sides: Sides, mute: Sequence[Sequence[Group]]) -> bool:
+    def listed_otherwise(
+        self, pair: tuple[UnitGroup, UnitGroup], sides: Sides, mute: Sequence[Sequence[UnitGroup]]
+    ) -> bool:
         """Apply `groups.listed_otherwise`, unless other modules of the lists show which of their places match."""
         one, other = pair
         if self.twins is not None and alike(one, other) and all(map(self.twins.lists, one.units, other.units)):

@@ -16,7 +16,7 @@ from ckptfix.align import assignment
 from ckptfix.align import classes as match_classes
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
-from ckptfix.align.groups import MOST, Group, Sides, alike, buckets, levelled, lonely_units
+from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
 from ckptfix.align.groups import groups as by_template
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import crossed, turnable
@@ -25,7 +25,7 @@ from ckptfix.align.placed import placed_by_name, untold
 from ckptfix.align.result import Matching
 from ckptfix.align.same_names import same_names, same_values
 from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
-from ckptfix.align.state import State
+from ckptfix.align.state import AlignState
 from ckptfix.align.units import Unit, side
 from ckptfix.names.slots import Slot
 
@@ -59,7 +59,7 @@ def match(
     source: Sequence[Slot], target: Sequence[Slot], *, reshape: bool = False, proven: Mapping[str, str] | None = None
 ) -> Matching:
     """Match by structure; see `ckptfix.align.match.match`."""
-    state = State(side(source), side(target))
+    state = AlignState(side(source), side(target))
     state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
     held = match_classes.reshaped(state.a.units, state.b.units) if reshape else frozenset()
     for key in (match_classes.whole, match_classes.main, match_classes.vector):
@@ -70,7 +70,7 @@ def match(
     return matching(state.links, (state.a, state.b), source, target)
 
 
-def _doubt_blocks(state: State) -> None:
+def _doubt_blocks(state: AlignState) -> None:
     """Put links in doubt whose blocks do not nest or may be counted from either end, if shapes leave a choice.
 
     A wrong link makes another link of its class wrong. Only words that apply to one place keep the rest of the class.
@@ -96,7 +96,7 @@ def _doubt_blocks(state: State) -> None:
             _doubt(state, link)
 
 
-def _doubt(state: State, link: Link) -> None:
+def _doubt(state: AlignState, link: Link) -> None:
     """Put a link in doubt if shapes leave a choice: another unit of the target may be meant."""
     if link.instead or link.other.signature not in state.by_signature:
         return
@@ -105,7 +105,7 @@ def _doubt(state: State, link: Link) -> None:
     link.instead = (alike[at - 1],) if at else tuple(alike[1:2])
 
 
-def _by_class(state: State, key: Callable[[Unit], Hashable]) -> None:
+def _by_class(state: AlignState, key: Callable[[Unit], Hashable]) -> None:
     """Link the free units of equal `key`: first if shapes leave one candidate, then if they leave several."""
     linked = {id(unit) for link in state.links for unit in (link.one, link.other)}
     unsure = {unit.signature for link in state.links if link.instead for unit in (link.one, link.other)}
@@ -164,7 +164,7 @@ class _ByCount:
     doubtful: bool = False
 
 
-def _by_count(state: State, left: list[Group], right: list[Group]) -> _ByCount:
+def _by_count(state: AlignState, left: list[UnitGroup], right: list[UnitGroup]) -> _ByCount:
     """Link the groups that are the only ones of their size in the class, and note further evidence about them."""
     parts = [match_roles.parts([group.label for group in side_groups]) for side_groups in (left, right)]
     said = match_roles.scores(*parts)
@@ -189,7 +189,7 @@ def _by_count(state: State, left: list[Group], right: list[Group]) -> _ByCount:
     return found
 
 
-def _best_way(state: State, ways: Sequence[Sides]) -> list[Link]:
+def _best_way(state: AlignState, ways: Sequence[Sides]) -> list[Link]:
     """Return the links of the best way to split; a link is in doubt if a way that scores nearly as well differs."""
     tried = []
     for way in ways:
@@ -223,7 +223,7 @@ def _best_way(state: State, ways: Sequence[Sides]) -> list[Link]:
 
 
 def _assigned(
-    state: State, left: list[Group], right: list[Group], *, alone: bool = True
+    state: AlignState, left: list[UnitGroup], right: list[UnitGroup], *, alone: bool = True
 ) -> tuple[float, float, list[Link]]:
     """Return the best assignment of groups to groups: its score, the part of it that is not likeness, and the links.
 
@@ -294,13 +294,15 @@ def _assigned(
     return sum(scores[i][j] for i, j in enumerate(chosen)), sure, links
 
 
-def _standing(state: State, one: Group, other: Group, *, swapped: bool) -> float:
+def _standing(state: AlignState, one: UnitGroup, other: UnitGroup, *, swapped: bool) -> float:
     """Return the score of two groups for the blocks that contain them."""
     found = state.in_blocks(other, one) if swapped else state.in_blocks(one, other)
     return found * (BLOCKS if found > 0 else APART)
 
 
-def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], state: State) -> list[Link]:
+def _instances(
+    one: UnitGroup, other: UnitGroup, margin: float, rivals: Sequence[Unit], state: AlignState
+) -> list[Link]:
     """Return links between the units of two groups, one by one."""
     confidence = 0.99 if margin == math.inf else round(1 - 0.5 * 2 ** (-max(margin, 0.0) / 3), 2)
     why = BY_NAME if margin < COUNTED else "only shape" if len(one) == 1 and margin == math.inf else BY_NUMBER
@@ -322,7 +324,7 @@ def _instances(one: Group, other: Group, margin: float, rivals: Sequence[Unit], 
     return [Link(unit, twin, 0.3, "order", tuple(rivals[-1:])) for unit, twin in pairs]
 
 
-def _in_definition_order(left: list[Group], right: list[Group]) -> list[Link]:
+def _in_definition_order(left: list[UnitGroup], right: list[UnitGroup]) -> list[Link]:
     """Propose pairs in definition order, each ambiguous, for too many paths that have nothing in common."""
     units = [sorted((unit for group in side_groups for unit in group.units), key=lambda unit: unit.first)
              for side_groups in (left, right)]  # fmt: skip

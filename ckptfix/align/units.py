@@ -63,7 +63,7 @@ def number_kind(dtype: str) -> str:
 
 
 @dataclass(eq=False)
-class Side:
+class ModelSide:
     """One of the two state dicts.
 
     Attributes:
@@ -149,7 +149,7 @@ def counted(one: str, other: str) -> bool:
     return False
 
 
-def side(slots: Sequence[Slot]) -> Side:
+def side(slots: Sequence[Slot]) -> ModelSide:
     """Return `slots`, in the order of a state dict, as units."""
     canonical = spellings.canonical([slot.name for slot in slots])
     units: dict[str, Unit] = {}
@@ -177,7 +177,7 @@ def side(slots: Sequence[Slot]) -> Side:
     for unit in units.values():
         kinds = ((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
         unit.signature = frozenset(kinds)
-    return Side(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
+    return ModelSide(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ an output before it is written.
 """
 
 from ckptfix.checkpoint.checkpoint import Checkpoint as Checkpoint
-from ckptfix.checkpoint.checkpoint import Inside as Inside
+from ckptfix.checkpoint.checkpoint import FormatState as FormatState
 from ckptfix.checkpoint.checkpoint import NameSite as NameSite
 from ckptfix.checkpoint.checkpoint import SiteKind as SiteKind
 from ckptfix.checkpoint.checkpoint import StateDict as StateDict
@@ -23,11 +23,11 @@ from ckptfix.checkpoint.places import Derived as Derived
 from ckptfix.checkpoint.places import Segment as Segment
 from ckptfix.checkpoint.places import joined as joined
 from ckptfix.checkpoint.places import segment_length as segment_length
-from ckptfix.checkpoint.plan import Check as Check
 from ckptfix.checkpoint.plan import OutputFile as OutputFile
 from ckptfix.checkpoint.plan import Plan as Plan
-from ckptfix.checkpoint.stamp import Mark as Mark
-from ckptfix.checkpoint.stamp import Stamp as Stamp
+from ckptfix.checkpoint.plan import RangeCheck as RangeCheck
+from ckptfix.checkpoint.stamp import FileStat as FileStat
+from ckptfix.checkpoint.stamp import FileVersion as FileVersion
 from ckptfix.checkpoint.tensors import Kind as Kind
 from ckptfix.checkpoint.tensors import Storage as Storage
 from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry

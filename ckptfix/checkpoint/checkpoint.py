@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from ckptfix.checkpoint.places import Spliced
-from ckptfix.checkpoint.stamp import Mark
+from ckptfix.checkpoint.stamp import FileVersion
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
@@ -57,7 +57,7 @@ class StateDict:
     payload: bool = False
 
 
-class Inside:
+class FormatState:
     """Data of a format for its own edits; each format that needs some defines its own class."""
 
     __slots__ = ()
@@ -94,9 +94,9 @@ class Checkpoint:
     state_dicts: tuple[StateDict, ...] = ()
     devices: Mapping[str, int] = field(default_factory=dict)
     fixed_devices: tuple[str, ...] = ()
-    inside: Inside | None = field(default=None, repr=False, compare=False)
+    inside: FormatState | None = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
-    files: tuple[Mark, ...] = ()
+    files: tuple[FileVersion, ...] = ()
 
     def size_of(self, path: str) -> int:
         """Return the size in bytes of one of its files."""

@@ -31,7 +31,7 @@ class OutputFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class RangeCheck:
     """Bytes of an input that must match the checksum that the input states for them."""
 
     where: str
@@ -49,7 +49,7 @@ class Plan:
 
     files: tuple[OutputFile, ...]
     findings: tuple[Finding, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[RangeCheck, ...] = ()
     holds: object = field(default=None, repr=False, compare=False)
 
     @property

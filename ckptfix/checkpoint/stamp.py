@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FileStat:
     """The state of a file: values that change when it is written to, or when another file takes its name.
 
     Attributes:
@@ -25,7 +25,7 @@ class Stamp:
     links: int = 0
     tag: str = ""
 
-    def same(self, other: Stamp) -> bool:
+    def same(self, other: FileStat) -> bool:
         """Return whether the file was not written to between the two states.
 
         Adding or removing a link, including our own, also updates the ctime: it proves nothing if the number of links
@@ -37,7 +37,7 @@ class Stamp:
         theirs = (other.size, other.mtime_ns, other.inode, other.device)
         return mine == theirs and (self.ctime_ns == other.ctime_ns or self.links != other.links)
 
-    def difference(self, now: Stamp) -> str:
+    def difference(self, now: FileStat) -> str:
         """Describe the change from this state to `now` in words."""
         if self.tag and now.tag:
             return "its store has a different version now"
@@ -49,8 +49,8 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class FileVersion:
     """A file of a checkpoint, and its state before it was read."""
 
     path: str
-    stamp: Stamp
+    stamp: FileStat

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
+from ckptfix.cli.shared.console import COMPLETE as COMPLETE
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
 from ckptfix.urls import is_url, known_word
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
-
-
-COMPLETE = "_CKPTFIX_COMPLETE"
-"""Environment variable in which the completion script of a shell passes its request."""
 
 
 class Row(NamedTuple):
@@ -35,7 +32,7 @@ class Row(NamedTuple):
 
 COMMANDS: dict[str, Row] = {
     "fix": Row("Start here", "fix", "Fix everything that keeps a file from loading, in one step."),
-    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and faults."),
+    "ls": Row("Look", "ls", "List checkpoints with format, size, devices and problems."),
     "inspect": Row("Look", "inspect", "Show what a file is, and list its tensors."),
     "doctor": Row("Look", "doctor", "Explain why a file does not load, and what fixes it."),
     "browse": Row("Look", "browse", "Browse a file, a folder or two files in the terminal."),
@@ -48,7 +45,7 @@ COMMANDS: dict[str, Row] = {
     "unwrap": Row("Keys", "unwrap", "Remove the prefixes of all known wrappers: DDP, FSDP, compile."),
     "rename": Row("Keys", "rename", "Rename keys by regular expressions or a file of rules."),
     "match": Row("Keys", "match", "Rename keys to fit another model."),
-    "select": Row("Values", "values.select", "Keep or drop tensors by name."),
+    "select": Row("Values", "values.select", "Keep or drop tensors by key."),
     "cast": Row("Values", "values.cast", "Convert tensors to fp16, bf16, fp8 ..."),
     "average": Row("Values", "values.average", "Average several checkpoints."),
     "merge": Row("Values", "values.merge", "Combine several state dicts into one."),
@@ -91,7 +88,7 @@ _OTHER_WORDS: dict[str, Sequence[str]] = {
 """Words that users may know from other tools, and the commands that do that here."""
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """The group whose commands are the rows of `COMMANDS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -178,7 +175,7 @@ class Commands(click.Group):
         return code
 
 
-def _completed(group: Commands, variable: str, instruction: str) -> int:
+def _completed(group: CommandGroup, variable: str, instruction: str) -> int:
     """Answer a completion script: ``bash_complete`` asks for completions, ``bash_source`` for the script itself."""
     from ckptfix.cli.shared.shells import SHELLS
 
@@ -207,7 +204,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 
 @click.group(
-    cls=Commands,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
@@ -218,7 +215,7 @@ def commands() -> None:
     """Fix PyTorch checkpoints without loading them: keys, devices, container.
 
     The input never changes, unless you give --in-place. Exit codes: 0 done, same or clean; 1 differences or findings;
-    2 trouble or wrong usage; 3 done with losses, each named; 128+n a signal.
+    2 an error or wrong usage; 3 done with losses, each named; 128+n a signal.
 
     `ckptfix FILE` shows what a file is and what is wrong with it.
 

@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.cli.shared.options import at_option, in_place_option, link_option
 from ckptfix.ops import rename
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -18,7 +18,7 @@ from ckptfix.ops.writing import How
     link_option(),
     example="ckptfix add-module plain.pth ddp.pth",
 )
-def command(source: str, dest: str | None, how: How, *, prefix: str, at: str | None) -> Written:
+def command(source: str, dest: str | None, how: WriteOptions, *, prefix: str, at: str | None) -> Written:
     """Add the prefix `module.` to every key of the model.
 
     A model wrapped in DataParallel or DistributedDataParallel then loads OUT directly.

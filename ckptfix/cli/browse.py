@@ -31,9 +31,9 @@ from ckptfix.io.source import found_as
 def command(console: Console, *, path: str, other: str | None, at: tuple[str, ...]) -> int:
     """Browse FILE in the terminal: a tree of its tensors and other values, with sizes.
 
-    Press / to search as you type, enter to open, v for values, f for findings, y to copy the command that does what
-    is shown, ? for all keys, q to quit. With OTHER, both files are compared side by side: changed, added, removed.
-    With a DIR, the checkpoints in it are listed.
+    Press / to search as you type, enter to open, v for values, f for findings, y to copy the command that prints
+    what you see, ? for all keys, q to quit. With OTHER, both files are compared side by side: changed, added,
+    removed. With a DIR, the checkpoints in it are listed.
 
     Only headers and the values on screen are read. Needs a terminal and pip install 'ckptfix[browse]'.
     """
@@ -41,7 +41,7 @@ def command(console: Console, *, path: str, other: str | None, at: tuple[str, ..
         raise click.UsageError("--at needs two files: give it once for both, or once for each.")
     if not all(map(is_terminal, (sys.stdin, sys.stdout, sys.stderr))) or os.environ.get("TERM") == "dumb":
         hint = line_of("inspect", path) if other is None else line_of("diff", path, other)
-        raise Refused("browse needs a terminal", hint=f"`{hint}` prints what it would show")
+        raise Refused("browse needs a terminal", hint=f"`{hint}` prints the same data")
     need_textual("browse")
     for name in (path, other):
         if name is not None and not found_as(name):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli import COMPLETE
 from ckptfix.cli.shared.common import reads
-from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.console import COMPLETE, GROUP, Console
 from ckptfix.cli.shared.shells import SHELLS
 
 
@@ -21,8 +20,6 @@ def command(console: Console, *, shell: str) -> int:
 
     Addresses are completed from the file named before them: ckptfix extract model.pth --at <TAB>.
     """
-    from ckptfix.cli import commands
-
-    complete = SHELLS[shell](commands, {}, "ckptfix", COMPLETE)
+    complete = SHELLS[shell](GROUP.get(), {}, "ckptfix", COMPLETE)
     console.say(complete.source_template % complete.source_vars())
     return 0

@@ -11,7 +11,7 @@ from ckptfix.cli.shared.common import FileName, Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import convert
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -49,7 +49,7 @@ from ckptfix.ops.writing import How
 def command(
     source: str,
     dest: str,
-    how: How,
+    how: WriteOptions,
     *,
     more: tuple[str, ...],
     to: FormatName | None,

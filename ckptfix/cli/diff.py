@@ -10,7 +10,7 @@ import click
 
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
-from ckptfix.cli.shared.console import Console, Lines
+from ckptfix.cli.shared.console import Console, TextConsole
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.io.source import opened_once
@@ -98,12 +98,12 @@ def command(
 
 def _refuse_nothing(result: DiffResult, filter: str | None) -> None:
     if filter and not (result.counts.matched or result.only_a or result.only_b):
-        raise NoSuchTensor(f"no tensor on either side is called {filter}", hint="`ckptfix inspect` lists them")
+        raise NoSuchTensor(f"no tensor on either side has a key like {filter}", hint="`ckptfix inspect` lists them")
 
 
 def text(result: DiffResult) -> str:
     """Return the text that the command prints."""
-    lines = Lines()
+    lines = TextConsole()
     for line, _ in report(result, 0):
         lines.say(line)
     lines.findings((*result.unread, *result.notes))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import reports, tables, values
-from ckptfix.cli.shared.common import FileName, Message, files_argument, reads
+from ckptfix.cli.shared.common import FileName, MessageType, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.fit import wrapped
-from ckptfix.cli.shared.many import Job, Outcome, Recording
+from ckptfix.cli.shared.many import BatchCommand, Outcome, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.commands import command as line_of
@@ -21,7 +21,7 @@ from ckptfix.errors import printable
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
-    from ckptfix.findings.row import Entry
+    from ckptfix.findings.row import FindingKind
     from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
 SHOWN = 30
@@ -34,7 +34,7 @@ NAMES = 4
 class _Problems:
     """The inputs with problems: a summary line, a table, and the commands that fix each."""
 
-    def __init__(self, console: Console, job: Job) -> None:
+    def __init__(self, console: Console, job: BatchCommand) -> None:
         self._console = console
         self._rows: list[tuple[str, str, str, str]] = []
         self._remedies: list[str] = []
@@ -89,7 +89,7 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
     click.Option(
-        ["--error"], metavar="TEXT", type=Message(),
+        ["--error"], metavar="TEXT", type=MessageType(),
         help="The error message you saw; findings that explain it come first. Use - for stdin, @PATH for a file.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: skip checksums, NaN and zeros."),
@@ -167,7 +167,7 @@ def command(
     return code
 
 
-def _explained(console: Console, id: str, entry: Entry | None, ids: tuple[str, ...]) -> int:
+def _explained(console: Console, id: str, entry: FindingKind | None, ids: tuple[str, ...]) -> int:
     if entry is None:
         from difflib import get_close_matches
 

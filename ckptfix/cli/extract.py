@@ -8,7 +8,7 @@ from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import extract
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -34,7 +34,14 @@ from ckptfix.ops.writing import How
     example="ckptfix extract whole_model.pth state_dict.pth",
 )
 def command(
-    source: str, dest: str, how: How, *, at: str | None, ema: bool, to: FormatName | None, drop_unsupported: bool
+    source: str,
+    dest: str,
+    how: WriteOptions,
+    *,
+    at: str | None,
+    ema: bool,
+    to: FormatName | None,
+    drop_unsupported: bool,
 ) -> Written:
     """Extract one state dict from IN, as torch.save(model.state_dict(), OUT) would write it.
 

@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.shared.common import FileName, Written, writes
 from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.ops import fix
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -23,7 +23,7 @@ from ckptfix.ops.writing import How
 def command(
     source: str,
     dest: str | None,
-    how: How,
+    how: WriteOptions,
     *,
     like: str | None,
     like_at: str | None,

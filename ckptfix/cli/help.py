@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import indent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckptfix.cli import COMMANDS, commands
 from ckptfix.cli.shared.common import reads
-from ckptfix.cli.shared.console import Console, is_terminal
+from ckptfix.cli.shared.console import GROUP, Console, is_terminal
 from ckptfix.docs import SCHEMA, SUMMARY, TOPICS, page, schema
+from ckptfix.hooks import Hook
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+ROWS: Hook[Mapping[str, Any]] = Hook("commands.rows")
+"""The table of commands, which is above each of them."""
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    summaries = {**TOPICS, SCHEMA: SUMMARY, **{name: row.summary for name, row in COMMANDS.items()}}
+    summaries = {**TOPICS, SCHEMA: SUMMARY, **{name: row.summary for name, row in ROWS.get().items()}}
     return [CompletionItem(name, help=text) for name, text in summaries.items() if name.startswith(incomplete)]
 
 
@@ -70,11 +73,11 @@ def overview() -> Iterator[str]:
 
 
 def _of_command(name: str) -> str:
-    found = commands.get_command(click.get_current_context(), name)
+    found = GROUP.get().get_command(click.get_current_context(), name)
     if found is None:
         from difflib import get_close_matches
 
-        near = get_close_matches(name.lower().replace("_", "-"), [*TOPICS, SCHEMA, *COMMANDS], n=3, cutoff=0.5)
+        near = get_close_matches(name.lower().replace("_", "-"), [*TOPICS, SCHEMA, *ROWS.get()], n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(near)}?" if near else "`ckptfix help` lists the topics."
         raise click.UsageError(f"No topic or command is called {name!r}. {advice}")
     with click.Context(found, parent=click.get_current_context().find_root(), info_name=name) as ctx:

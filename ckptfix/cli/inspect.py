@@ -12,8 +12,8 @@ import click
 
 from ckptfix.cli.shared import reports, tables
 from ckptfix.cli.shared.common import Verb, files_argument, reads
-from ckptfix.cli.shared.console import Console, Lines, pass_console
-from ckptfix.cli.shared.many import Recording, Whole
+from ckptfix.cli.shared.console import Console, TextConsole, pass_console
+from ckptfix.cli.shared.many import FullText, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
@@ -63,7 +63,7 @@ _SORTS: dict[str, Callable[[TensorEntry], Any]] = {
     click.Option(["--values"], is_flag=True, help="With --html: read the tensors to add histograms and statistics."),
     *search_options(),
     example="ckptfix inspect model.pth --filter '*.weight' --sort size",
-    operands=Inputs("path", Whole),
+    operands=Inputs("path", FullText),
 )
 def command(
     console: Console,
@@ -117,7 +117,7 @@ def command(
 
 def text(inspection: Inspection) -> str:
     """Return the text that the command prints."""
-    lines = Lines()
+    lines = TextConsole()
     _show(lines, inspection, list(inspection.named_entries), tensors=False, levels=0, limit=0)
     return str(lines)
 
@@ -167,7 +167,7 @@ def chosen(
     names = [entry.name for entry in entries[:20000]]
     near = tuple(get_close_matches(globs[0], names, 3, 0.5))
     hint = f"similar names: {', '.join(near)}" if near else None
-    raise NoSuchTensor(f"no tensor is called {' or '.join(globs)}", near=near, path=path, hint=hint)
+    raise NoSuchTensor(f"no tensor has a key like {' or '.join(globs)}", near=near, path=path, hint=hint)
 
 
 def _pattern(glob: str) -> Callable[[Sequence[str]], Sequence[bool]]:
@@ -229,7 +229,7 @@ def _look(console: Console, *, path: str, **options: Any) -> int:
     more = line_of("doctor", path)
     console.say()
     if done.cause is None:
-        console.prose(f"No problems found, without reading the tensors; `{more}` reads them.")
+        console.prose(f"No problems found in the headers; `{more}` also reads the tensors.")
     else:
         console.prose(f"{printable(done.sentence)}: `{more}` shows the fix.")
     return code

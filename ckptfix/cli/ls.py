@@ -20,9 +20,9 @@ from ckptfix.findings.table import RANK
 from ckptfix.words import plural, short, size
 
 if TYPE_CHECKING:
-    from ckptfix.ops.listing import Row
+    from ckptfix.ops.listing import ListedCheckpoint
 
-_SORTS: dict[str, Callable[[Row], Any]] = {
+_SORTS: dict[str, Callable[[ListedCheckpoint], Any]] = {
     "name": lambda row: tables.natural(row.path),
     "size": lambda row: -row.size,
     "tensors": lambda row: -row.tensors,
@@ -76,7 +76,7 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
     return TROUBLE if rows and all(row.error is not None for row in rows) else 0
 
 
-def _show(console: Console, rows: Sequence[Row]) -> None:
+def _show(console: Console, rows: Sequence[ListedCheckpoint]) -> None:
     few = bool(console.width)
     folder = _common([row.path for row in rows]) if few else ""
     cells = [_cells(row, few, folder) for row in rows]
@@ -98,7 +98,7 @@ def _show(console: Console, rows: Sequence[Row]) -> None:
     console.findings(notes, most=NOTES)
 
 
-def _cells(row: Row, few: bool, folder: str) -> tuple[str, ...]:
+def _cells(row: ListedCheckpoint, few: bool, folder: str) -> tuple[str, ...]:
     name = row.path.removeprefix(folder) or row.path
     if row.error is not None:
         return name, "", "", "", "", "", "", "", "" if few else row.error
@@ -125,7 +125,7 @@ def _common(paths: Sequence[str]) -> str:
     return ""
 
 
-def _summary(rows: Sequence[Row], folder: str) -> str:
+def _summary(rows: Sequence[ListedCheckpoint], folder: str) -> str:
     broken = sum(row.severity == "error" for row in rows)
     warned = sum(row.severity == "warning" for row in rows)
     where = f" in {printable(folder)}" if folder else ""

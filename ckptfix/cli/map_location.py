@@ -13,7 +13,7 @@ from ckptfix.cli.shared.options import in_place_option, link_option
 from ckptfix.errors import Refused
 from ckptfix.ops import relocate
 from ckptfix.ops.relocate.plan import device
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 def _is_target(word: str) -> bool:
@@ -31,7 +31,7 @@ def _is_target(word: str) -> bool:
     link_option(),
     example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
 )
-def command(source: str, dest: str | None, how: How, *, targets: tuple[str, ...]) -> Written:
+def command(source: str, dest: str | None, how: WriteOptions, *, targets: tuple[str, ...]) -> Written:
     """Move the tensors of IN to another device.
 
     One DEVICE (cpu, cuda:1, mps ...) moves everything there. Pairs FROM=TO are applied all at once, so two devices can
@@ -55,7 +55,7 @@ def parse_targets(targets: Sequence[str]) -> str | dict[str, str]:
         if not sign:
             raise click.BadParameter(f"give one DEVICE, or pairs FROM=TO; {target!r} is not a pair.")
         if not before or not after:
-            raise click.BadParameter(f"{target!r} is half a pair; write it as in cuda:1=cuda:0.")
+            raise click.BadParameter(f"{target!r} lacks one side; write it as in cuda:1=cuda:0.")
         if pairs.get(before, after) != after:
             raise click.BadParameter(f"{before} cannot move to both {pairs[before]} and {after}.")
         pairs[before] = after

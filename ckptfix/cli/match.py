@@ -28,7 +28,7 @@ from ckptfix.io.source import opened_once
 
 if TYPE_CHECKING:
     from ckptfix.align.result import Skipped
-    from ckptfix.ops.match import By, Found, MatchResult
+    from ckptfix.ops.match import By, MatchProposal, MatchResult
 
 
 _OUT, *_HOW = destination(optional=True)
@@ -52,7 +52,7 @@ _OTHERS = Others()
         type=click.Choice(["structure", "position"]),
         default="structure",
         show_default=True,
-        help="Match by keys, shapes and neighbours, or the n-th tensor to the n-th.",
+        help="Match by keys, shapes and neighbors, or the n-th tensor to the n-th.",
     ),
     at_option(),
     click.Option(["--like-at"], metavar="PATH", shell_complete=values.target_addresses, help="Like --at, for TARGET."),
@@ -101,7 +101,7 @@ def command(
     and listed. The rules behind the pairs are shown: features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
     from ckptfix.ops import match as matching
-    from ckptfix.ops.writing import How
+    from ckptfix.ops.writing import WriteOptions
 
     alone = report or dry_run or rules_file is not None
     dest, keep_old = where_to(dest, output, force=force, without=None)
@@ -129,7 +129,7 @@ def command(
         matching.write_rules(found, rules_file, force=force)
     if writing and not found.refusals:
         with console.progress(at_end="flushing to disk") as progress:
-            how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+            how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
             result = matching.write(found, dest, how)
     else:
         result = matching.preview(found, dest or "")
@@ -148,7 +148,7 @@ def command(
     return code
 
 
-def lines(found: Found, result: MatchResult, width: int = 0) -> Iterator[str]:
+def lines(found: MatchProposal, result: MatchResult, width: int = 0) -> Iterator[str]:
     """Yield the report: the pairs, the rules, and the keys that only one side has."""
     from ckptfix.names.groups import collapse
 

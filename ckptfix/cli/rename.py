@@ -9,7 +9,7 @@ import click
 from ckptfix.cli.shared.common import FileName, Written, writes
 from ckptfix.cli.shared.options import at_option, in_place_option, link_option
 from ckptfix.ops import rename
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -38,7 +38,7 @@ from ckptfix.ops.writing import How
 def command(
     source: str,
     dest: str | None,
-    how: How,
+    how: WriteOptions,
     *,
     subs: tuple[str, ...],
     map_file: str | None,

@@ -8,7 +8,7 @@ import click
 
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import sanitize
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -27,7 +27,7 @@ from ckptfix.ops.writing import How
 def command(
     source: str,
     dest: str,
-    how: How,
+    how: WriteOptions,
     *,
     keep_only: Literal["weights"] | None,
     encoding: str | None,

@@ -8,7 +8,7 @@ import click
 
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.ops import slim
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -26,7 +26,7 @@ from ckptfix.ops.writing import How
     example="ckptfix slim training.ckpt small.ckpt --no-optimizer",
 )
 def command(
-    source: str, dest: str, how: How, *, no_optimizer: bool, dedupe: bool, contiguous: bool, check_only: bool
+    source: str, dest: str, how: WriteOptions, *, no_optimizer: bool, dedupe: bool, contiguous: bool, check_only: bool
 ) -> Written:
     """Shrink IN: leave out the bytes that no tensor uses.
 

@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.cli.shared.options import at_option, in_place_option, link_option
 from ckptfix.ops import rename
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -21,7 +21,7 @@ from ckptfix.ops.writing import How
     example="ckptfix strip-module ddp.pth plain.pth",
 )
 def command(
-    source: str, dest: str | None, how: How, *, prefix: str, all_levels: bool, partial: bool, at: str | None
+    source: str, dest: str | None, how: WriteOptions, *, prefix: str, all_levels: bool, partial: bool, at: str | None
 ) -> Written:
     """Remove the prefix `module.` from every key.
 

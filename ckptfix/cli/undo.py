@@ -6,7 +6,7 @@ import click
 
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import Lines
+from ckptfix.cli.shared.many import LineReport
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.errors import printable
 
@@ -18,7 +18,7 @@ from ckptfix.errors import printable
     click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be undone, and do nothing."),
     *search_options(),
     example="ckptfix undo model.pth",
-    operands=Inputs("source", Lines),
+    operands=Inputs("source", LineReport),
 )
 def command(console: Console, *, source: str, listed: bool, dry_run: bool) -> int:
     """Undo the last in-place edit of FILE, byte for byte.

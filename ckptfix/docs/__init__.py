@@ -10,7 +10,7 @@ from importlib.resources import files
 TOPICS: dict[str, str] = {
     "commands": "Every command, with an example and its output.",
     "python": "Loading into a model, and the commands as functions.",
-    "recipes": "Recipes by task: for files that do not load, fit or end.",
+    "recipes": "Recipes by task: for files that do not load, do not fit or were cut off.",
     "rules": "Rules files: rename keys; split, join and reshape tensors.",
     "remote": "Checkpoints in buckets, on the hub and on web servers.",
     "fleets": "Thousands of checkpoints: planned, resumed, reported.",

@@ -127,7 +127,7 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.NOT_LIGHTNING: "Lightning was given a checkpoint that it did not write",
     LoadError.OPTIMIZER_DEVICE: "the optimizer's state is on the wrong device",
     LoadError.NOT_A_MODEL: "a state dict was used as a model, or a model as a state dict",
-    LoadError.NUMPY2: "NumPy 2 wrote an object in the pickle, and NumPy 1 reads it",
+    LoadError.NUMPY2: "NumPy 2 wrote an object in the pickle, which the installed NumPy 1 cannot read",
     LoadError.PARTS_OF_RANKS:
         "the weights are empty, or one rank's parts: DeepSpeed ZeRO-3, FSDP or tensor parallelism had split "
         "them when they were saved",

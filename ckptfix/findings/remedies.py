@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import Remedy, operand, proposed
+from ckptfix.findings.table import OWN_SUFFIXES, Remedy, operand, proposed
 
 Words = tuple[str, ...]
 
@@ -132,7 +132,7 @@ def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
     place = {**_PLACE, "convert": _PLACE["repair"] + 0.5} if first else _PLACE
     spared = {name for verb in steps for name in VERBS[verb].spares}
     converted = steps.get("convert", ())
-    if converted and "extract" not in steps and converted[0][1] == "safetensors":
+    if converted and "extract" not in steps and converted[0][1] in OWN_SUFFIXES:  # no object is left to sanitize
         spared |= {"sanitize"}
     for verb in sorted(steps, key=place.__getitem__):
         if verb not in spared:

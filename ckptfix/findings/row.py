@@ -40,7 +40,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FindingKind:
     """A row of the catalogue of findings.
 
     Attributes:

@@ -16,11 +16,11 @@ from ckptfix.commands import word as shell_word
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.row import Entry, Finding, Severity
+from ckptfix.findings.row import Finding, FindingKind, Severity
 from ckptfix.findings.verbs import VERBS
 from ckptfix.urls import as_path, folder_beside, is_url
 
-ENTRIES: dict[str, Entry] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *VERBS)}
+ENTRIES: dict[str, FindingKind] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *VERBS)}
 
 RANK: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
@@ -159,7 +159,7 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
     folder, name = folder_beside(path), as_path(path).name
     stem, own = suffixed(path, word)
     suffix = own if suffix is None else suffix
-    if word == "safetensors":
+    if word in OWN_SUFFIXES:
         word = "" if not name.endswith(suffix) else "converted"
     middle = f".{word}" if word else ""
     candidate = folder / f"{stem}{middle}{suffix}"
@@ -175,14 +175,17 @@ def suffixed(path: str, word: str) -> tuple[str, str]:
     name = as_path(path).name
     if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
         name = as_path(name.removesuffix(".json").partition(".index")[0]).stem
-    if word == "safetensors":
-        return _split(name)[0], ".safetensors"
+    if word in OWN_SUFFIXES:
+        return _split(name)[0], OWN_SUFFIXES[word]
     stem, suffix = _split(name)
     many = word in ("plain", "repacked") and as_path(path).is_dir()
     if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
         suffix = ".pth"
     return stem, suffix
 
+
+OWN_SUFFIXES = {"safetensors": ".safetensors"}
+"""The words that name a format of single files with a suffix of its own, which holds no object -> that suffix."""
 
 _TORCH = ("weights", "legacy", "zip", "repacked", "plain")
 """Words of outputs that are torch files, whatever the suffix of the input."""

@@ -13,17 +13,27 @@ it::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
+from typing import Protocol
 
 from ckptfix.fleet.jobs import Job as Job
-from ckptfix.fleet.report import Report as Report
-from ckptfix.fleet.report import Summary as Summary
+from ckptfix.fleet.report import FleetReport as FleetReport
+from ckptfix.fleet.report import JobSummary as JobSummary
 from ckptfix.fleet.run import run as run
 from ckptfix.fleet.run import status as status
-from ckptfix.fleet.states import Shard as Shard
+from ckptfix.fleet.states import PlanShard as PlanShard
+from ckptfix.hooks import Hook
 
-PLANNING = "ckptfix.cli.shared.fleets"
-"""The module that parses a command line, by name: a verb is a command of the command line."""
+
+class _Jobs(Protocol):
+    """The type of the function that parses a command line for many inputs."""
+
+    def __call__(
+        self, names: Sequence[str], words: Sequence[str], *, out_dir: str | None, recursive: bool
+    ) -> Iterator[Job]: ...
+
+
+_JOBS: Hook[_Jobs] = Hook("fleet.jobs")
+"""A verb is a command of the command line, which is above this room."""
 
 
 def plan(
@@ -41,5 +51,4 @@ def plan(
         CkptfixError: a name matches nothing, or two outputs have the same name.
         click.UsageError: the words are not a command for a fleet.
     """
-    jobs: Iterator[Job] = import_module(PLANNING).jobs(names, words, out_dir=out_dir, recursive=recursive)
-    return jobs
+    return _JOBS.get()(names, words, out_dir=out_dir, recursive=recursive)

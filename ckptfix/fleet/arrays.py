@@ -15,11 +15,11 @@ from ckptfix.errors import CkptfixError
 from ckptfix.fleet.bounds import bounds_of
 from ckptfix.fleet.executors import processors, slurm
 from ckptfix.fleet.locks import locked
-from ckptfix.fleet.records import Records
-from ckptfix.fleet.report import Report, summary_of
+from ckptfix.fleet.records import PlanRecords
+from ckptfix.fleet.report import FleetReport, summary_of
 from ckptfix.fleet.run import LATE, TRIES, Each, folder_of, tasks
-from ckptfix.fleet.states import Line, Shard, lines, survey
-from ckptfix.fleet.work import Task, do
+from ckptfix.fleet.states import PlanLine, PlanShard, lines, survey
+from ckptfix.fleet.work import JobTask, do
 from ckptfix.io.source import open_source
 
 PARTS = 16
@@ -34,8 +34,8 @@ class Share:
     """A shard of a plan on its way to the machine that does it; `like` has the fields that all of its tasks share."""
 
     plan: str
-    shard: Shard
-    like: Task
+    shard: PlanShard
+    like: JobTask
 
 
 def do_share(share: Share) -> int:
@@ -45,7 +45,7 @@ def do_share(share: Share) -> int:
     os.chdir(share.like.cwd)
     count = 0
     with open_source(share.plan) as source:
-        for line in lines(source, Records(share.like.folder), share.shard, share.like.bounds):
+        for line in lines(source, PlanRecords(share.like.folder), share.shard, share.like.bounds):
             # A job that failed in this run is not tried again.
             if line.state != "done" and not (line.record is not None and line.record.get("run") == share.like.run):
                 do(_task(line, share.like))
@@ -59,7 +59,7 @@ def _end(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _task(line: Line, like: Task) -> Task:
+def _task(line: PlanLine, like: JobTask) -> JobTask:
     import json
 
     text = json.dumps(line.job.as_dict()).encode()
@@ -72,12 +72,12 @@ def run_array(
     cluster: str | None = None,
     jobs: int | None = None,
     settings: dict[str, object] | None = None,
-    begin: Callable[[Report], None] | None = None,
+    begin: Callable[[FleetReport], None] | None = None,
     each: Each | None = None,
     note: Callable[[str], None] | None = None,
     roots: Sequence[str] = (),
     allow_import: bool = False,
-) -> Report:
+) -> FleetReport:
     """Run a plan like `run`, in an array of `jobs` tasks. A lost task is submitted again.
 
     Args:
@@ -95,7 +95,7 @@ def run_array(
     bounds = bounds_of(plan, roots, allow_import=allow_import)
     bounds.check_records(folder)
     with locked(folder, plan, None), open_source(plan) as source:
-        records = Records(folder)
+        records = PlanRecords(folder)
         todo, report = survey(source, records, bounds=bounds)
         report.begin()
         if begin is not None:
@@ -109,15 +109,15 @@ def run_array(
         like = tasks(folder, time.time(), bounds)(b"")
         where = os.path.abspath(plan)  # noqa: PTH100
 
-        def stands() -> Report:
+        def stands() -> FleetReport:
             report = survey(source, records, run=like.run).report
             if begin is not None:
                 begin(report)
             return report
 
-        _through(executor, [Share(where, Shard(index, count), like) for index in range(count)], stands)
+        _through(executor, [Share(where, PlanShard(index, count), like) for index in range(count)], stands)
 
-        def ended(line: Line) -> None:
+        def ended(line: PlanLine) -> None:
             if line.record is not None and line.record.get("run") == like.run and each is not None:
                 each(summary_of(line.record), report)
 

@@ -7,19 +7,16 @@ that the command line of the run names. Only that command line can allow imports
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
 from ckptfix.commands import quoted
 from ckptfix.errors import Refused
 from ckptfix.fleet.jobs import Job
+from ckptfix.hooks import Hook
 from ckptfix.urls import as_path, is_url, known, normal, real_path
-
-VERB = "ckptfix.cli.shared.alone"
-"""The module that knows the arguments of a verb. It is looked up by name, as on any other machine."""
 
 
 class Uses(Protocol):
@@ -31,6 +28,10 @@ class Uses(Protocol):
     def writes(self) -> tuple[str, ...]: ...
     @property
     def imports(self) -> bool: ...
+
+
+USES: Hook[Callable[[Sequence[str]], Uses | str]] = Hook("fleet.uses")
+"""The function that parses a command line: its files, or a sentence on why it cannot run in a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Bounds:
             Refused: the job exceeds its limits; `where` is its place in the plan.
         """
         hint = "write a plan with `ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl`"
-        uses: Uses | str = import_module(VERB).uses(job.argv)
+        uses = USES.get()(job.argv)
         if isinstance(uses, str):
             raise Refused(f"not a job for a fleet: {uses}", path=self.plan, where=where, hint=hint)
         if uses.imports and not self.allow_import:

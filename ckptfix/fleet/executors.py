@@ -13,8 +13,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from ckptfix.errors import CkptfixError, MissingExtra
-from ckptfix.fleet.report import Summary
-from ckptfix.fleet.work import Task, do
+from ckptfix.fleet.report import JobSummary
+from ckptfix.fleet.work import JobTask, do
 
 _BLOCKED = {signal.SIGINT, signal.SIGHUP}
 """Signals of a terminal: only this process gets them, and then ends the others."""
@@ -23,7 +23,7 @@ WINDOW = 256
 """Jobs that an executor gets at a time if it does not report its number of workers."""
 
 
-class Pending(Protocol):
+class SubmittedJob(Protocol):
     """The result of ``submit``: a future of concurrent.futures, or an object with these two methods."""
 
     def done(self) -> bool: ...
@@ -33,7 +33,7 @@ class Pending(Protocol):
 class Executor(Protocol):
     """An object that runs a call elsewhere."""
 
-    def submit(self, call: Callable[[Task], Summary], task: Task, /) -> Any: ...
+    def submit(self, call: Callable[[JobTask], JobSummary], task: JobTask, /) -> Any: ...
 
 
 class Engine:
@@ -48,9 +48,9 @@ class Engine:
         workers = getattr(executor, "_max_workers", None)
         self.window = window or (2 * workers if isinstance(workers, int) else WINDOW)
 
-    def submit(self, task: Task) -> Pending:
+    def submit(self, task: JobTask) -> SubmittedJob:
         """Begin a job."""
-        pending: Pending = self._executor.submit(do, task)
+        pending: SubmittedJob = self._executor.submit(do, task)
         return pending
 
     def renew(self) -> bool:
@@ -72,7 +72,7 @@ class Processes(Engine):
     def _pool(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(self._count, get_context("spawn"), _begin)
 
-    def submit(self, task: Task) -> Pending:
+    def submit(self, task: JobTask) -> SubmittedJob:
         assert isinstance(self._executor, ProcessPoolExecutor)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
@@ -133,7 +133,7 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _do_or_end(task: Task) -> Summary:
+def _do_or_end(task: JobTask) -> JobSummary:
     global _working
     try:
         _working = True

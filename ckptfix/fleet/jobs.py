@@ -112,7 +112,7 @@ def _identity(value: object) -> Identity | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not {*value} <= {"size", "mtime_ns", "etag", "files"}:
-        raise ValueError("identity is not an identity of a file")
+        raise ValueError("identity is not the state of a file")
     made: Identity = {}
     for name, part in value.items():
         if name != "etag":

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptfix.errors import Refused
-from ckptfix.fleet.states import Shard
+from ckptfix.fleet.states import PlanShard
 from ckptfix.io.system import named
 
 _CANNOT = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -18,7 +18,7 @@ _CANNOT = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextlib.contextmanager
-def locked(folder: str, plan: str, shard: Shard | None) -> Iterator[bool]:
+def locked(folder: str, plan: str, shard: PlanShard | None) -> Iterator[bool]:
     """Keep other runs from doing the same jobs inside. Yields True if no other run does any job of the plan.
 
     Raises:

@@ -31,7 +31,7 @@ class Begun(NamedTuple):
     tries: int
 
 
-class Records:
+class PlanRecords:
     """The records of a plan, in `folder`."""
 
     def __init__(self, folder: str) -> None:

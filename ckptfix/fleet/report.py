@@ -9,7 +9,7 @@ LOSSES, TROUBLE = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class JobSummary:
     """The result of one job that has ended.
 
     Attributes:
@@ -50,9 +50,9 @@ class Summary:
         }
 
 
-def summary_of(record: dict[str, Any], *, before: bool = False) -> Summary:
+def summary_of(record: dict[str, Any], *, before: bool = False) -> JobSummary:
     """Return the summary of a job that has this record."""
-    return Summary(
+    return JobSummary(
         input=record["input"],
         output=record["output"],
         exit_code=record["exit_code"],
@@ -90,7 +90,7 @@ class Cause:
 
 
 @dataclass(slots=True)
-class Report:
+class FleetReport:
     """The state of the jobs of a plan, or of a shard of it.
 
     Attributes:
@@ -118,7 +118,7 @@ class Report:
         self.jobs += 1
         self.bytes += size
 
-    def leave(self, state: str, size: int, failure: Summary | None = None) -> None:
+    def leave(self, state: str, size: int, failure: JobSummary | None = None) -> None:
         """Count a job that is not done; `failure` is its failure."""
         if state == "failed" and failure is not None:
             self.failed += 1
@@ -135,7 +135,7 @@ class Report:
         self.codes.pop(TROUBLE, None)
         self.causes = {key: cause for key, cause in self.causes.items() if key[0] != TROUBLE}
 
-    def add(self, summary: Summary) -> None:
+    def add(self, summary: JobSummary) -> None:
         """Count a job that has ended."""
         if not summary.before:
             self.left -= 1
@@ -147,7 +147,7 @@ class Report:
         self.done_bytes += summary.bytes
         self._count(summary)
 
-    def _count(self, summary: Summary) -> None:
+    def _count(self, summary: JobSummary) -> None:
         self.codes[summary.exit_code] = self.codes.get(summary.exit_code, 0) + 1
         if summary.cause is None:
             return

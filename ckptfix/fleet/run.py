@@ -12,13 +12,13 @@ from typing import Any
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused
 from ckptfix.fleet.bounds import Bounds, bounds_of
-from ckptfix.fleet.executors import Engine, Executor, Pending, Processes, is_future, processors
+from ckptfix.fleet.executors import Engine, Executor, Processes, SubmittedJob, is_future, processors
 from ckptfix.fleet.jobs import line_at
 from ckptfix.fleet.locks import locked
-from ckptfix.fleet.records import Records
-from ckptfix.fleet.report import Report, Summary
-from ckptfix.fleet.states import Line, Shard, survey
-from ckptfix.fleet.work import Task, give_up
+from ckptfix.fleet.records import PlanRecords
+from ckptfix.fleet.report import FleetReport, JobSummary
+from ckptfix.fleet.states import PlanLine, PlanShard, survey
+from ckptfix.fleet.work import JobTask, give_up
 from ckptfix.io.source import found_as, open_source
 
 TRIES = 3
@@ -27,7 +27,7 @@ TRIES = 3
 SOON, LATE = 0.02, 1.0
 """Seconds between two checks of futures that cannot be waited for."""
 
-Each = Callable[[Summary, Report], None]
+Each = Callable[[JobSummary, FleetReport], None]
 """Called with a job that has ended, and the state of all jobs so far."""
 
 
@@ -49,10 +49,10 @@ def folder_of(plan: str) -> str:
 def status(
     plan: str,
     *,
-    shard: Shard | None = None,
-    each: Callable[[Line], None] | None = None,
+    shard: PlanShard | None = None,
+    each: Callable[[PlanLine], None] | None = None,
     bounds: Bounds | None = None,
-) -> Report:
+) -> FleetReport:
     """Return the state of the jobs of a plan, without doing any of them.
 
     Args:
@@ -63,7 +63,7 @@ def status(
     """
     folder = folder_of(plan)
     with open_source(plan) as source:
-        return survey(source, Records(folder), shard, each, bounds=bounds).report
+        return survey(source, PlanRecords(folder), shard, each, bounds=bounds).report
 
 
 def run(
@@ -71,12 +71,12 @@ def run(
     *,
     executor: Executor | Engine | None = None,
     jobs: int | None = None,
-    shard: Shard | None = None,
-    begin: Callable[[Report], None] | None = None,
+    shard: PlanShard | None = None,
+    begin: Callable[[FleetReport], None] | None = None,
     each: Each | None = None,
     roots: Sequence[str] = (),
     allow_import: bool = False,
-) -> Report:
+) -> FleetReport:
     """Do the unfinished jobs of a plan, or of a shard of it.
 
     Args:
@@ -98,7 +98,7 @@ def run(
     bounds = bounds_of(plan, roots, allow_import=allow_import)
     bounds.check_records(folder)
     with locked(folder, plan, shard) as alone, open_source(plan) as source:
-        todo, report = survey(source, Records(folder), shard, bounds=bounds)
+        todo, report = survey(source, PlanRecords(folder), shard, bounds=bounds)
         report.begin()
         if begin is not None:
             begin(report)
@@ -115,7 +115,7 @@ def _engine(executor: Executor | Engine | None, jobs: int | None, count: int) ->
     return executor if isinstance(executor, Engine) else Engine(executor)
 
 
-def tasks(folder: str, since: float, bounds: Bounds | None = None) -> Callable[[bytes], Task]:
+def tasks(folder: str, since: float, bounds: Bounds | None = None) -> Callable[[bytes], JobTask]:
     """Return a function that makes the task of a plan's line for one run.
 
     The default of `bounds` is the folder of the plan.
@@ -124,13 +124,13 @@ def tasks(folder: str, since: float, bounds: Bounds | None = None) -> Callable[[
     cwd = os.getcwd()  # noqa: PTH109
     here = os.path.abspath(folder)  # noqa: PTH100
     name = f"{os.getpid()}-{os.urandom(4).hex()}"
-    return lambda line: Task(line=line, folder=here, cwd=cwd, run=name, tries=TRIES, since=since, bounds=within)
+    return lambda line: JobTask(line=line, folder=here, cwd=cwd, run=name, tries=TRIES, since=since, bounds=within)
 
 
-def _carry_out(tasks: Iterable[Task], engine: Engine, report: Report, each: Each | None) -> None:
+def _carry_out(tasks: Iterable[JobTask], engine: Engine, report: FleetReport, each: Each | None) -> None:
     waiting = iter(tasks)
-    again: deque[Task] = deque()
-    running: dict[Pending, Task] = {}
+    again: deque[JobTask] = deque()
+    running: dict[SubmittedJob, JobTask] = {}
     lost: dict[bytes, int] = {}
     broken = 0
     stopped = True
@@ -196,14 +196,14 @@ def _renewed(engine: Engine, broken: int, error: BrokenExecutor) -> int:
     return broken + 1
 
 
-def _forget(pending: Pending) -> None:
+def _forget(pending: SubmittedJob) -> None:
     cancel = getattr(pending, "cancel", None)
     if cancel is not None:
         with contextlib.suppress(Exception):
             cancel()
 
 
-def _ended(running: Iterable[Pending]) -> Iterator[Pending]:
+def _ended(running: Iterable[SubmittedJob]) -> Iterator[SubmittedJob]:
     """Yield the jobs that have ended; wait for at least one, however long that takes."""
     futures: list[Any] = [*running]
     if all(map(is_future, futures)):

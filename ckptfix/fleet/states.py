@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from ckptfix.errors import Refused
 from ckptfix.fleet.bounds import Bounds
 from ckptfix.fleet.jobs import Job, identity, lines_of, parsed
-from ckptfix.fleet.records import Records
-from ckptfix.fleet.report import Report, Summary, summary_of
+from ckptfix.fleet.records import PlanRecords
+from ckptfix.fleet.report import FleetReport, JobSummary, summary_of
 from ckptfix.io.source import Source
 
 State = Literal["done", "failed", "left", "changed"]
@@ -21,7 +21,7 @@ TROUBLE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class PlanShard:
     """One of `count` parts of a plan; `index` counts from 0."""
 
     index: int
@@ -41,7 +41,7 @@ def state_of(job: Job, record: dict[str, Any] | None) -> State:
     return "done" if job.in_place or identity(job.input) == record["identity"] else "changed"
 
 
-class Line(NamedTuple):
+class PlanLine(NamedTuple):
     """A job of a plan, the offset of its line, and its state."""
 
     offset: int
@@ -51,8 +51,8 @@ class Line(NamedTuple):
 
 
 def lines(
-    plan: Source, records: Records, shard: Shard | None = None, bounds: Bounds | None = None
-) -> Iterator[Line]:
+    plan: Source, records: PlanRecords, shard: PlanShard | None = None, bounds: Bounds | None = None
+) -> Iterator[PlanLine]:
     """Yield the jobs of the shard, in the order of the plan; one line is in memory at a time, and 8 bytes a job.
 
     The next job goes to the shard with the fewest bytes so far: every shard computes the same result from the same
@@ -83,26 +83,26 @@ def lines(
         state = state_of(job, record)
         if bounds is not None and state != "done":
             bounds.check(job, f"line {number:,}")
-        yield Line(offset, job, state, record)
+        yield PlanLine(offset, job, state, record)
     if not taken:
         raise Refused("has no jobs: it is empty", path=plan.name, hint="see the output of `ckptfix fleet plan`")
 
 
-class Survey(NamedTuple):
+class PlanSurvey(NamedTuple):
     """The remaining jobs, as the offsets of their lines, and the report on the finished ones."""
 
     todo: array[int]
-    report: Report
+    report: FleetReport
 
 
 def survey(
     plan: Source,
-    records: Records,
-    shard: Shard | None = None,
-    each: Callable[[Line], None] | None = None,
+    records: PlanRecords,
+    shard: PlanShard | None = None,
+    each: Callable[[PlanLine], None] | None = None,
     run: str | None = None,
     bounds: Bounds | None = None,
-) -> Survey:
+) -> PlanSurvey:
     """Read a plan once, and collect the states of its jobs. Raises like `lines`.
 
     Args:
@@ -111,7 +111,7 @@ def survey(
         bounds: as in `lines`.
     """
     todo = array("Q")
-    report = Report()
+    report = FleetReport()
     for line in lines(plan, records, shard, bounds):
         report.plan(line.job.bytes)
         if each is not None:
@@ -124,8 +124,8 @@ def survey(
             continue
         report.leave(line.state, line.job.bytes, None if line.record is None else _before(line))
         todo.append(line.offset)
-    return Survey(todo, report)
+    return PlanSurvey(todo, report)
 
 
-def _before(line: Line) -> Summary | None:
+def _before(line: PlanLine) -> JobSummary | None:
     return summary_of(line.record, before=True) if line.record is not None and line.state == "failed" else None

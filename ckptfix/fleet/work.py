@@ -7,19 +7,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
-from ckptfix.fleet.bounds import VERB, Bounds
+from ckptfix.fleet.bounds import Bounds
 from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
-from ckptfix.fleet.records import Begun, Records
-from ckptfix.fleet.report import Summary, summary_of
+from ckptfix.fleet.records import Begun, PlanRecords
+from ckptfix.fleet.report import JobSummary, summary_of
 from ckptfix.fleet.states import TROUBLE, state_of
+from ckptfix.hooks import Hook
 from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.urls import is_url
 
@@ -31,7 +31,7 @@ _STEM = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JobTask:
     """A job on its way to the process that does it.
 
     Attributes:
@@ -70,7 +70,11 @@ class Ended(Protocol):
     def usage(self) -> str | None: ...
 
 
-def do(task: Task) -> Summary:
+DONE: Hook[Callable[[Sequence[str], str, str | None, Replace, bool], Ended]] = Hook("fleet.done")
+"""The function that runs a command line: (words, input, output, treatment of an existing output, allow imports)."""
+
+
+def do(task: JobTask) -> JobSummary:
     """Do the job, unless it is done, and record its result. A failure is a result too.
 
     Raises:
@@ -78,7 +82,7 @@ def do(task: Task) -> Summary:
     """
     if not _is_here(task.cwd):
         os.chdir(task.cwd)
-    records = Records(task.folder)
+    records = PlanRecords(task.folder)
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
     if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
@@ -99,7 +103,7 @@ def do(task: Task) -> Summary:
         records.begin(job.key, Begun(task.run, tries + 1))
     try:
         before = identity(job.input)
-        ended = _verb(job, replace, task.bounds)
+        ended = DONE.get()(job.argv, job.input, job.output, replace, task.bounds.allow_import)
     except BaseException:
         if mine:  # it was stopped properly, so this attempt does not count
             records.begin(job.key, Begun(task.run, tries))
@@ -111,9 +115,9 @@ def do(task: Task) -> Summary:
     return summary_of(document)
 
 
-def give_up(task: Task, message: str) -> Summary:
+def give_up(task: JobTask, message: str) -> JobSummary:
     """Record the failure of a job that no process could finish."""
-    records = Records(task.folder)
+    records = PlanRecords(task.folder)
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
     error = {"type": "ChildProcessError", "message": message, "path": job.input, "hint": None}
@@ -138,11 +142,6 @@ def _is_here(folder: str) -> bool:
     with contextlib.suppress(OSError):
         return os.path.samefile(folder, os.curdir)  # noqa: PTH121
     return False
-
-
-def _verb(job: Job, replace: Replace, bounds: Bounds) -> Ended:
-    done: Ended = import_module(VERB).done(job.argv, job.input, job.output, replace, bounds.allow_import)
-    return done
 
 
 def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tuple[Replace, bool]:
@@ -225,7 +224,7 @@ def _command(hint: str | None) -> str | None:
     return named[1] if named else hint or None
 
 
-def _clean_up(job: Job, records: Records, since: float) -> None:
+def _clean_up(job: Job, records: PlanRecords, since: float) -> None:
     """Remove leftovers of a process that was killed during the job: temporary files, or an unfinished in-place edit."""
     if job.output is None or is_url(job.output):
         return

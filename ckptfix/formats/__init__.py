@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 
-from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
 from ckptfix.formats import base, members
-from ckptfix.formats.base import Aspect, Format, plain_weights
+from ckptfix.formats.base import Aspect, Format
 from ckptfix.formats.dcp.part import refuse_part
+from ckptfix.formats.programs import format as programs
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import module as torch_module
@@ -80,6 +81,7 @@ FORMATS = Formats(
             for format in (
                 *(torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT),
                 *(torch_pickle.FORMAT, torch_tar.FORMAT, torch_archive.FORMAT),
+                *(programs.TORCHSCRIPT, programs.EXPORTED),
             )
         },
         "dcp": _Room("dcp.format"),
@@ -192,12 +194,8 @@ def states(checkpoint: Checkpoint, aspect: Aspect) -> bool:
 
 
 def weights_of(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:
-    """Return one state dict of a checkpoint, or all of its tensors, with ties and views; see `Format.weights`.
-
-    The state dict of a program, which has no format here, is returned unchanged.
-    """
-    format = FORMATS.get(checkpoint.format)
-    found = (plain_weights if format is None else format.weights)(checkpoint, at, views=views)
+    """Return one state dict of a checkpoint, or all of its tensors, with ties and views; see `Format.weights`."""
+    found = format_of(checkpoint).weights(checkpoint, at, views=views)
     return found if at is None else without_optimizer(found)
 
 
@@ -236,4 +234,4 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return format.read(name)
     with open_source(name) as source:
         checkpoint = format.read(source.name)
-        return checkpoint if checkpoint.files else replace(checkpoint, files=(Mark(source.name, source.mark),))
+        return checkpoint if checkpoint.files else replace(checkpoint, files=(FileVersion(source.name, source.mark),))

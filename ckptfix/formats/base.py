@@ -1,7 +1,7 @@
 """The contract of a format: what its files can state, and the functions that read, judge and plan them.
 
 A format's module ends with one `Format`; tests/contract runs the same suite over all of them. Code outside this package
-never compares format names: it asks what a format states, or calls its functions.
+never compares format names: it asks what a format states, or calls its functions (tests/unit/test_layers.py).
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class PlanWrite(Protocol):
     def __call__(
         self, entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None
     ) -> Plan: ...
+
+
+PlanLike = Callable[[Checkpoint, Sequence[TensorEntry], str, Mapping[str, str]], Plan]
+"""The type of `Format.plan_like`."""
 
 
 class WeightsOf(Protocol):
@@ -70,7 +74,7 @@ def nothing_beside(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class SelectedWeights:
     """The part of a checkpoint that `convert` writes, when the checkpoint holds its weights in several forms.
 
     Attributes:
@@ -137,9 +141,12 @@ class Format:
         refuses: the reason why files of the format cannot hold a tensor unchanged; None if they can.
         plan_edit: the plan of the checkpoint with edits applied; everything else stays byte for byte the same.
         plan_write: the plan of a new file that holds one state dict.
+        plan_like: (checkpoint, tensors, file, metadata) -> the plan of a new file that holds one state dict, laid out
+            like the checkpoint, which is of this format; None where `plan_write` already does that.
         folder: the checkpoint is a folder of files, not one file.
         edits: `plan_edit` is supported; False for a read-only format, which must be converted before it can be edited.
         writes: `plan_write` is supported.
+        program: its files hold a program, and only the weights are read; torch.load does not read them.
         sized: (bytes) -> a `plan_write` whose files hold at most that many bytes of tensors; None for a format of
             single files.
         by_file: (checkpoint, planner of one file, folder) -> the plan of a folder in which each checkpoint file is
@@ -150,6 +157,9 @@ class Format:
         share: the tensors of a state dict -> the input of `plan_write`.
         ties: keys that metadata ties to a tensor -> the key of that tensor.
         remarks: findings that apply to every file of the format.
+        one_stream: the file is one stream of pickles and data without a directory, so a reader finds a storage by the
+            sizes of those before it, and a reference to a storage has a field for views.
+        joins_ranks: a checkpoint is joined from the files that each rank of a job saved.
         since: the first torch release that reads the format; None where torch is not its reader, or always was.
         plan_state_dict: the plan of a new file of a `torch.weights.Weights`, including non-dense tensors and the
             versions of modules, as ``torch.save(model.state_dict())`` writes it; None for a format without objects.
@@ -181,26 +191,40 @@ class Format:
     refuses: Callable[[TensorEntry], str | None]
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
+    plan_like: PlanLike | None = None
     skim: tuple[str, Callable[[Checkpoint], Iterable[Finding]]] | None = None
     folder: bool = False
     edits: bool = True
     writes: bool = True
+    program: bool = False
     sized: Callable[[int], PlanWrite] | None = None
     by_file: ByFile | None = None
     beside: Callable[[Checkpoint, str], tuple[OutputFile, ...]] = nothing_beside
     share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
     remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing
+    one_stream: bool = False
+    joins_ranks: bool = False
     since: tuple[int, int] | None = None
     plan_state_dict: Callable[[Any, str], Plan] | None = None
     recode: Callable[[Checkpoint, str], Plan] | None = None
     sized_recode: Callable[[int], Callable[[Checkpoint, str], Plan]] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
-    take: Callable[[Checkpoint, str | None, bool], Taken] | None = None
+    take: Callable[[Checkpoint, str | None, bool], SelectedWeights] | None = None
     read_stream: Callable[[str], tuple[Any, bytes]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
     in_place: InPlace | None = None
+
+    @property
+    def has_ties(self) -> bool:
+        """True if `ties` may find any."""
+        return self.ties is not no_ties
+
+    @property
+    def own_suffix(self) -> str | None:
+        """The suffix that all files of the format have; None if there is not exactly one."""
+        return self.suffixes[0] if len(self.suffixes) == 1 else None
 
     def check(self, path: str) -> Iterator[Finding]:
         """Yield all faults of the file at `path`: read it, and run `judge` on the result."""

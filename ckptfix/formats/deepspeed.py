@@ -214,8 +214,8 @@ def to_universal(folder: str) -> str:
     line = f"python -m deepspeed.checkpoint.ds_to_universal --input_folder {quoted(folder)} --output_folder {out}"
     return (
         f"run `{line}` to join it, where DeepSpeed is installed and the model states have universal_checkpoint_info "
-        "(Megatron-DeepSpeed saves it); ckptfix reads the folder that it writes. With --inject_missing_state it would "
-        "join along dimension 0 even parameters that were split otherwise, or not at all"
+        "(Megatron-DeepSpeed saves it); ckptfix reads the folder that it writes. Do not use --inject_missing_state: "
+        "it joins all parameters along dimension 0, also those that were split differently or not at all"
     )
 
 

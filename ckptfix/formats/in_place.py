@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import Unsupported
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import open_source
 
 A_COPY = "write a copy: give OUT"
-
-
-def as_planned(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """Return `plan` unchanged: the `Format.in_place` of a format whose plans leave data where it is."""
-    return plan
 
 
 def unchanged(file: OutputFile) -> bool:

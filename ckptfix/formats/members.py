@@ -26,7 +26,7 @@ Role = Literal["model", "optimizer", "beside", "other"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class MemberKind:
     """The kind of a file or folder among those that a trainer saves.
 
     Attributes:
@@ -39,27 +39,27 @@ class Kind:
     what: str
 
 
-WEIGHTS = Kind("model", "the weights")
-WEIGHTS_OF_RANK = Kind("model", "the weights of a rank")
-ADAPTER = Kind("model", "the weights of an adapter")
-INDEX = Kind("beside", "the index of a sharded checkpoint")
-OPTIMIZER = Kind("optimizer", "the optimizer's state")
-SCHEDULER = Kind("beside", "the state of a learning rate scheduler")
-SCALER = Kind("beside", "the state of a gradient scaler")
-GENERATORS = Kind("beside", "states of random generators")
-DATA = Kind("beside", "the state of a sampler or data loader")
-EXTRA = Kind("beside", "the states of a rank's scheduler and random generators")
-ARGUMENTS = Kind("beside", "arguments of transformers' Trainer")
-PROGRESS = Kind("beside", "the progress of transformers' Trainer")
-REGISTERED = Kind("beside", "an object that was registered with accelerate")
-CONFIGURATION = Kind("beside", "the configuration")
-TOKENIZER = Kind("beside", "the tokenizer")
-UNKNOWN = Kind("other", "")
+WEIGHTS = MemberKind("model", "the weights")
+WEIGHTS_OF_RANK = MemberKind("model", "the weights of a rank")
+ADAPTER = MemberKind("model", "the weights of an adapter")
+INDEX = MemberKind("beside", "the index of a sharded checkpoint")
+OPTIMIZER = MemberKind("optimizer", "the optimizer's state")
+SCHEDULER = MemberKind("beside", "the state of a learning rate scheduler")
+SCALER = MemberKind("beside", "the state of a gradient scaler")
+GENERATORS = MemberKind("beside", "states of random generators")
+DATA = MemberKind("beside", "the state of a sampler or data loader")
+EXTRA = MemberKind("beside", "the states of a rank's scheduler and random generators")
+ARGUMENTS = MemberKind("beside", "arguments of transformers' Trainer")
+PROGRESS = MemberKind("beside", "the progress of transformers' Trainer")
+REGISTERED = MemberKind("beside", "an object that was registered with accelerate")
+CONFIGURATION = MemberKind("beside", "the configuration")
+TOKENIZER = MemberKind("beside", "the tokenizer")
+UNKNOWN = MemberKind("other", "")
 
 _RANK = r"([._-]world[._-]?size[._-]?\d+)?[._-]rank[._-]?\d+"
 """The part of a file's name that gives the rank that saved it, with verl's job size before it."""
 
-KINDS: tuple[tuple[str, Kind], ...] = (
+KINDS: tuple[tuple[str, MemberKind], ...] = (
     # transformers, diffusers, peft, accelerate: `save_pretrained`, `Trainer._save`, `save_state`, `save_fsdp_model`
     (r"(model|pytorch_model|diffusion_pytorch_model)(\.[a-z0-9_]+)?\.(safetensors|bin)", WEIGHTS),
     (r"adapter_model\.(safetensors|bin)", ADAPTER),
@@ -82,7 +82,7 @@ KINDS: tuple[tuple[str, Kind], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FolderMember:
     """A file or folder inside a folder.
 
     Attributes:
@@ -106,7 +106,7 @@ class Member:
         return self.folder or (self.name.lower().endswith(CHECKPOINTS) and not self.name.endswith(".distcp"))
 
 
-def members(folder: str) -> tuple[Member, ...]:
+def members(folder: str) -> tuple[FolderMember, ...]:
     """Return the files and folders in `folder`, sorted by name, without hidden ones.
 
     Raises:
@@ -116,14 +116,14 @@ def members(folder: str) -> tuple[Member, ...]:
     return tuple(_member(entry) for entry in entries if not entry.name.startswith("."))
 
 
-def _member(entry: Path) -> Member:
+def _member(entry: Path) -> FolderMember:
     inner = entry.is_dir()
     size = 0 if inner or not entry.is_file() else entry.stat().st_size
     kind = kind_of(entry.name)
-    return Member(entry.name, kind.role, kind.what, size, inner)
+    return FolderMember(entry.name, kind.role, kind.what, size, inner)
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> MemberKind:
     """Return the kind of a file or folder that a trainer saves, judged by its name alone."""
     return next((kind for pattern, kind in KINDS if re.fullmatch(pattern, name)), UNKNOWN)
 
@@ -152,7 +152,7 @@ def model_of(
     except OSError:
         return None
 
-    def path(member: Member) -> str:
+    def path(member: FolderMember) -> str:
         return str(as_path(folder, member.name))
 
     files = [member for member in found if not member.folder]
@@ -173,12 +173,12 @@ def model_of(
     return path(files[0]) if alone else None
 
 
-def _is_one(files: Sequence[Member]) -> bool:
+def _is_one(files: Sequence[FolderMember]) -> bool:
     """Return whether the names of `files` differ only in format, so that they are one model."""
     return len({_stem(member.name) for member in files}) == 1
 
 
-def _preferred(files: Sequence[Member]) -> Member:
+def _preferred(files: Sequence[FolderMember]) -> FolderMember:
     return next((member for member in files if member.name.endswith(".safetensors")), files[0])
 
 

@@ -41,7 +41,8 @@ def named_format(to: str) -> Format:
     name = ALIASES.get(to.lower(), to.lower())
     if name not in FORMATS or not FORMATS[name].writes:
         written = ", ".join(format.name for format in FORMATS.values() if format.writes)
-        message = f"the format {name} is read and not written" if name in FORMATS else f"no format called {to!r}"
+        known = f"ckptfix reads the format {name}, but does not write it"
+        message = known if name in FORMATS else f"no format called {to!r}"
         raise Unsupported(message, hint=f"formats are {written}")
     return FORMATS[name]
 

@@ -28,10 +28,10 @@ from ckptfix.ops.digest.files import digests
 from ckptfix.ops.digest.tensors import digest_of
 from ckptfix.ops.inspect.describe import inspect
 from ckptfix.ops.stats import moments_of, why_no_numbers
-from ckptfix.ops.stats.moments import Moments
+from ckptfix.ops.stats.moments import ElementMoments
 from ckptfix.words import natural, plural, shape, size
 
-FORM = 1
+FORM = 2
 
 DIGITS = 16
 """Hexadecimal digits of a digest: enough to distinguish tensors."""
@@ -149,7 +149,7 @@ def _properties(entry: TensorEntry) -> Iterator[str]:
         yield "requires_grad"
 
 
-def _statistics(found: Moments) -> Iterator[str]:
+def _statistics(found: ElementMoments) -> Iterator[str]:
     values = (
         ("mean", found.mean_value),
         ("std", found.deviation),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ckptfix.html.text import Html, number, tag
-from ckptfix.ops.histogram import Bins, Distribution, Values
+from ckptfix.ops.histogram import Bins, Distribution, ValueBins
 from ckptfix.words import short
 
 LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -41,7 +41,7 @@ def _range(bins: Bins | None) -> tuple[str, str]:
     return ("", "") if bins is None else (number(bins.low), number(bins.high))
 
 
-def _peak(*sides: Values | None) -> int:
+def _peak(*sides: ValueBins | None) -> int:
     return max((max(side.bins.counts) for side in sides if side is not None and side.bins is not None), default=0)
 
 
@@ -49,7 +49,7 @@ COLUMNS = ("min", "max", "mean", "std", "zeros", "NaN", "infinite")
 """The statistics shown for the values of a side."""
 
 
-def _numbers(values: Values | None) -> list[str] | int:
+def _numbers(values: ValueBins | None) -> list[str] | int:
     """Return the values of `COLUMNS`; 0 if there is no such side."""
     if values is None:
         return 0

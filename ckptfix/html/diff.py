@@ -8,7 +8,7 @@ from pathlib import PurePath
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command as line_of
 from ckptfix.html import charts
-from ckptfix.html.grid import Column, Grid, Tensor, grid
+from ckptfix.html.grid import Column, PageTable, Tensor, grid
 from ckptfix.html.heat import Scale, Spot, heat_map
 from ckptfix.html.page import pasted, room_beside, section, table, tiles, whole
 from ckptfix.html.text import Html, data, join, number, tag, text
@@ -348,7 +348,7 @@ def _plain(value: object) -> str:
     return shown if isinstance(shown, str) else repr(shown)
 
 
-def _notes(result: DiffResult, made: Grid, drawn: dict[int, Distribution]) -> Iterator[str]:
+def _notes(result: DiffResult, made: PageTable, drawn: dict[int, Distribution]) -> Iterator[str]:
     if made.left:
         yield f"The table has no room for {plural(made.left, 'tensor')}, most of them equal; --json has all."
     yield from (note.message for note in result.notes)

@@ -13,7 +13,7 @@ from ckptfix.html.page import facts, pasted, section, table, tiles, whole
 from ckptfix.html.text import Html, join, tag
 from ckptfix.io.source import found_as
 from ckptfix.ops import inspect
-from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group
+from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.inspect.describe import Inspection, summed_up
 from ckptfix.words import plural
@@ -95,7 +95,7 @@ def _findings(done: Diagnosis) -> Iterator[Html]:
             yield section(title, *map(_group, found))
 
 
-def _group(group: Group) -> Html:
+def _group(group: FindingGroup) -> Html:
     """Draw a finding: the problem, its cause, its places, and the remedy."""
     entry = ENTRIES.get(group.id)
     parts: list[object] = [tag("h3", group.text()), tag("span", group.id, class_="id")]

@@ -52,7 +52,7 @@ class Tensor:
 
 
 @dataclass(slots=True)
-class Grid:
+class PageTable:
     """A table with the data for its script, and the number of tensors that did not fit."""
 
     html: Html
@@ -69,7 +69,7 @@ def grid(
     kind: str,
     room: int,
     first: Callable[[Tensor], bool] = lambda tensor: False,
-) -> Grid:
+) -> PageTable:
     """Return the table.
 
     Args:
@@ -97,7 +97,7 @@ def _grid(
     states: Sequence[str],
     summed: Callable[[Sequence[Tensor]], Sequence[object]],
     kind: str,
-) -> Grid:
+) -> PageTable:
     """Return the table of the kept tensors."""
     rows = tree.rows((one.entry.at, one.entry.key, (one.entry.dtype, one.entry.shape), one) for one in kept)
     made: list[str] = []
@@ -128,7 +128,7 @@ def _grid(
         "numbers": [values if any(value is not None for value in values) else 0 for values in numbers],
         "details": details if any(index >= 0 for index in details) else 0,
     }
-    return Grid(join((_controls(kept, states), html)), found, len(tensors) - len(kept))
+    return PageTable(join((_controls(kept, states), html)), found, len(tensors) - len(kept))
 
 
 def _controls(tensors: Sequence[Tensor], states: Sequence[str]) -> Html:
@@ -168,7 +168,7 @@ def _that_fit(tensors: Sequence[Tensor], first: Callable[[Tensor], bool], room: 
 
 
 def _row(
-    row: tree.Row[Tensor],
+    row: tree.TableRow[Tensor],
     one: Tensor | None,
     summed: Callable[[Sequence[Tensor]], Sequence[object]],
 ) -> str:

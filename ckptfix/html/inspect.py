@@ -10,7 +10,7 @@ from ckptfix.commands import command as line_of
 from ckptfix.errors import DamagedFile
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.html import charts
-from ckptfix.html.grid import Column, Grid, Tensor, grid
+from ckptfix.html.grid import Column, PageTable, Tensor, grid
 from ckptfix.html.page import facts, pasted, room_beside, section, table, tiles, whole
 from ckptfix.html.text import Html, data, join, number, tag
 from ckptfix.io.read import Progress
@@ -65,7 +65,7 @@ def _place(entry: TensorEntry) -> tuple[object, ...]:
     return entry.name, entry.dtype, entry.shape, entry.offset, data if isinstance(data, ByteRange) else None
 
 
-def _grid(entries: Sequence[TensorEntry], found: Sequence[Distribution], drawn: Sequence[int], room: int) -> Grid:
+def _grid(entries: Sequence[TensorEntry], found: Sequence[Distribution], drawn: Sequence[int], room: int) -> PageTable:
     detail = {index: place for place, index in enumerate(drawn)}
     said = notes(entries, entries)
     tensors = []
@@ -164,7 +164,7 @@ def _severity(severity: str) -> Html:
     return tag("s", severity, class_=kind)
 
 
-def _left_out(made: Grid, found: Sequence[Distribution], drawn: Mapping[int, Distribution]) -> Iterator[str]:
+def _left_out(made: PageTable, found: Sequence[Distribution], drawn: Mapping[int, Distribution]) -> Iterator[str]:
     if made.left:
         yield f"The table has no room for the last {plural(made.left, 'tensor')}; --json has all."
     able = sum(one.a is not None for one in found)

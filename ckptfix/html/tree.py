@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
-class Node(Generic[Item]):
+class PageNode(Generic[Item]):
     """A module, or a tensor if it has an `item`.
 
     Attributes:
@@ -26,12 +26,12 @@ class Node(Generic[Item]):
 
     name: str
     item: Item | None = None
-    children: dict[str, Node[Item]] = field(default_factory=dict)
+    children: dict[str, PageNode[Item]] = field(default_factory=dict)
     likeness: int = -1
 
 
 @dataclass(slots=True)
-class Row(Generic[Item]):
+class TableRow(Generic[Item]):
     """A row of the table: a tensor, a module, or several similar modules.
 
     Attributes:
@@ -50,13 +50,13 @@ class Row(Generic[Item]):
     tensor: bool = False
 
 
-def rows(items: Iterable[tuple[str, str, object, Item]]) -> list[Row[Item]]:
+def rows(items: Iterable[tuple[str, str, object, Item]]) -> list[TableRow[Item]]:
     """Return the rows of a table of tensors.
 
     Args:
         items: (address of the mapping, key, a value that is equal for similar tensors, the tensor).
     """
-    root: Node[Item] = Node("")
+    root: PageNode[Item] = PageNode("")
     likeness: dict[object, int] = {}
     for at, key, like, item in items:
         parts = [f"{part}/" for part in at.split("/") if part] + [f"{part}." for part in key.split(".")]
@@ -65,17 +65,17 @@ def rows(items: Iterable[tuple[str, str, object, Item]]) -> list[Row[Item]]:
             parts[DEPTH - 1 :] = ["".join(parts[DEPTH - 1 :])]
         node = root
         for part in parts[:-1]:
-            node = node.children.setdefault(part, Node(part))
+            node = node.children.setdefault(part, PageNode(part))
         name, count = f"{parts[-1]}:", 0  # the colon keeps a tensor "a." apart from a module
         while name in node.children:
             count += 1
             name = f"{parts[-1]}:{count}"
-        node.children[name] = Node(parts[-1], item, likeness=likeness.setdefault(like, len(likeness)))
+        node.children[name] = PageNode(parts[-1], item, likeness=likeness.setdefault(like, len(likeness)))
     _liken(root, likeness)
     return list(_walk(root, 0, ""))
 
 
-def _liken(node: Node[Item], seen: dict[object, int]) -> None:
+def _liken(node: PageNode[Item], seen: dict[object, int]) -> None:
     if node.item is not None:
         return
     for child in node.children.values():
@@ -84,13 +84,13 @@ def _liken(node: Node[Item], seen: dict[object, int]) -> None:
     node.likeness = seen.setdefault(content, len(seen))
 
 
-def _items(node: Node[Item]) -> list[Item]:
+def _items(node: PageNode[Item]) -> list[Item]:
     if node.item is not None:
         return [node.item]
     return [item for child in node.children.values() for item in _items(child)]
 
 
-def _walk(node: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
+def _walk(node: PageNode[Item], level: int, prefix: str) -> Iterator[TableRow[Item]]:
     for run in _runs(node):
         if len(run) >= ALIKE:
             yield from _row_of(run, level, prefix, prefix)
@@ -99,7 +99,7 @@ def _walk(node: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
             yield from _child(child, level, prefix)
 
 
-def _child(child: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
+def _child(child: PageNode[Item], level: int, prefix: str) -> Iterator[TableRow[Item]]:
     """Yield the rows of a node; a module with a single child is joined with it."""
     label = child.name
     while child.item is None:
@@ -113,22 +113,22 @@ def _child(child: Node[Item], level: int, prefix: str) -> Iterator[Row[Item]]:
             break
         (child,) = inside[0]
         label += child.name
-    yield Row(level, prefix, label, _items(child), tensor=child.item is not None)
+    yield TableRow(level, prefix, label, _items(child), tensor=child.item is not None)
     if child.item is None:
         yield from _walk(child, level + 1, prefix + label)
 
 
-def _row_of(run: list[Node[Item]], level: int, above: str, prefix: str) -> Iterator[Row[Item]]:
+def _row_of(run: list[PageNode[Item]], level: int, above: str, prefix: str) -> Iterator[TableRow[Item]]:
     """Yield the rows of similar modules whose names begin with `prefix`: one for all, and below it those of each."""
     label = f"{prefix[len(above) :]}{run[0].name[:-1]}-{run[-1].name[:-1]}"
-    yield Row(level, above, label, [item for node in run for item in _items(node)], alike=len(run))
+    yield TableRow(level, above, label, [item for node in run for item in _items(node)], alike=len(run))
     for node in run:
         yield from _child(node, level + 1, prefix)
 
 
-def _runs(node: Node[Item]) -> list[list[Node[Item]]]:
+def _runs(node: PageNode[Item]) -> list[list[PageNode[Item]]]:
     """Return the children, with similar ones that have consecutive numbers grouped."""
-    runs: list[list[Node[Item]]] = []
+    runs: list[list[PageNode[Item]]] = []
     for child in node.children.values():
         last = runs[-1][-1] if runs else None
         if last is not None and child.item is None and last.likeness == child.likeness and _follows(last, child):
@@ -138,7 +138,7 @@ def _runs(node: Node[Item]) -> list[list[Node[Item]]]:
     return runs
 
 
-def _follows(node: Node[Item], after: Node[Item]) -> bool:
+def _follows(node: PageNode[Item], after: PageNode[Item]) -> bool:
     name, following = node.name[:-1], after.name[:-1]
     numbers = name.isdecimal() and following.isdecimal() and len(following) < 10
     return node.item is None and numbers and str(int(name) + 1) == following

@@ -1,6 +1,6 @@
 """Tensors cut, joined and transposed by their positions: creating one reads no data, and few bytes are held at once.
 
-An `Array` is a strided view of bytes. Cutting, permuting and narrowing only change the view. Arrays that are joined
+An `ByteView` is a strided view of bytes. Cutting, permuting and narrowing only change the view. Arrays that are joined
 along their first dimension become a file of pieces (`planned.SplicedFile`), which the kernel copies. Arrays that are
 joined along a different dimension, and views that must be row-major for the next step, become streams that can be read
 anywhere (`Turned`).
@@ -17,7 +17,7 @@ from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_str
 from ckptfix.checkpoint.places import Spliced, in_one_piece
 from ckptfix.checkpoint.tensors import is_contiguous
 from ckptfix.io.derived import block_of, gathered
-from ckptfix.io.planned import Made, Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece, VirtualFile
 from ckptfix.io.read import cut
 from ckptfix.io.sums import crc32_joined
 from ckptfix.io.tiles import Chunk, tiled
@@ -27,7 +27,7 @@ ZEROS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class ByteView:
     """A strided view of bytes.
 
     Attributes:
@@ -45,7 +45,7 @@ class Array:
     crc32: int | None = None
 
     @classmethod
-    def whole(cls, data: ByteRange, itemsize: int, shape: tuple[int, ...], crc32: int | None = None) -> Array:
+    def whole(cls, data: ByteRange, itemsize: int, shape: tuple[int, ...], crc32: int | None = None) -> ByteView:
         """Return `data` as a row-major tensor."""
         return cls(data, itemsize, shape, contiguous_stride(shape), 0, crc32)
 
@@ -62,34 +62,34 @@ class Array:
         return not self.numel or is_contiguous(self.shape, self.stride)
 
 
-def bytes_of(array: Array) -> Data:
+def bytes_of(array: ByteView) -> Data:
     """Return the elements in row-major order, ready to be written."""
     return in_one_piece(_run(array)) if array.is_contiguous else _gathered(array)
 
 
-def _run(array: Array) -> ByteRange:
+def _run(array: ByteView) -> ByteRange:
     start = array.offset * array.itemsize if array.numel else 0
     return array.data.sub(start, array.nbytes)
 
 
-def _gathered(array: Array) -> Derived:
+def _gathered(array: ByteView) -> Derived:
     return gathered(array.data, array.itemsize, array.shape, array.stride, array.offset)
 
 
-def row_major(array: Array) -> Array:
+def row_major(array: ByteView) -> ByteView:
     """Return the same tensor as one run of bytes."""
     if array.is_contiguous:
-        return Array.whole(_run(array), array.itemsize, array.shape, array.crc32)
-    return Array.whole(ByteRange(Turned(array), 0, array.nbytes), array.itemsize, array.shape)
+        return ByteView.whole(_run(array), array.itemsize, array.shape, array.crc32)
+    return ByteView.whole(ByteRange(Turned(array), 0, array.nbytes), array.itemsize, array.shape)
 
 
-def permuted(array: Array, dims: Sequence[int]) -> Array:
+def permuted(array: ByteView, dims: Sequence[int]) -> ByteView:
     """Return the array with its dimensions in this order."""
     shape, stride = (tuple(sizes[dim] for dim in dims) for sizes in (array.shape, array.stride))
     return replace(array, shape=shape, stride=stride, crc32=None)
 
 
-def narrowed(array: Array, dim: int, start: int, size: int) -> Array:
+def narrowed(array: ByteView, dim: int, start: int, size: int) -> ByteView:
     """Return `size` rows from `start` on along `dim`."""
     if size == array.shape[dim]:
         return array
@@ -97,24 +97,24 @@ def narrowed(array: Array, dim: int, start: int, size: int) -> Array:
     return replace(array, shape=shape, offset=array.offset + start * array.stride[dim], crc32=None)
 
 
-def selected(array: Array, dim: int, index: int) -> Array:
+def selected(array: ByteView, dim: int, index: int) -> ByteView:
     """Return one row along `dim`, without that dimension."""
     row = narrowed(array, dim, index, 1)
     shape, stride = ((*sizes[:dim], *sizes[dim + 1 :]) for sizes in (row.shape, row.stride))
     return replace(row, shape=shape, stride=stride)
 
 
-def reshaped(array: Array, shape: tuple[int, ...]) -> Array:
+def reshaped(array: ByteView, shape: tuple[int, ...]) -> ByteView:
     """Return the same elements in the same order, with a different shape of the same size."""
     if array.is_contiguous:
         return replace(array, shape=shape, stride=contiguous_stride(shape))
     stride = _stride_of(array, shape)
     if stride is None:
-        return Array.whole(row_major(array).data, array.itemsize, shape)
+        return ByteView.whole(row_major(array).data, array.itemsize, shape)
     return replace(array, shape=shape, stride=stride)
 
 
-def _stride_of(array: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _stride_of(array: ByteView, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the stride of a view of `array` with the shape `shape`; None if such a view does not exist."""
     old = [(size, step) for size, step in zip(array.shape, array.stride, strict=True) if size != 1]
     made: list[int] = []
@@ -136,7 +136,7 @@ def _stride_of(array: Array, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return tuple(reversed(made)) if all(size == 1 for size in sizes) else None
 
 
-def joined(arrays: Sequence[Array], dim: int, name: str) -> Array:
+def joined(arrays: Sequence[ByteView], dim: int, name: str) -> ByteView:
     """Return the concatenation of the arrays along `dim`.
 
     Args:
@@ -156,41 +156,41 @@ def joined(arrays: Sequence[Array], dim: int, name: str) -> Array:
         chunks.append(Chunk(offsets, array.shape, row_major(array).data))
         at += array.shape[dim]
 
-    def make(_: int) -> Piece:
-        return Piece(tiled(shape, first.itemsize, chunks))
+    def make(_: int) -> SplicedPiece:
+        return SplicedPiece(tiled(shape, first.itemsize, chunks))
 
     nbytes = math.prod(shape) * first.itemsize
-    return Array.whole(SplicedFile(_named(name), [nbytes], make).place(0), first.itemsize, shape)
+    return ByteView.whole(SplicedFile(_named(name), [nbytes], make).place(0), first.itemsize, shape)
 
 
-def _spliced(arrays: Sequence[Array], itemsize: int, shape: tuple[int, ...], name: str) -> Array:
-    def make(index: int) -> Piece:
-        return Piece((arrays[index].data,))
+def _spliced(arrays: Sequence[ByteView], itemsize: int, shape: tuple[int, ...], name: str) -> ByteView:
+    def make(index: int) -> SplicedPiece:
+        return SplicedPiece((arrays[index].data,))
 
     file = SplicedFile(_named(name), [array.nbytes for array in arrays], make)
     crc: int | None = 0
     for array in arrays:
         crc = None if crc is None or array.crc32 is None else crc32_joined(crc, array.crc32, array.nbytes)
-    return Array.whole(ByteRange(file, 0, file.size), itemsize, shape, crc)
+    return ByteView.whole(ByteRange(file, 0, file.size), itemsize, shape, crc)
 
 
-def stacked(arrays: Sequence[Array], dim: int, name: str) -> Array:
+def stacked(arrays: Sequence[ByteView], dim: int, name: str) -> ByteView:
     """Return arrays of one shape as the rows of a new dimension."""
     shape = arrays[0].shape
     return joined([reshaped(array, (*shape[:dim], 1, *shape[dim:])) for array in arrays], dim, name)
 
 
-def padded(array: Array, dim: int, size: int, name: str) -> Array:
+def padded(array: ByteView, dim: int, size: int, name: str) -> ByteView:
     """Return the array with rows of zeros appended along `dim` until there are `size` rows."""
     shape = (*array.shape[:dim], size - array.shape[dim], *array.shape[dim + 1 :])
     nbytes = math.prod(shape) * array.itemsize
     zeros = Derived(nbytes, lambda: _zeros(nbytes), f"{nbytes} zeros")
 
-    def make(_: int) -> Piece:
-        return Piece((zeros,))
+    def make(_: int) -> SplicedPiece:
+        return SplicedPiece((zeros,))
 
     file = SplicedFile(_named(f"{name} (padding)"), [nbytes], make)
-    return joined([array, Array.whole(file.place(0), array.itemsize, shape)], dim, name)
+    return joined([array, ByteView.whole(file.place(0), array.itemsize, shape)], dim, name)
 
 
 def _zeros(nbytes: int) -> Iterator[bytes]:
@@ -203,13 +203,13 @@ def _named(name: str) -> str:
     return f"{name} #{next(_NUMBERS)}"
 
 
-class Turned(Made, Spliced):
+class Turned(VirtualFile, Spliced):
     """The name of a virtual file that holds a view in row-major order, computed in blocks when it is read."""
 
-    _array: Array
+    _array: ByteView
     _block: tuple[int, bytes]
 
-    def __new__(cls, array: Array) -> Turned:
+    def __new__(cls, array: ByteView) -> Turned:
         made = super().__new__(cls, _named(str(array.data.path)))
         made._array = array
         made.size = array.nbytes

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Check, Plan
+from ckptfix.checkpoint import ByteRange, Plan, RangeCheck
 from ckptfix.checkpoint.places import segment_length
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
@@ -15,7 +15,7 @@ from ckptfix.io.copy import by_kernel
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_from
 from ckptfix.io.source import sums_of, threads
-from ckptfix.io.sums import PORTION, Joined, crc32_on
+from ckptfix.io.sums import PORTION, JoinedSums, crc32_on
 from ckptfix.io.threads import Flag
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Checking:
         self._wanted: dict[str, tuple[list[int], list[int]]] = {}
         """File -> the starts and the ends of the ranges that are summed as the writer reads them."""
         self._room = BoundedSemaphore(WAITING)
-        self._last: list[Check] = []
+        self._last: list[RangeCheck] = []
         if not plan.checks:
             return
         summed, read = _summed(plan)
-        now: list[Check] = []
+        now: list[RangeCheck] = []
         for check in sorted(plan.checks, key=_place):
             data = check.data
             if not isinstance(data, ByteRange) or data.length < PORTION:
@@ -87,7 +87,7 @@ class Checking:
         if self._pool is not None:
             for _ in range(WAITING):  # wait until all that was read is summed
                 self._room.acquire()
-            self._running.append(self._pool.submit(run, self._last, self._stopped, Joined()))
+            self._running.append(self._pool.submit(run, self._last, self._stopped, JoinedSums()))
         for running in self._running:
             running.result()
 
@@ -144,7 +144,7 @@ def _summed(plan: Plan) -> tuple[_Ranges, _Ranges]:
     return summed, read
 
 
-def run(checks: Iterable[Check], stopped: Flag | None = None, joined: Joined | None = None) -> None:
+def run(checks: Iterable[RangeCheck], stopped: Flag | None = None, joined: JoinedSums | None = None) -> None:
     """Compare bytes with their checksums, until `stopped`.
 
     Args:
@@ -166,12 +166,12 @@ def run(checks: Iterable[Check], stopped: Flag | None = None, joined: Joined | N
             raise differs(check)
 
 
-def _place(check: Check) -> tuple[str, int]:
+def _place(check: RangeCheck) -> tuple[str, int]:
     first = next(iter(read_from(check.data)), None)
     return (first.path, first.offset) if first is not None else ("", 0)
 
 
-def differs(check: Check) -> DamagedFile:
+def differs(check: RangeCheck) -> DamagedFile:
     """Return an error about bytes that do not match their checksum."""
     path, offset = _place(check)
     return DamagedFile(

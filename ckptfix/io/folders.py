@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
 from ckptfix.io import checking, ranks
 from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
@@ -48,7 +48,7 @@ def write_folder(
     keep_old: bool = False,
     own: Callable[[str], Collection[str]] = lambda folder: (),
     link: bool = False,
-    inputs: Mapping[str, Stamp] | None = None,
+    inputs: Mapping[str, FileStat] | None = None,
     progress: Progress | None = None,
 ) -> str | None:
     """Write the files of `plan`, which are all below the folder `dest`, which ends up either complete or unchanged.
@@ -97,7 +97,7 @@ def _write(
     keep_old: bool,
     own: Callable[[str], Collection[str]],
     link: bool,
-    inputs: Mapping[str, Stamp] | None,
+    inputs: Mapping[str, FileStat] | None,
     progress: Progress | None,
 ) -> str | None:
     real, there = _free(dest, overwrite)
@@ -130,7 +130,7 @@ def _write_with(
     keep_old: bool,
     own: Callable[[str], Collection[str]],
     link: bool,
-    inputs: Mapping[str, Stamp] | None,
+    inputs: Mapping[str, FileStat] | None,
     progress: Progress | None,
 ) -> str | None:
     """Write the folder like `_write`, with several ranks.

@@ -117,7 +117,7 @@ class Memory(Source):
         return self.data[offset : offset + length]
 
 
-class Window(Source):
+class WindowSource(Source):
     """A window of `length` bytes from `offset` of a file, read like a file of its own.
 
     `base` is the position of its first byte in the underlying file or memory.
@@ -135,14 +135,14 @@ class Window(Source):
         return self.reader.read(self.first + offset, length)
 
 
-class Part(Name):
+class WindowName(Name):
     """The name of a file that is `length` bytes at `offset` of the file `whole`."""
 
     whole: str
     offset: int
     length: int
 
-    def __new__(cls, name: str, whole: str, offset: int, length: int) -> Part:
+    def __new__(cls, name: str, whole: str, offset: int, length: int) -> WindowName:
         part = super().__new__(cls, name)
         part.whole = whole
         part.offset = offset
@@ -160,8 +160,8 @@ class Part(Name):
         return replace(data, sources=sources, blank=b"")
 
 
-class _OpenPart(Window):
-    def __init__(self, part: Part) -> None:
+class _OpenPart(WindowSource):
+    def __init__(self, part: WindowName) -> None:
         super().__init__(open_source(part.whole), part.offset, part.length)
         self.name = part
 

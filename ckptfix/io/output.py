@@ -117,7 +117,7 @@ def _sync_data(fd: int) -> None:
 
 
 @dataclass(slots=True)
-class Output:
+class OutputWriter:
     """An output file in progress: its temporary file, the file that it replaces, and the way back."""
 
     file: OutputFile

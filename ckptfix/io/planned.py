@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeGuard
 
-from ckptfix.checkpoint import ByteRange, Check, Data, Derived, OutputFile, Segment, segment_length
+from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, RangeCheck, Segment, segment_length
 from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.read import CHECKSUM, cut
@@ -17,7 +17,7 @@ from ckptfix.io.source import BATCH, Name, Readers, Source, is_local
 from ckptfix.io.sums import crc32_joined
 
 
-class Made(Name):
+class VirtualFile(Name):
     """The name of a virtual file."""
 
     size: int
@@ -30,7 +30,7 @@ class Made(Name):
         return _MadeSource(self)
 
 
-class PlannedFile(Made):
+class PlannedFile(VirtualFile):
     """The name of a file that is planned and not yet written.
 
     Attributes:
@@ -68,14 +68,14 @@ class PlannedFile(Made):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SplicedPiece:
     """Bytes of a `SplicedFile` that belong together: their segments, and the checksums that their files state."""
 
     segments: tuple[Segment, ...]
-    checks: tuple[Check, ...] = ()
+    checks: tuple[RangeCheck, ...] = ()
 
 
-class SplicedFile(Made, Spliced):
+class SplicedFile(VirtualFile, Spliced):
     """The name of a virtual file that is stored in pieces in other files. A piece is looked up when it is first needed.
 
     Attributes:
@@ -83,10 +83,10 @@ class SplicedFile(Made, Spliced):
     """
 
     starts: tuple[int, ...]
-    _make: Callable[[int], Piece]
-    _pieces: dict[int, Piece]
+    _make: Callable[[int], SplicedPiece]
+    _pieces: dict[int, SplicedPiece]
 
-    def __new__(cls, name: str, lengths: Sequence[int], make: Callable[[int], Piece]) -> SplicedFile:
+    def __new__(cls, name: str, lengths: Sequence[int], make: Callable[[int], SplicedPiece]) -> SplicedFile:
         """Create a file of pieces of these `lengths`; `make` returns the piece of a number, or raises if it is bad."""
         made = super().__new__(cls, name)
         made.starts = tuple(accumulate(lengths, initial=0))
@@ -99,7 +99,7 @@ class SplicedFile(Made, Spliced):
         """Return the range of the piece number `index`."""
         return ByteRange(self, self.starts[index], self.starts[index + 1] - self.starts[index])
 
-    def piece(self, index: int) -> Piece:
+    def piece(self, index: int) -> SplicedPiece:
         """Return the piece number `index`.
 
         Raises:
@@ -110,11 +110,11 @@ class SplicedFile(Made, Spliced):
             found = self._make(index)
             have, expected = sum(map(segment_length, found.segments)), self.place(index).length
             if have != expected:
-                raise DamagedFile(f"{expected} bytes promised, {have} found", path=str(self))
+                raise DamagedFile(f"{expected} bytes are expected, but {have} were found", path=str(self))
             self._pieces[index] = found
         return found
 
-    def checks(self, where: ByteRange) -> Iterator[Check]:
+    def checks(self, where: ByteRange) -> Iterator[RangeCheck]:
         """Yield the checksums that the files state of the pieces in this range."""
         for index in self._indices(where.offset, where.length):
             yield from self.piece(index).checks
@@ -178,7 +178,7 @@ def is_spliced(data: Data | None) -> TypeGuard[ByteRange]:
     return isinstance(data, ByteRange) and isinstance(data.path, SplicedFile)
 
 
-def checks_of(data: Data) -> Iterator[Check]:
+def checks_of(data: Data) -> Iterator[RangeCheck]:
     """Yield the checksums that files state of bytes that are stored in pieces; nothing for other bytes."""
     if isinstance(data, ByteRange) and isinstance(data.path, SplicedFile):
         yield from data.path.checks(data)
@@ -192,7 +192,7 @@ def crc32_of(data: Data) -> int | None:
 class _MadeSource(Source):
     """The bytes of a virtual file. Checksums, which would cost a pass over the data, are those of no data."""
 
-    def __init__(self, made: Made) -> None:
+    def __init__(self, made: VirtualFile) -> None:
         super().__init__(made, made.size)
         self._made = made
         self._sources = Readers()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.io.system import named, open_regular
 from ckptfix.io.unfinished import busy, refuse_unfinished
 
@@ -21,20 +21,20 @@ OPEN_SOURCES = min(256, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] //
 at a time."""
 
 
-class Far(Protocol):
+class KnownRemote(Protocol):
     """The data that a command keeps about a remote file: its identity, and the parts that were read."""
 
     def close(self) -> None: ...
 
 
-def mark_of(status: os.stat_result) -> Stamp:
+def mark_of(status: os.stat_result) -> FileStat:
     """Return the state of a file from its status."""
-    return Stamp(
+    return FileStat(
         status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev, status.st_nlink
     )
 
 
-class Descriptor:
+class OpenFile:
     """An open regular file, and the number of its users."""
 
     def __init__(self, name: str) -> None:
@@ -68,19 +68,19 @@ class Pool:
     """The open files of a command, by name; the least recently used one is closed first."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Descriptor] = {}
+        self._open: dict[str, OpenFile] = {}
         self._ended = False
-        self.first: dict[str, Stamp] = {}
+        self.first: dict[str, FileStat] = {}
         self.sums: dict[str, dict[int, tuple[int, int]]] = {}
-        self.far: dict[str, Far] = {}
+        self.far: dict[str, KnownRemote] = {}
         self.far_lock = threading.RLock()
         self.making: dict[str, threading.RLock] = {}
 
-    def get(self, name: str) -> Descriptor:
+    def get(self, name: str) -> OpenFile:
         with _lock:
             if self._ended:
-                return Descriptor(name)
-            found = self._open.pop(name, None) or Descriptor(name)
+                return OpenFile(name)
+            found = self._open.pop(name, None) or OpenFile(name)
             self._open[name] = found
             self.first.setdefault(name, found.mark)
             found.users += 1
@@ -133,13 +133,13 @@ def opened_once() -> Iterator[None]:
         pool.close()
 
 
-def descriptor(name: str) -> Descriptor:
+def descriptor(name: str) -> OpenFile:
     """Return the open file `name` of this command, or open it."""
     pool = COMMAND.pool
-    return Descriptor(name) if pool is None else pool.get(name)
+    return OpenFile(name) if pool is None else pool.get(name)
 
 
-def far(name: str, make: Callable[[], Far]) -> Far:
+def far(name: str, make: Callable[[], KnownRemote]) -> KnownRemote:
     """Return the data of this command about the remote file `name`; outside a command, the result of `make`."""
     pool = COMMAND.pool
     if pool is None:
@@ -156,7 +156,7 @@ def far(name: str, make: Callable[[], Far]) -> Far:
         return found
 
 
-def known_far(name: str) -> Far | None:
+def known_far(name: str) -> KnownRemote | None:
     """Return the data that `far` has already made for the name in this command, or None."""
     pool = COMMAND.pool
     return None if pool is None else pool.far.get(name)
@@ -168,7 +168,7 @@ def forget(name: str) -> None:
         COMMAND.pool.forget(name)
 
 
-def first_seen() -> dict[str, Stamp]:
+def first_seen() -> dict[str, FileStat]:
     """Return the local files that this command has opened, with their state at that time."""
     return {} if COMMAND.pool is None else dict(COMMAND.pool.first)
 

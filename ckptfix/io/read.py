@@ -55,4 +55,4 @@ def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
         yield chunk
     if made != data.length:
         found = "more arrived" if made > data.length else f"{made} arrived"
-        raise DamagedFile(f"{data.length} bytes promised, {found}", where=data.what or None)
+        raise DamagedFile(f"{data.length} bytes are expected, but {found}", where=data.what or None)

@@ -20,12 +20,11 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from types import TracebackType
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.checkpoint.stamp import Mark, Stamp
+from ckptfix.checkpoint.stamp import FileStat, FileVersion
 from ckptfix.commands import command
 from ckptfix.errors import (
     ChangedFile,
@@ -37,19 +36,20 @@ from ckptfix.errors import (
     WouldLoseData,
     WriteFailed,
 )
-from ckptfix.io.pool import OPEN_SOURCES, Descriptor, descriptor, first_seen, mark_of
+from ckptfix.hooks import Hook
+from ckptfix.io.pool import OPEN_SOURCES, OpenFile, descriptor, first_seen, mark_of
 from ckptfix.io.pool import forget as forget
 from ckptfix.io.pool import opened_once as opened_once
 from ckptfix.io.pool import sums_of as sums_of
 from ckptfix.io.pool import threads as threads
 from ckptfix.io.system import named
-from ckptfix.urls import SCHEMES, Far, is_url, known, scheme_of
+from ckptfix.urls import SCHEMES, STORES, is_url, known, scheme_of
 
 BATCH = 1 << 20
 """Bytes of small pieces that are combined into one write."""
 
 
-def stamp(path: str | os.PathLike[str]) -> Stamp:
+def stamp(path: str | os.PathLike[str]) -> FileStat:
     """Return the state of the file that now has the name `path`. Raises WriteFailed if it cannot be examined."""
     name = os.fspath(path)
     if not is_local(name):
@@ -58,17 +58,17 @@ def stamp(path: str | os.PathLike[str]) -> Stamp:
         return mark_of(os.stat(name))
 
 
-def _far_stamp(name: str) -> Stamp:
+def _far_stamp(name: str) -> FileStat:
     try:
         with open_source(name) as source:
             return source.mark
     except NoSuchFile:
         if found_as(name) == "folder":
-            return Stamp()  # a folder of a store has no state apart from its files
+            return FileStat()  # a folder of a store has no state apart from its files
         raise
 
 
-def now(path: str) -> Stamp:
+def now(path: str) -> FileStat:
     """Return the state like `stamp`, but without using anything that this command already knows."""
     if is_local(path):
         return stamp(path)
@@ -76,12 +76,12 @@ def now(path: str) -> Stamp:
         return source.now()
 
 
-def mark(path: str | os.PathLike[str]) -> Mark:
+def mark(path: str | os.PathLike[str]) -> FileVersion:
     """Return the file called `path` with its current state. Raises like `stamp`."""
-    return Mark(os.fspath(path), stamp(path))
+    return FileVersion(os.fspath(path), stamp(path))
 
 
-def refuse_changed(path: str, now: Stamp, before: Stamp) -> None:
+def refuse_changed(path: str, now: FileStat, before: FileStat) -> None:
     """Refuse a file that has changed since it was first looked at.
 
     Raises:
@@ -96,7 +96,7 @@ def was_changed(path: str, how: str) -> ChangedFile:
     return ChangedFile(f"it changed while it was read: {how}", path=path, hint="wait until its writer is done")
 
 
-def change_of(path: str, before: Stamp, *, by_name: bool = True) -> ChangedFile | None:
+def change_of(path: str, before: FileStat, *, by_name: bool = True) -> ChangedFile | None:
     """Return an error that describes how the file has changed since it was `before`; None if it has not changed.
 
     Args:
@@ -152,11 +152,11 @@ class Source(ABC):
     far = False
 
     def __init__(
-        self, name: str, size: int, mark: Stamp | None = None, fd: int | None = None, base: int = 0
+        self, name: str, size: int, mark: FileStat | None = None, fd: int | None = None, base: int = 0
     ) -> None:
         self.name = name
         self.size = size
-        self.mark = Stamp(size) if mark is None else mark
+        self.mark = FileStat(size) if mark is None else mark
         self.fd = fd
         self.base = base
 
@@ -191,7 +191,7 @@ class Source(ABC):
     def expect(self, offset: int, length: int) -> None:  # noqa: B027 -- most have nothing to prepare
         """Prepare to read these bytes from front to back: a remote source may begin to fetch them."""
 
-    def now(self) -> Stamp:
+    def now(self) -> FileStat:
         """Return the current state of the file, unless reading itself would have revealed a different file."""
         return self.mark
 
@@ -217,7 +217,7 @@ class Name(str):
 
 def truncated(where: ByteRange, size: int) -> Truncated:
     left = max(0, min(size - where.offset, where.length)) if where.offset >= 0 else 0
-    message = f"{where.length} bytes promised, {left} left"
+    message = f"{where.length} bytes are expected, but only {left} are left"
     return Truncated(message, path=where.path, offset=where.offset, hint=truncated_hint(where.path))
 
 
@@ -235,7 +235,7 @@ class LocalFile(Source):
     """
 
     def __init__(self, name: str) -> None:
-        self._descriptor: Descriptor | None = descriptor(name)
+        self._descriptor: OpenFile | None = descriptor(name)
         super().__init__(name, self._descriptor.mark.size, self._descriptor.mark, self._descriptor.fd)
 
     def _read(self, offset: int, length: int) -> bytes:
@@ -268,7 +268,7 @@ class LocalFile(Source):
                 raise truncated(ByteRange(self.name, offset, len(view)), offset + at)
             at += count
 
-    def now(self) -> Stamp:
+    def now(self) -> FileStat:
         if self.fd is None:
             raise ValueError("the source was closed, and has no state")
         with named(self.name):
@@ -284,9 +284,12 @@ class LocalFile(Source):
             descriptor.release()
 
 
+REMOTE: Hook[Callable[[str], Source]] = Hook("io.remote")
+"""The function that opens URLs, which the package `io` registers."""
+
+
 def _far(name: str) -> Source:
-    source: Source = import_module("ckptfix.io.remote.file").RemoteFile(name)
-    return source
+    return REMOTE.get()(name)
 
 
 KINDS: dict[str, Callable[[str], Source]] = {
@@ -294,17 +297,6 @@ KINDS: dict[str, Callable[[str], Source]] = {
     **dict.fromkeys(sorted(SCHEMES), _far),
 }
 """Scheme, such as ``https`` -> the function that opens its names. An unknown scheme is the beginning of a path."""
-
-
-class _Stores:
-    """The module that answers questions about URLs, imported on first use."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(import_module("ckptfix.io.remote.folders"), name)
-
-
-Far.stores = _Stores()  # type: ignore[assignment]
-
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -338,7 +330,7 @@ def found_as(name: str) -> Literal["file", "folder", "other", ""]:
     if isinstance(name, Name):
         return "file"
     if not is_local(name):
-        return Far.stores.kind(name) if scheme_of(name) else "file"
+        return STORES.get().kind(name) if scheme_of(name) else "file"
     with named(name):
         try:
             mode = os.stat(name).st_mode

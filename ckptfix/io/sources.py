@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from ckptfix.checkpoint import ByteRange, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.commands import quoted, verbatim
 from ckptfix.errors import WriteFailed
 from ckptfix.findings.row import Finding
@@ -44,7 +44,7 @@ def permissions(paths: Iterable[str]) -> int:
 class Sources:
     """The files that a plan reads, and the other files that it was made from: `inputs`, with their earlier states."""
 
-    def __init__(self, plan: Plan, inputs: Mapping[str, Stamp]) -> None:
+    def __init__(self, plan: Plan, inputs: Mapping[str, FileStat]) -> None:
         self._open: Source | None = None
         self.stamps = dict(inputs)
         for where in ranges(plan):

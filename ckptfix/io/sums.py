@@ -19,7 +19,7 @@ from ckptfix.checkpoint.places import pieces_of
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
 from ckptfix.io.source import sums_of
-from ckptfix.io.threads import Flag, Part, Workers, tasks
+from ckptfix.io.threads import Flag, RangeBlock, Workers, tasks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -105,7 +105,7 @@ class SummedStream:
         return Derived(length, lambda: (pack(self.value()),), CHECKSUM, read_from(self._whole), blank=pack(0))
 
 
-def _crc32_of(task: Sequence[Part]) -> list[int]:
+def _crc32_of(task: Sequence[RangeBlock]) -> list[int]:
     return [crc32_of_pieces(pieces_of(part.data)) for part in task]
 
 
@@ -131,7 +131,7 @@ def crc32_on(data: Data, crc: int = 0, stopped: Flag | None = None) -> int:
     return crc
 
 
-class Joined:
+class JoinedSums:
     """Checksums of ranges, joined from the sums that this command has made. Create it when all summing is done."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class Part(NamedTuple):
+class RangeBlock(NamedTuple):
     """The part of the range `number` that a task reads: `data`, which begins `start` bytes into it."""
 
     number: int
@@ -53,20 +53,20 @@ def batches(items: Iterable[Task], weight: Callable[[Task], int], most: int) -> 
         yield batch
 
 
-def tasks(ranges: Iterable[Data]) -> list[list[Part]]:
+def tasks(ranges: Iterable[Data]) -> list[list[RangeBlock]]:
     """Divide `ranges` into tasks, in order: long ranges are split, short ones are grouped."""
-    made: list[list[Part]] = []
+    made: list[list[RangeBlock]] = []
     room = 0
     for number, data in enumerate(ranges):
         if isinstance(data, ByteRange) and data.length > TASK:
             cuts = range(0, data.length, TASK)
-            made += [[Part(number, data.sub(at, min(TASK, data.length - at)), at)] for at in cuts]
+            made += [[RangeBlock(number, data.sub(at, min(TASK, data.length - at)), at)] for at in cuts]
             room = 0
             continue
         if room < data.length or not made:
             made.append([])
             room = TASK
-        made[-1].append(Part(number, data, 0))
+        made[-1].append(RangeBlock(number, data, 0))
         room -= data.length + OVERHEAD
     return made
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ckptfix.checkpoint import Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import (
     CkptfixError,
@@ -35,7 +35,7 @@ from ckptfix.io import ranks
 from ckptfix.io.blocks import shareable
 from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
-from ckptfix.io.output import Output, Syncing
+from ckptfix.io.output import OutputWriter, Syncing
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local, opened_once
 from ckptfix.io.sources import Sources
@@ -44,10 +44,10 @@ from ckptfix.io.written import record
 from ckptfix.urls import is_url
 
 
-def _check_space(outputs: Iterable[Output]) -> None:
+def _check_space(outputs: Iterable[OutputWriter]) -> None:
     """Refuse outputs that their file systems have no room for; blocks that are shared with a source need no room."""
     needed: dict[int, int] = {}
-    beside: dict[int, list[Output]] = {}
+    beside: dict[int, list[OutputWriter]] = {}
     for output in outputs:
         folder = os.path.dirname(output.dest)
         with named(folder):
@@ -61,12 +61,12 @@ def _check_space(outputs: Iterable[Output]) -> None:
                 raise write_failed(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), output.file.path, needed[device])
 
 
-def _sync_folders(outputs: Iterable[Output]) -> None:
+def _sync_folders(outputs: Iterable[OutputWriter]) -> None:
     for folder in {os.path.dirname(output.dest) for output in outputs}:
         sync_folder(folder)
 
 
-def _publish(outputs: list[Output], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
+def _publish(outputs: list[OutputWriter], overwrite: bool, keep_old: Callable[[str], bool] | None) -> None:
     """Rename all outputs to their destinations, or none; the last (an index) after the others' names are on the disk.
 
     Replaced files are restored from a second hard link. On a file system without links only the files that are kept can
@@ -96,7 +96,7 @@ def _publish(outputs: list[Output], overwrite: bool, keep_old: Callable[[str], b
         raise
 
 
-def _keep(output: Output, keep_old: Callable[[str], bool] | None, *, alone: bool) -> None:
+def _keep(output: OutputWriter, keep_old: Callable[[str], bool] | None, *, alone: bool) -> None:
     """Make a second name for the file that `output` replaces: permanently, or, unless `alone`, until all is done."""
     with named(output.file.path, 0 if output.old is None else output.old.st_size):
         if output.old is not None and keep_old is not None and keep_old(output.dest):
@@ -106,7 +106,7 @@ def _keep(output: Output, keep_old: Callable[[str], bool] | None, *, alone: bool
             output.keep_old()
 
 
-def _settle(outputs: Iterable[Output]) -> None:
+def _settle(outputs: Iterable[OutputWriter]) -> None:
     """Flush the names of all outputs to the disk, and record them."""
     try:
         _sync_folders(outputs)
@@ -119,13 +119,13 @@ def _settle(outputs: Iterable[Output]) -> None:
         record(f"{output.file.path} is complete: it was written before that{kept}")
 
 
-def _restore(outputs: Sequence[Output]) -> None:
+def _restore(outputs: Sequence[OutputWriter]) -> None:
     """Undo the renames."""
     for output in reversed(outputs):
         output.restore()
 
 
-def _tell_stuck(outputs: Iterable[Output], error: BaseException) -> None:
+def _tell_stuck(outputs: Iterable[OutputWriter], error: BaseException) -> None:
     """Report outputs that could not be undone, and keep the names that hold their old content."""
     for line in filter(None, [output.stuck() for output in outputs]):
         if isinstance(error, CkptfixError):
@@ -134,7 +134,7 @@ def _tell_stuck(outputs: Iterable[Output], error: BaseException) -> None:
             record(line)
 
 
-def _clean_up(checking: Checking, syncing: Syncing, sources: Sources, outputs: Iterable[Output]) -> None:
+def _clean_up(checking: Checking, syncing: Syncing, sources: Sources, outputs: Iterable[OutputWriter]) -> None:
     checking.stop()
     syncing.close()
     sources.close()
@@ -213,7 +213,7 @@ def write_plan(
     *,
     overwrite: bool = False,
     keep_old: Callable[[str], bool] | None = None,
-    inputs: Mapping[str, Stamp] | None = None,
+    inputs: Mapping[str, FileStat] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
     """Write the files of `plan`, in order: all complete and on the disk, or none.
@@ -252,7 +252,7 @@ def write_plan(
     sources = Sources(plan, inputs or {})
     for file in plan.files:
         check_destination(file.path, sources.stamps, overwrite=overwrite)
-    outputs = [Output(file, _status(file.path), os.path.realpath(file.path)) for file in plan.files]
+    outputs = [OutputWriter(file, _status(file.path), os.path.realpath(file.path)) for file in plan.files]
     for number, output in enumerate(outputs):
         if any(output.dest == other.dest for other in outputs[:number]):
             raise WouldOverwrite("the plan writes it twice", path=output.file.path)

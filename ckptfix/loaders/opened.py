@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 from ckptfix.arguments import refuse_other_types
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
+from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import quoted
-from ckptfix.errors import DamagedFile, UnknownFormat, WrongType, file_name
+from ckptfix.errors import DamagedFile, WrongType
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch.weights import Weights
 from ckptfix.io.source import blames_changes, opened_once
-from ckptfix.ops.extract.plan import read_program
-from ckptfix.urls import as_path
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -47,37 +43,17 @@ def refuse_swapped_arguments(first: object, path: object, what: str) -> None:
         raise WrongType(f"the first argument must be the {what} and the second the path, but they are swapped")
 
 
-def opened(path: str | os.PathLike[str], *, programs: bool = False) -> Checkpoint:
+def opened(path: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint at `path`, and refuse it if its pickle fails the checksum.
 
     A damaged pickle may have wrong keys, shapes and views, so nothing in it is used.
 
-    Args:
-        programs: also open a TorchScript archive or an exported program, as a checkpoint with one state dict.
-
     Raises:
         DamagedFile: the pickle fails its checksum.
     """
-    try:
-        checkpoint = open_checkpoint(path)
-    except UnknownFormat:
-        weights = read_program(file_name(path)) if programs else None
-        if weights is None:
-            raise
-        return _as_checkpoint(weights)
+    checkpoint = open_checkpoint(path)
     wrong = next((row for row in checkpoint.findings if row.id == "bad-crc"), None)
     if wrong is not None:
         hint = f"`ckptfix repair {quoted(checkpoint.path)} OUT` keeps what is intact"
         raise DamagedFile(wrong.message, path=checkpoint.path, where=wrong.where, offset=wrong.offset, hint=hint)
     return checkpoint
-
-
-def _as_checkpoint(weights: Weights) -> Checkpoint:
-    """Return the state dict of a program as a checkpoint that holds nothing else."""
-    names = tuple(entry.key for entry in weights.entries)
-    return replace(
-        weights.as_checkpoint(),
-        size=as_path(weights.path).stat().st_size,
-        sites=(NameSite("", "state_dict", names),),
-        state_dicts=(StateDict("", len(names), 0),),
-    )

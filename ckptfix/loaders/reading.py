@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck
 from ckptfix.checkpoint.places import pieces_of, segment_length
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import IsFolder
 from ckptfix.io import checking
 from ckptfix.io.crc import checksum
@@ -42,7 +42,7 @@ TWICE = 4 << 20
 class Differs(Exception):
     """Raised for bytes that do not match the checksum stored for them."""
 
-    def __init__(self, check: Check, crc32: int) -> None:
+    def __init__(self, check: RangeCheck, crc32: int) -> None:
         super().__init__(check, crc32)
         self.check = check
         self.crc32 = crc32
@@ -56,11 +56,13 @@ class Reading:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.marks = {file.path: file.stamp for file in checkpoint.files if file.stamp != Stamp()}
+        self.marks = {file.path: file.stamp for file in checkpoint.files if file.stamp != FileStat()}
         self._opened = time.time_ns()
         self._again: list[tuple[ByteRange, int]] = []
 
-    def fill(self, data: Data, view: memoryview, checks: Iterable[Check] = (), *, all_of_them: bool = True) -> None:
+    def fill(
+        self, data: Data, view: memoryview, checks: Iterable[RangeCheck] = (), *, all_of_them: bool = True
+    ) -> None:
         """Fill `view` with the bytes of `data`.
 
         Args:

@@ -23,7 +23,7 @@ EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StateSource:
     """A state dict in a file.
 
     Attributes:
@@ -60,7 +60,7 @@ class Source:
         return rows
 
 
-def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source]:
+def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[StateSource]:
     """Return every state dict of the file that a model could have written, in file order.
 
     If anything looks like a model's state dict, parts of an optimizer's state and other dicts that happen to hold
@@ -80,7 +80,7 @@ def sources(checkpoint: Checkpoint, leaves: Collection[str] = ()) -> list[Source
     return _sources(checkpoint, found, leaves)
 
 
-def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ()) -> list[Source]:
+def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ()) -> list[StateSource]:
     """Return the state dict at the address `at`, or all of them if `at` is None.
 
     Raises:
@@ -92,12 +92,12 @@ def chosen(checkpoint: Checkpoint, at: str | None, leaves: Collection[str] = ())
     return _sources(checkpoint, [at_address(checkpoint, at)], leaves)
 
 
-def _sources(checkpoint: Checkpoint, found: Sequence[Candidate], leaves: Collection[str]) -> list[Source]:
+def _sources(checkpoint: Checkpoint, found: Sequence[Candidate], leaves: Collection[str]) -> list[StateSource]:
     below: dict[str, dict[str, TensorEntry]] = {}
     for entry in weights_of(checkpoint):
         below.setdefault(entry.at, {})[entry.key] = entry
     return [
-        Source(row, _own(below.get(row.at, {})), *_beside(checkpoint, row.at, leaves))
+        StateSource(row, _own(below.get(row.at, {})), *_beside(checkpoint, row.at, leaves))
         if row.module is None
         else _of_module(checkpoint, row)
         for row in found
@@ -108,14 +108,14 @@ def _own(entries: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     return {entry.key: entry for entry in without_optimizer(tuple(entries.values()))}
 
 
-def _of_module(checkpoint: Checkpoint, row: Candidate) -> Source:
+def _of_module(checkpoint: Checkpoint, row: Candidate) -> StateSource:
     """Read a whole pickled module.
 
     Raises:
         CkptfixError: it is not a module, or holds a tensor that cannot be read.
     """
     module = read_module(checkpoint, row)
-    return Source(row, {entry.key: entry for entry in module_entries(checkpoint, module)}, module.versions)
+    return StateSource(row, {entry.key: entry for entry in module_entries(checkpoint, module)}, module.versions)
 
 
 def _beside(

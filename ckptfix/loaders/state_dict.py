@@ -75,7 +75,7 @@ def load_state_dict(
         MissingExtra: torch is not installed.
     """
     need_torch("load_state_dict")
-    checkpoint = opened(path, programs=True)
+    checkpoint = opened(path)
     if at is None:
         refuse_piece(checkpoint)
     chosen = choose.choose(checkpoint, at)
@@ -138,7 +138,9 @@ def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[
     try:
         renames = sites.unwrap(checkpoint, at=at) if strip == "auto" else sites.strip(checkpoint, prefix=strip, at=at)
     except (PartialPrefix, KeyConflict) as error:
-        error.hint = "strip=None keeps the keys" + ("" if strip == "auto" else "; strip='auto' removes what all have")
+        error.hint = "strip=None keeps the keys"
+        if strip != "auto":
+            error.hint += "; strip='auto' removes what all keys have"
         raise
     names: dict[str, str] = {}
     modules: dict[str, str] = {}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Derived, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, RangeCheck, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.places import in_one_piece
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
@@ -233,22 +233,22 @@ class TensorMaker:
         except Differs as found:
             raise self._differs(storage, found.check, found.crc32) from None
 
-    def _checks(self, storage: Storage, data: Data) -> Iterable[Check]:
+    def _checks(self, storage: Storage, data: Data) -> Iterable[RangeCheck]:
         """Return the checksums that the file states for `data`, which belongs to `storage`."""
         assert storage.data is not None
         if is_spliced(storage.data):
             return checks_of(storage.data if data == in_one_piece(storage.data) else data)
         # torch can be configured not to compute checksums; it then writes 0.
-        return (Check(storage.key, data, storage.crc32),) if storage.crc32 and data == storage.data else ()
+        return (RangeCheck(storage.key, data, storage.crc32),) if storage.crc32 and data == storage.data else ()
 
-    def _differs(self, storage: Storage, check: Check, crc32: int) -> DamagedFile:
+    def _differs(self, storage: Storage, check: RangeCheck, crc32: int) -> DamagedFile:
         """Return an error that names the record whose bytes do not match their checksum."""
         data = check.data
         if is_spliced(storage.data):
             return checking.differs(check)
         source = data if isinstance(data, ByteRange) else data.sources[0]
         record = _record_name(self.checkpoint, storage.key)
-        message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file says {check.crc32:#010x}"
+        message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file states {check.crc32:#010x}"
         hint = f"`ckptfix repair {quoted(source.path)} OUT` keeps what is intact; verify=False loads it anyway"
         return DamagedFile(message, path=source.path, offset=source.offset, hint=hint)
 
@@ -325,7 +325,7 @@ class TensorMaker:
             return
         crc32 = crc32_on(storage.data) if summed is None else summed()
         if storage.crc32 and crc32 != storage.crc32:
-            raise self._differs(storage, Check(storage.key, storage.data, storage.crc32), crc32)
+            raise self._differs(storage, RangeCheck(storage.key, storage.data, storage.crc32), crc32)
 
     def forget(self, following: TensorEntry | None = None) -> None:
         """Release the storages that are not on a map of the file, except those that `following` needs."""
@@ -406,7 +406,7 @@ def caller() -> int:
     frame = sys._getframe(1)
     while frame.f_back is not None:
         level += 1
-        if frame.f_globals.get("__name__", "").startswith("ckptfix.loaders"):
+        if frame.f_globals.get("__name__", "").startswith(__package__):
             found = level
         frame = frame.f_back
     return found

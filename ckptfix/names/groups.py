@@ -10,7 +10,7 @@ MAX_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NameGroup:
     """The names that one pattern covers.
 
     Attributes:
@@ -39,7 +39,7 @@ Below = tuple[tuple[tuple[str, ...], int], ...]
 """(components of a pattern, number of names that it covers); no components means a name that ends here."""
 
 
-def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ...]:
+def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[NameGroup, ...]:
     """Return `names` as patterns, in the order of their first names.
 
     A module whose names are all given becomes ``module.*``. Numbered modules in which the same names are given become a
@@ -55,10 +55,10 @@ def collapse(names: Iterable[str], among: Iterable[str] = ()) -> tuple[Group, ..
         _add(root, name, given=True)
     for name in dict.fromkeys((*wanted, *among)):
         _add(root, name, given=False)
-    return tuple(Group(".".join(parts), count) for parts, count in _children(root))
+    return tuple(NameGroup(".".join(parts), count) for parts, count in _children(root))
 
 
-def shown(groups: Iterable[Group], most: int = 8) -> str:
+def shown(groups: Iterable[NameGroup], most: int = 8) -> str:
     """Return the groups in one line that shows at most `most` of them."""
     texts = [str(group) for group in groups]
     more = f" and {len(texts) - most} more" if len(texts) > most else ""

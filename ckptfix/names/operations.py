@@ -29,7 +29,7 @@ HALF, INTERLEAVED = "half", "interleaved"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OperationSpec:
     """One operation of the table.
 
     Attributes:
@@ -50,21 +50,21 @@ _SHAPES = {"from": "sizes", "to": "sizes", "of": "ints"}
 _ROPE = {"dim": "int", "heads": "count", "to": "word", "of": "ints"}
 _ROWS = {"dim": "int", "from": "count", "to": "count", "fill": "int", "of": "ints"}
 
-TABLE: dict[str, Row] = {
-    "split": Row("part", "cuts one tensor into several", _PARTS),
-    "concat": Row("join", "joins several tensors, one after another", _PARTS),
-    "unstack": Row("part", "makes a tensor for each index of a dimension", {"dim": "int"}),
-    "stack": Row("join", "joins tensors of one shape along a new dimension", {"dim": "int"}),
-    "deinterleave": Row("part", "splits, if groups hold rows of all parts", _GROUPS),
-    "interleave": Row("join", "joins, if groups hold rows of all parts", _GROUPS),
-    "transpose": Row("each", "swaps two dimensions", {"dims": "ints", "of": "ints"}),
-    "permute": Row("each", "reorders the dimensions", {"dims": "ints", "of": "ints"}, ("dims",)),
-    "reshape": Row("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),
-    "rope": Row("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
-    "rows": Row("each", "cuts to so many rows, or pads with zeros", _ROWS, ("to",)),
-    "drop": Row("name", "leaves the tensor out"),
-    "tie": Row("name", "adds a second key for the same tensor"),
-    "untie": Row("name", "leaves out a second key of the same tensor"),
+TABLE: dict[str, OperationSpec] = {
+    "split": OperationSpec("part", "cuts one tensor into several", _PARTS),
+    "concat": OperationSpec("join", "joins several tensors, one after another", _PARTS),
+    "unstack": OperationSpec("part", "makes a tensor for each index of a dimension", {"dim": "int"}),
+    "stack": OperationSpec("join", "joins tensors of one shape along a new dimension", {"dim": "int"}),
+    "deinterleave": OperationSpec("part", "splits, if groups hold rows of all parts", _GROUPS),
+    "interleave": OperationSpec("join", "joins, if groups hold rows of all parts", _GROUPS),
+    "transpose": OperationSpec("each", "swaps two dimensions", {"dims": "ints", "of": "ints"}),
+    "permute": OperationSpec("each", "reorders the dimensions", {"dims": "ints", "of": "ints"}, ("dims",)),
+    "reshape": OperationSpec("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),
+    "rope": OperationSpec("each", "puts rotary pairs of each head side by side, or in halves", _ROPE, ("heads", "to")),
+    "rows": OperationSpec("each", "cuts to N rows, or pads to N with zeros", _ROWS, ("to",)),
+    "drop": OperationSpec("name", "leaves the tensor out"),
+    "tie": OperationSpec("name", "adds a second key for the same tensor"),
+    "untie": OperationSpec("name", "leaves out a second key of the same tensor"),
 }
 """Operations by name."""
 

@@ -32,7 +32,7 @@ MAX_PARTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RuleSide:
     """One side of a line, which stands for one name or several.
 
     Attributes:
@@ -62,8 +62,8 @@ class TensorRule:
         line: line number in the file, from 1 on.
     """
 
-    old: Side
-    new: Side | None
+    old: RuleSide
+    new: RuleSide | None
     operations: tuple[Operation, ...]
     line: int = 0
 
@@ -253,7 +253,7 @@ def _refuse_counts(rule: TensorRule) -> None:
 _WORD = {"join": "joins", "part": "makes"}
 
 
-def side(text: str, other: str) -> Side:
+def side(text: str, other: str) -> RuleSide:
     """Return one side of a line whose other side is `other`.
 
     Raises:
@@ -278,12 +278,12 @@ def side(text: str, other: str) -> Side:
     if len(alone) > 1:
         raise Refused(f"{{{alone[0]}}} and {{{alone[1]}}} of {text!r} are not in {other!r}")
     if not alone:
-        return Side(text, names)
+        return RuleSide(text, names)
     uses = own[alone[0]]
     if len(uses) > 1:
         raise Refused(f"{{{alone[0]}}} appears {len(uses)} times in {text!r}")
     plain = tuple(moved(name, {alone[0]: -uses[0]}) for name in names)
-    return replace(Side(text, plain), running=alone[0], start=uses[0])
+    return replace(RuleSide(text, plain), running=alone[0], start=uses[0])
 
 
 def _is_json(text: str) -> bool:

@@ -16,7 +16,7 @@ from ckptfix.names.slots import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class Spelling:
     """A row of the table of spellings.
 
     Attributes:
@@ -33,28 +33,34 @@ class Family:
     source: str
 
 
-FAMILIES: tuple[Family, ...] = (
-    Family("layer-norm", "same", "gamma and beta, a_2 and b_2, g and b: weight and bias", "google-research/bert"),
-    Family("batch-norm", "same", "moving_mean, moving_variance: running_mean, running_var", "keras, mindspore, paddle"),
-    Family("weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"),
-    Family(
+FAMILIES: tuple[Spelling, ...] = (
+    Spelling("layer-norm", "same", "gamma and beta, a_2 and b_2, g and b: weight and bias", "google-research/bert"),
+    Spelling(
+        "batch-norm", "same", "moving_mean, moving_variance: running_mean, running_var", "keras, mindspore, paddle"
+    ),
+    Spelling(
+        "weight-norm", "same", "weight_g, weight_v: parametrizations.weight.original0, original1", "torch/nn/utils"
+    ),
+    Spelling(
         "spectral-norm", "same", "weight_orig, _u, _v: parametrizations.weight.original, .0._u, .0._v", "torch/nn/utils"
     ),
-    Family("in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"),
-    Family("gated", "same", "fc_1, fc_2, proj: gate_proj, up_proj, down_proj", "litgpt/model.py LLaMAMLP"),
-    Family("num_batches_tracked", "optional", "BatchNorm's count of steps", "torch/nn/modules/batchnorm.py"),
-    Family("position_ids", "optional", "0, 1, 2, ... as a buffer", "transformers, saved until 4.31"),
-    Family("token_type_ids", "optional", "zeros as a buffer", "transformers"),
-    Family("relative_position_index", "optional", "indices of a window's positions", "Swin, BEiT, MaxViT"),
-    Family("relative_coords_table", "optional", "log-spaced offsets of a window", "Swin V2"),
-    Family("attention-mask", "optional", "a causal or window mask as a buffer", "GPT-2, GPT-J, nanoGPT, Swin"),
-    Family("masked_bias", "optional", "the number that stands for minus infinity", "GPT-2 of transformers"),
-    Family("rotary", "optional", "frequencies, sines and cosines of rotary positions", "LLaMA, GPT-NeoX"),
-    Family("n_averaged", "optional", "AveragedModel's count of updates", "torch/optim/swa_utils.py"),
-    Family("profile", "optional", "total_ops and total_params, which a profiler leaves behind", "thop/profile.py"),
-    Family("fairseq-version", "optional", "version and _float_tensor, which hold no weights", "fairseq"),
-    Family("qkv", "fused", "one projection for query, key and value, or three", "torch MultiheadAttention, timm"),
-    Family("gate-up", "fused", "one projection for gate and value of a gated MLP, or two", "Phi-3, DINOv2 SwiGLU"),
+    Spelling(
+        "in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"
+    ),
+    Spelling("gated", "same", "fc_1, fc_2, proj: gate_proj, up_proj, down_proj", "litgpt/model.py LLaMAMLP"),
+    Spelling("num_batches_tracked", "optional", "BatchNorm's count of steps", "torch/nn/modules/batchnorm.py"),
+    Spelling("position_ids", "optional", "0, 1, 2, ... as a buffer", "transformers, saved until 4.31"),
+    Spelling("token_type_ids", "optional", "zeros as a buffer", "transformers"),
+    Spelling("relative_position_index", "optional", "indices of a window's positions", "Swin, BEiT, MaxViT"),
+    Spelling("relative_coords_table", "optional", "log-spaced offsets of a window", "Swin V2"),
+    Spelling("attention-mask", "optional", "a causal or window mask as a buffer", "GPT-2, GPT-J, nanoGPT, Swin"),
+    Spelling("masked_bias", "optional", "the number that stands for minus infinity", "GPT-2 of transformers"),
+    Spelling("rotary", "optional", "frequencies, sines and cosines of rotary positions", "LLaMA, GPT-NeoX"),
+    Spelling("n_averaged", "optional", "AveragedModel's count of updates", "torch/optim/swa_utils.py"),
+    Spelling("profile", "optional", "total_ops and total_params, which a profiler leaves behind", "thop/profile.py"),
+    Spelling("fairseq-version", "optional", "version and _float_tensor, which hold no weights", "fairseq"),
+    Spelling("qkv", "fused", "one projection for query, key and value, or three", "torch MultiheadAttention, timm"),
+    Spelling("gate-up", "fused", "one projection for gate and value of a gated MLP, or two", "Phi-3, DINOv2 SwiGLU"),
 )
 
 FAMILY = {family.id: family for family in FAMILIES}
@@ -335,7 +341,7 @@ _OPTIONAL: dict[str, tuple[str, Test]] = {
 """Last component of a name -> its family, and the test that shape and dtype must pass."""
 
 
-def optional(slot: Slot) -> Family | None:
+def optional(slot: Slot) -> Spelling | None:
     """Return the family of a buffer that either side may lack, or None for a tensor that must not be skipped.
 
     Shape and dtype must fit too: ``attn.bias`` is a mask only if it is square.

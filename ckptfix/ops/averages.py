@@ -1,17 +1,17 @@
-"""Averaged weights in a checkpoint: where they stand, and whether a ``module.`` is their wrapper's own.
+"""Averaged weights in a checkpoint: where they are, and whether a ``module.`` prefix is their wrapper's own.
 
-A wrapper that averages is a module around a copy of the model: ``AveragedModel(net).load_state_dict`` wants the
+A wrapper that averages is a module around a copy of the model: ``AveragedModel(net).load_state_dict`` needs the
 ``module.`` that it wrote. Without that level its state dict loads nowhere. Two things distinguish its ``module.`` from
 DataParallel's:
 
-- Its counter of updates stands beside the names (`wrappers.COUNTERS`). Around a DataParallel model the names have two
+- Its counter of updates is beside the keys (`wrappers.COUNTERS`). Around a DataParallel model the keys have two
   levels, ``module.module.x``: one of them is DataParallel's.
-- It stands under a key for averages (`kinds.AVERAGES`) with one level more than the model beside it. So does
+- It is under a key for averages (`kinds.AVERAGES`), with one level more than the model beside it. The same holds for
   ``ModelEmaV2.state_dict()`` of timm, which has no counter (timm/utils/model_ema.py).
 
-An average without a counter, and with no more levels than the model, is the copy of a DataParallel model: both lose the
-level together. Its libraries load it so: timm saves without the wrapper (``unwrap_model`` in timm/utils/model.py), and
-``ModelEma._load_checkpoint`` takes names with and without ``module.``.
+An average without a counter, and with no more levels than the model, is the copy of a DataParallel model: both lose
+the level together. Libraries load it that way: timm saves without the wrapper (``unwrap_model`` in
+timm/utils/model.py), and ``ModelEma._load_checkpoint`` accepts keys with and without ``module.``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ckptfix.words import plural
 
 
 def is_under_key(at: str) -> bool:
-    """Whether the address `at` has a key for averaged weights."""
+    """Return whether the address `at` contains a key for averaged weights."""
     return any(part in kinds.AVERAGES for part in at.split("/"))
 
 
 def is_average(at: str, names: Sequence[str]) -> bool:
-    """Whether the state dict at `at` stands under a key for averages, or belongs to a wrapper that averages."""
+    """Return whether the state dict at `at` is under a key for averages, or belongs to a wrapper that averages."""
     return is_under_key(at) or "n_averaged" in names or wrappers.is_average(names)
 
 
 def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
-    """Whether the first ``module.`` of `names`, the ones of `site` by now, comes from a wrapper that averages."""
+    """Return whether the first ``module.`` of `names`, the current names of `site`, is from a wrapper that averages."""
     if wrappers.is_average(counting(checkpoint, site, names, wrappers.AVERAGED)):
         return True
     if not is_under_key(site.at) or any(name in wrappers.COUNTERS for name in site.names):
@@ -60,11 +60,10 @@ def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) 
 
 
 def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
-    """Those of `names`, which those of `site` are by now, that say whether a prefix is on all of them.
+    """Return the `names` that decide whether a prefix is on all of them; `names` are the current names of `site`.
 
-    Numbers, text, mappings, tensors without a dimension and an optimizer's may be a trainer's, and count only where
-    they have one of the `prefixes` themselves: ``module.bn.num_batches_tracked`` is the model's, and ``epoch`` says
-    nothing.
+    Numbers, text, mappings, 0-d tensors and optimizer tensors may be the trainer's. They count only if they have one of
+    the `prefixes` themselves: ``module.bn.num_batches_tracked`` is the model's, and ``epoch`` proves nothing.
     """
     having = [any(wrappers.has_prefix(name, prefix) for prefix in prefixes) for name in names]
     if site.kind != "state_dict" or all(having) or not any(having):
@@ -75,7 +74,7 @@ def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *pref
 
 
 def scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
-    """Return the tensors without a dimension that `counting` leaves out: they lack the prefix, and keep their names."""
+    """Return the 0-d tensors that `counting` leaves out: they lack the prefix, and keep their names."""
     if site.kind != "state_dict":
         return []
     seen = set(counting(checkpoint, site, names, *prefixes))
@@ -87,7 +86,7 @@ def scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *
 
 
 def _levels(names: Sequence[str]) -> int:
-    """How often all `names` begin with ``module.``."""
+    """Count how many times ``module.`` is repeated at the start of all `names`."""
     levels = 0
     while names and all(name.startswith("module." * (levels + 1)) for name in names):
         levels += 1
@@ -95,12 +94,12 @@ def _levels(names: Sequence[str]) -> int:
 
 
 def inside(names: Sequence[str]) -> list[str]:
-    """The names in the model that a wrapper holds: without its level, and without its counter."""
+    """Return the keys of the model inside a wrapper: without the wrapper's level and its counter."""
     return [wrappers.strip(name, wrappers.AVERAGED) for name in names if wrappers.has_prefix(name, wrappers.AVERAGED)]
 
 
 def with_level(rule: wrappers.Rule) -> wrappers.Rule:
-    """`rule` for the names inside a wrapper that averages, as a rule for its own."""
+    """Return `rule`, which renames keys inside a wrapper that averages, as a rule for the wrapper's own keys."""
 
     def outside(name: str) -> str:
         if not name.startswith(f"{wrappers.AVERAGED}."):
@@ -111,20 +110,21 @@ def with_level(rule: wrappers.Rule) -> wrappers.Rule:
 
 
 def within(rule: wrappers.Rule) -> wrappers.Rule:
-    """`rule` for a wrapper's own names, as a rule for those that `inside` gives."""
+    """Return `rule`, which renames a wrapper's own keys, as a rule for the keys that `inside` returns."""
     return lambda name: wrappers.strip(rule(wrappers.add(name, wrappers.AVERAGED)), wrappers.AVERAGED)
 
 
 def wrapper(names: Sequence[str]) -> str:
-    """The class that wraps averages of these names, for messages."""
+    """Name the class that wraps averages with these keys, for messages."""
     made = (maker.partition(" ")[0] for counter, maker in wrappers.COUNTERS.items() if counter in names)
     return next(made, "its wrapper")
 
 
 def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: str | None) -> bool:
-    """Whether a wrapper that averages keeps its ``module.`` among `names`, which are the names of `site` by now.
+    """Return whether a wrapper that averages keeps its ``module.`` in `names`, the current names of `site`.
 
-    It does unless it is asked for by its address `at`, or is all that the file holds: then nothing else was meant.
+    It keeps the level unless the user asks for its address `at`, or the file holds nothing else: then nothing else can
+    be meant.
     """
     if at is not None or not site.at or site.kind != "state_dict":
         return False
@@ -132,17 +132,17 @@ def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: st
 
 
 def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> None:
-    """Say, once, that `names` keep the level of their wrapper."""
+    """Record, once, that `names` keep the level of their wrapper."""
     if not any(row.id == "average-kept" and row.where == site.at for row in findings):
         kept = plural(len(inside(names)), "key")
         message = f"left the 'module.' of {wrapper(names)} on {kept}, as it is not DataParallel's"
-        findings.append(_kept(site, f"{message} (--at {word(site.at)} takes it too)"))
+        findings.append(_kept(site, f"{message} (--at {word(site.at)} removes it too)"))
 
 
 def left(site: NameSite) -> Finding:
-    """What add-module reports about averages that have the level of their wrapper."""
+    """Return the finding of add-module for averages that already have the level of their wrapper."""
     at = word(site.at)
-    return _kept(site, f"left as it is, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
+    return _kept(site, f"unchanged, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
 
 
 def _kept(site: NameSite, message: str) -> Finding:

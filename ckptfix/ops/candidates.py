@@ -1,4 +1,4 @@
-"""The state dicts that a checkpoint holds: mappings with a model's tensors, and whole pickled modules."""
+"""The state dicts that a checkpoint holds: dicts with a model's tensors, and whole pickled modules."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ckptfix.words import where_else
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A state dict that could be meant.
+    """A state dict that the user could mean.
 
     Attributes:
         at: its address.
         module: the node, if it is a whole module.
-        names: keys of the mapping, or of the buffers of the module itself.
-        shaped: those of them that hold a tensor with at least one dimension; None where that is not known.
-        nested: state dicts or optimizers are inside it, too.
-        versions: it has a ``_metadata``, which ``Module.state_dict()`` gives it.
+        names: keys of the state dict, or of the buffers of the module itself.
+        shaped: the keys among `names` whose tensor has at least one dimension; None where that is not known.
+        nested: further state dicts or optimizers are inside it.
+        versions: it has a ``_metadata``, which ``Module.state_dict()`` adds.
     """
 
     at: str
@@ -45,7 +45,7 @@ class Candidate:
 
 
 def candidates(checkpoint: Checkpoint) -> list[Candidate]:
-    """Every one that looks like a model's, in file order; where none does, all but optimizers'.
+    """Return every candidate that looks like a model's, in file order; without one, all except those of optimizers.
 
     A module without tensors (a loss, an activation) counts only where there is nothing else.
     """
@@ -54,7 +54,7 @@ def candidates(checkpoint: Checkpoint) -> list[Candidate]:
 
 
 def _compared(checkpoint: Checkpoint) -> list[Candidate]:
-    """The same with what tells one from another."""
+    """Return the candidates with the fields filled in by which one is told apart from another."""
     around = holders_of(site.at for site in checkpoint.sites if site.kind == "state_dict")
     versions = {site.at for site in checkpoint.sites if site.kind == "metadata"}
     return [
@@ -80,7 +80,7 @@ def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
     ]
     weights = [Candidate(state.at, None, names.get(state.at, ())) for state in states if state.weights]
     if weights and all(_is_aside(row) for row in weights):
-        # Statistics look like weights: parameters of other names beside them are a model's all the same.
+        # Statistics look like weights; parameters with other keys beside them still belong to a model.
         rest = [Candidate(state.at, None, names.get(state.at, ())) for state in states if not state.weights]
         weights += [row for row in rest if not _is_aside(row) and checkpoint.shaped(row.at, row.names)]
     full = [row for row in modules if len(modules) + len(weights) == 1 or _has_tensors(row)]
@@ -100,7 +100,7 @@ def _is_aside(row: Candidate) -> bool:
 
 
 def _has_tensors(row: Candidate) -> bool:
-    """Whether the state dict of a module holds anything, as far as is known."""
+    """Return whether the state dict of a module holds anything; True where that is unknown."""
     try:
         module = torch_module.read_module(row.module, row.at)
     except CkptfixError:
@@ -109,7 +109,7 @@ def _has_tensors(row: Candidate) -> bool:
 
 
 def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
-    """The module or the mapping with tensors at an address.
+    """Return the module, or the dict with tensors, at an address.
 
     Raises:
         NoSuchTensor: there is neither.
@@ -138,7 +138,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
 
 
 def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
-    """(address, address of the mapping that holds it if it is a tensor) of every leaf."""
+    """Yield (address, address of the dict that holds it if it is a tensor) of every leaf."""
     parts = pickled(checkpoint)
     if parts is not None:
         found = parts.found
@@ -150,10 +150,10 @@ def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
 
 
 def state_dict_of(checkpoint: Checkpoint, row: Candidate) -> tuple[TensorEntry, ...]:
-    """The tensors of a candidate under the names that ``state_dict()`` gives them; a mapping's keep their address.
+    """Return a candidate's tensors under the keys that ``state_dict()`` gives them; those of a dict keep their address.
 
     Raises:
-        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+        CkptfixError: the module is malformed, or one of its tensors cannot be read.
     """
     if row.module is None:
         return without_optimizer(checkpoint.entries_at(row.at))
@@ -161,7 +161,7 @@ def state_dict_of(checkpoint: Checkpoint, row: Candidate) -> tuple[TensorEntry, 
 
 
 def read_module(checkpoint: Checkpoint, row: Candidate) -> Module:
-    """The whole module that a candidate is.
+    """Read the whole module of a candidate.
 
     Raises:
         DamagedFile, KeyConflict, Unsupported: as `formats.torch.module.read_module`, about the file.
@@ -171,25 +171,25 @@ def read_module(checkpoint: Checkpoint, row: Candidate) -> Module:
 
 
 def module_entries(checkpoint: Checkpoint, module: Module) -> tuple[TensorEntry, ...]:
-    """The entries of a module's state dict, under their full names.
+    """Return the entries of a module's state dict, under their full keys.
 
     Raises:
-        WouldLoseData: one of them describes no tensor of the file.
+        WouldLoseData: one of them does not describe a tensor of the file.
     """
     return plain_entries(checkpoint, module.tensors)
 
 
 def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | PersId]]) -> tuple[TensorEntry, ...]:
-    """The entries of (name, node), as plain tensors.
+    """Convert pairs (name, node) to the entries of plain tensors.
 
     Raises:
-        WouldLoseData: one of them describes no tensor of the file.
+        WouldLoseData: one of them does not describe a tensor of the file.
     """
     storages = parts_of(checkpoint).storages
     entries = []
     for name, node in tensors:
         if type(node) is PersId:
-            raise WouldLoseData("a storage that stands by itself", path=checkpoint.path, where=name)
+            raise WouldLoseData("a bare storage, without a tensor around it", path=checkpoint.path, where=name)
         try:
             entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
         except BadTensor as error:
@@ -198,19 +198,19 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | Pe
 
 
 def view(entry: TensorEntry) -> tuple[object, ...]:
-    """What distinguishes a tensor from others of its file, names aside; tensors without data are alike."""
+    """Return what distinguishes a tensor from others of its file, except its key; tensors without data are equal."""
     where = entry.storage.identity if entry.storage is not None else tuple(view(part) for part in entry.parts)
     return where, entry.dtype, entry.offset, entry.shape, entry.stride, entry.lazy
 
 
 def beside_state_dict(checkpoint: Checkpoint, at: str, taken: Iterable[TensorEntry]) -> list[TensorEntry]:
-    """Tensors in the module at `at` that its state dict, `taken`, does not have: other buffers, plain attributes."""
+    """List the tensors in the module at `at` that its state dict, `taken`, lacks: other buffers, plain attributes."""
     views = {view(entry) for entry in taken}
     return [entry for entry in checkpoint.entries if is_inside(entry.name, at) and view(entry) not in views]
 
 
 def module_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Address of a mapping in a whole pickled module (its ``_parameters``) -> address of the module."""
+    """Map the address of each dict in a whole pickled module (its ``_parameters``) to the address of the module."""
     holders = [site.at for site in checkpoint.sites if site.at.rpartition("/")[2] in torch_module.HOLDERS]
     if not holders:
         return {}
@@ -220,6 +220,6 @@ def module_of(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
-    """Why the names in the module at `at` are left: there its tensors stand under no names of a state dict."""
-    hint = f"`{command('extract', checkpoint.path, 'OUT', at=at or None)}` first takes its state dict"
+    """Return the error for the module at `at`, whose tensors have no state dict keys that could be changed."""
+    hint = f"extract its state dict first: `{command('extract', checkpoint.path, 'OUT', at=at or None)}`"
     return Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)

@@ -1,16 +1,17 @@
-"""Which state dict of a checkpoint is meant: one answer for every verb.
+"""Choice of the state dict that the user means: one answer for every verb.
 
-The answer is an address of the caller, or the state dict that fits a model which the caller has (`best`), or else what
-these steps leave of the candidates. The top level is a candidate like any other.
+The answer is an address from the caller, or the state dict that best fits a model that the caller has (`best`), or else
+the candidates that remain after these steps. The top level is a candidate like any other.
 
-1. Unlikely ones are dropped: what else trainers keep (`names.kinds`: optimizers, statistics, hyper-parameters) where
-   there is a model or an average; averages and other copies (`COPIES`) where there is a model.
-2. Kept is the one with a name that training code gives its model (`NAMES`), the outermost of several.
-3. Kept are those whose names look like a module's parameters.
+1. Unlikely candidates are dropped. If there is a model or an average, these are the other things that trainers keep
+   (`names.kinds`: optimizers, statistics, hyper-parameters). If there is a model, averages and other copies (`COPIES`)
+   are dropped too.
+2. A key that training code uses for its model (`NAMES`) wins; of several such keys, the outermost.
+3. Candidates whose keys look like a module's parameters are preferred.
 4. Several names for the same tensors are one state dict.
 
-What still are several is a tie (a generator and a discriminator), and is asked for. Amounts never choose. They are a
-reason to doubt: where no key named the model, and more bytes of other tensors are left than taken, that is asked too.
+If several remain, as with a generator and a discriminator, the user is asked. Sizes never decide, but they are a reason
+for doubt. If no key named the model, and the other tensors have more bytes than the chosen ones, the user is asked too.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ NAMES: dict[str, str] = {
     "weights": "trainers that save weights alone",
     "serialized_state_dict.pt": "torch.export.save before torch 2.8",
 }
-"""Key of the model's state dict -> who writes it so. Each stands at the top, or under others of these and `AROUND`."""
+"""Key of the model's state dict -> its writers. It is at the top, or below other keys of this table and `AROUND`."""
 
 AROUND = frozenset(("checkpoint", "ckpt", "state", "app"))
-"""Keys of mappings around all that a trainer saves."""
+"""Keys of dicts around everything that a trainer saves."""
 
 COPIES: dict[str, str] = {
     "current_model_state": "Lightning WeightAveraging: the weights before averaging; state_dict has the average",
     "module_16bit": "formats.zero: what a DeepSpeed model computed with; module has the fp32 weights",
     "frozen_param_fragments": "DeepSpeed engine.py: parts of frozen parameters; module has them, or zero_to_fp32 does",
 }
-"""Key of weights that stand beside the model's under the same names -> what they are. Averages are others."""
+"""Key of weights beside the model's, under the same keys -> their meaning. Averages are recognized separately."""
 
 _NAMED, _PARAMETERS, _COPY, _OTHER, _OTHER_COPY, _ASIDE = range(6)
 
@@ -81,7 +82,7 @@ class Takes:
 
     Attributes:
         modules: whole pickled modules.
-        payloads: mappings whose keys only the class of an object knows (`StateDict.payload`).
+        payloads: dicts whose keys only the class of an object knows (`StateDict.payload`).
     """
 
     modules: bool = True
@@ -96,23 +97,23 @@ EDITABLE = Takes(modules=False, payloads=False)
 def choose(
     checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: Takes = ANY
 ) -> Candidate:
-    """The state dict or whole module that is meant, for verbs that take one and leave the rest.
+    """Return the state dict or whole module that is meant, for verbs that read one and ignore the rest.
 
     Args:
-        at: its address, where the caller says it.
-        doubt: refuse one that is in doubt (`refuse_doubt`); False where nothing is written or returned.
-        takes: what the verb accepts at an address, so that the error lists no other.
+        at: its address, if the caller names one.
+        doubt: refuse a doubtful choice (`refuse_doubt`); False where nothing is written or returned.
+        takes: the kinds that the verb accepts at an address, so that the error lists no other kinds.
 
     Raises:
-        NoSuchTensor: there is none at `at`.
-        Undecided: there are several, and nothing decides between them; or the one found is in doubt.
-        Refused: there is none.
+        NoSuchTensor: there is no state dict at `at`.
+        Undecided: there are several, and nothing decides between them; or the choice is in doubt.
+        Refused: there is no state dict.
     """
     if at is not None:
         return at_address(checkpoint, at)
     rows = meant(checkpoint)
     if not rows:
-        raise Refused("no state dict and no module was found in it", path=checkpoint.path, hint=_instead(checkpoint))
+        raise Refused("it has no state dict and no module", path=checkpoint.path, hint=_instead(checkpoint))
     if len(rows) > 1:
         raise undecided(checkpoint, rows, takes=takes)
     if doubt:
@@ -121,18 +122,18 @@ def choose(
 
 
 def _instead(checkpoint: Checkpoint) -> str:
-    """What helps with a file that holds no state dict."""
+    """Return the hint for a file without a state dict."""
     parts = pickled(checkpoint)
     if parts is not None and any(named_arrays(parts.graph.root)):
         made = command("sanitize", checkpoint.path, "OUT")
-        return f"its weights are NumPy arrays: `{made}` makes tensors of them; take the state dict from that"
+        return f"its weights are NumPy arrays: convert them to tensors with `{made}` first, and use its output"
     return "`ckptfix inspect` shows what it holds"
 
 
 def mapping(
     checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: Takes = MAPPINGS
 ) -> Candidate:
-    """The state dict that is meant, for verbs that work on mappings alone.
+    """Return the state dict that is meant, for verbs that cannot work on whole modules.
 
     Raises:
         Refused: it is a whole module; or as `choose`.
@@ -146,10 +147,10 @@ def mapping(
 def best(
     checkpoint: Checkpoint, score: Callable[[Candidate], Any], *, takes: Takes = ANY
 ) -> Candidate | None:
-    """The candidate that fits a model better than the others; None where none of them fits, or there is one only.
+    """Return the candidate that fits a model best; None if no candidate fits, or there is only one.
 
     Args:
-        score: how well one fits, 0 for not at all.
+        score: returns how well a candidate fits, 0 for not at all.
 
     Raises:
         Undecided: several fit equally well, and nothing else decides between them.
@@ -168,7 +169,7 @@ def best(
 
 
 def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> list[Candidate]:
-    """The candidates between which nothing decides: one, if the answer is known.
+    """Return the candidates between which nothing decides: exactly one if the answer is known.
 
     Args:
         rows: the candidates to choose among; by default all that the file holds.
@@ -184,7 +185,7 @@ def meant(checkpoint: Checkpoint, rows: Sequence[Candidate] | None = None) -> li
 
 
 def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
-    """As `meant`, by addresses and names alone."""
+    """Reduce the candidates like `meant`, by addresses and keys alone."""
     if len(rows) < 2:
         return list(rows)
     standing = _standings(rows)
@@ -193,7 +194,7 @@ def narrowed(rows: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _standings(rows: Sequence[Candidate]) -> dict[str, tuple[int, int]]:
-    """Address -> what it is by its key and its names, the likeliest model first; and its depth, if a key names it."""
+    """Map each address to its rank by key and names, the likeliest model first, and its depth if a key names it."""
     around = {row.at for row in rows if row.nested and _is_like_module(row)}
     return {row.at: _standing(row, around) for row in rows}
 
@@ -208,20 +209,20 @@ def _standing(row: Candidate, around: Collection[str]) -> tuple[int, int]:
         return (_COPY if like_module else _OTHER_COPY), 0
     if not parts and (row.versions or not row.nested):
         return _NAMED, 0
-    # 'params' among the names of a module is a value of its trainer, unless parameters are in it.
+    # 'params' among the keys of a module is a value of its trainer, unless it holds parameters.
     if is_named(row) and (like_module or not is_inside_any(row.at, around)):
         return _NAMED, len(parts)
     return (_PARAMETERS if like_module else _OTHER), 0
 
 
 def is_named(row: Candidate) -> bool:
-    """Whether the key of a candidate is one that training code gives its model."""
+    """Return whether the key of a candidate is one that training code uses for its model."""
     parts = address.keys_of(row.at)
     return bool(parts) and parts[-1] in NAMES and all(part in NAMES or part in AROUND for part in parts)
 
 
 def kind_of(row: Candidate) -> Kind | None:
-    """What a candidate is, if it is no model."""
+    """Return the kind of a candidate that is not a model; None for a model."""
     return kinds.of(row.at, row.names if row.module is None else ())
 
 
@@ -232,7 +233,7 @@ def _is_like_module(row: Candidate) -> bool:
 
 
 def _tensors(checkpoint: Checkpoint, row: Candidate) -> object:
-    """Equal for candidates made of the same tensors of the file."""
+    """Return a value that is equal for candidates made of the same tensors of the file."""
     try:
         entries = state_dict_of(checkpoint, row)
         return frozenset(view(entry) for entry in entries) or row.at
@@ -241,9 +242,9 @@ def _tensors(checkpoint: Checkpoint, row: Candidate) -> object:
 
 
 def models(checkpoint: Checkpoint) -> list[Candidate]:
-    """Every candidate that is a model or a copy of one, those that are meant first.
+    """List every candidate that is a model or a copy of one, the main ones first.
 
-    What is set aside is among them only where there is nothing else.
+    Candidates that are set aside are included only if there is nothing else.
     """
     return list(checkpoint.once(_models))
 
@@ -259,12 +260,12 @@ def _models(checkpoint: Checkpoint) -> list[Candidate]:
 
 
 def _is_around(row: Candidate, standing: int, likeliest: int) -> bool:
-    """Whether a mapping around others is a trainer's, with a tensor of its own called as a layer's: class weights."""
+    """Return whether a dict around others is a trainer's, with a tensor (class weights) named like a layer's."""
     return row.nested and likeliest < standing == _OTHER
 
 
 def states(checkpoint: Checkpoint) -> list[StateDict]:
-    """The mappings among `models`, for verbs that do all of them."""
+    """List the state dicts among `models`, for verbs that edit all of them."""
     by_at = {state.at: state for state in checkpoint.state_dicts}
     return [by_at[row.at] for row in models(checkpoint) if row.module is None]
 
@@ -283,11 +284,11 @@ def _payloads(checkpoint: Checkpoint) -> set[str]:
 def undecided(
     checkpoint: Checkpoint, rows: Sequence[Candidate], *, fit: bool = False, takes: Takes = ANY
 ) -> Refused:
-    """Return the error that asks for one of `rows`; where the verb takes none of them, the error that says so.
+    """Return the error that asks for one of `rows`; if the verb accepts none of them, the error that explains why.
 
     Args:
         rows: the candidates that the file holds, or with `fit` those that fit a model equally well.
-        takes: what the verb accepts at an address.
+        takes: the kinds that the verb accepts at an address.
     """
     ats = choices(checkpoint, (row.at for row in rows), takes)
     modules = [row.at for row in rows if row.module is not None]
@@ -307,18 +308,18 @@ def undecided(
 
 
 def listed(ats: Iterable[str]) -> str:
-    """Return addresses for a sentence, the top level as ``--at`` takes it."""
+    """Join addresses for a sentence, the top level as ``--at`` accepts it."""
     return ", ".join(address.shown(at, to_type=True) for at in ats)
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a choice leaves out that may be a model's: tensors that are recognised as nothing else.
+    """The tensors outside a choice that may be a model's, because they are not recognized as anything else.
 
     Attributes:
         rows: address at the top -> bytes of tensors there.
-        ats: addresses of mappings among them, the largest first.
-        taken: bytes of what was chosen.
+        ats: addresses of state dicts among them, the largest first.
+        taken: bytes of the choice.
     """
 
     rows: Mapping[str, int]
@@ -335,10 +336,11 @@ class Outside:
 
 
 def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None:
-    """What lies outside the candidates `rows`; None where a key names one of them, or there is nothing else.
+    """Return what is outside the candidates `rows`; None if a key names one of them, or there is nothing else.
 
-    Left aside is what is recognised (`kinds.RECOGNISED`), copies with the names and shapes of a chosen one, and
-    other names of the chosen tensors.
+    Three kinds of tensors do not count: recognized ones (`kinds.RECOGNISED`), copies with the keys and shapes of a
+    chosen
+    state dict, and other names of the chosen tensors.
     """
     ats = {row.at for row in rows}
     if not rows or any(map(is_named, rows)):
@@ -383,7 +385,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
 
 
 def _parts(checkpoint: Checkpoint, row: Candidate) -> Iterator[str]:
-    """Addresses in a state dict below which tensors are its module's own: packed weights, attributes of tensors."""
+    """Yield addresses in a state dict whose tensors belong to its module: packed weights, attributes of tensors."""
     tensors = {entry.key for entry in checkpoint.entries_at(row.at)}
     others = {site.at for site in checkpoint.sites if site.kind == "state_dict"}
     for key in dict.fromkeys(key_below(at, row.at) for at in dict.fromkeys(entry.at for entry in checkpoint.entries)):
@@ -400,12 +402,12 @@ def _is_trainers(key: str) -> bool:
 
 
 def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate], takes: Takes) -> None:
-    """Refuse to take `rows` for all models of the file, where more bytes of tensors would be left than taken.
+    """Raise an error if the file has more bytes of other tensors than `rows`, its supposed models, have.
 
     The error lists the choices that the verb accepts.
 
     Raises:
-        Undecided: no key names one of them as the model's, and what is outside is larger.
+        Undecided: no key names one of `rows` as the model's, and the tensors outside are larger.
     """
     found = outside(checkpoint, rows)
     if found is None or not found.doubtful:
@@ -416,7 +418,7 @@ def refuse_doubt(checkpoint: Checkpoint, rows: Sequence[Candidate], takes: Takes
 
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """The same as a finding, for what only reads and never stops."""
+    """Yield the same doubt as a finding, for verbs that only read and never stop."""
     rows = meant(checkpoint)
     found = outside(checkpoint, rows) if len(rows) == 1 else None
     if found is not None and found.doubtful:
@@ -424,17 +426,17 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def doubt(rows: Sequence[Candidate], found: Outside) -> str:
-    """Why `rows` may not be the model, in words."""
+    """Describe why `rows` may not be the model."""
     chosen = " and ".join(address.shown(row.at) for row in rows[:3])
     others = some(list(found.rows), 4)
     return (
-        f"no key says which state dict is the model's: {chosen} has {plural(found.taken, 'byte')} of tensors, "
-        f"and {plural(found.nbytes, 'byte')} are elsewhere, in {others}"
+        f"no key shows which state dict is the model's: {chosen} has {plural(found.taken, 'byte')} of tensors, "
+        f"but {plural(found.nbytes, 'byte')} are elsewhere, in {others}"
     )
 
 
 def _held(entries: Iterable[TensorEntry]) -> dict[object, int]:
-    """Place of each tensor in the file -> its bytes."""
+    """Map the place of each tensor in the file to its bytes."""
     found: dict[object, int] = {}
     stack = list(entries)
     while stack:
@@ -446,12 +448,12 @@ def _held(entries: Iterable[TensorEntry]) -> dict[object, int]:
 
 
 def _shapes(entries: Iterable[TensorEntry]) -> dict[str, tuple[int, ...]]:
-    """Name without wrappers -> shape, of the tensors with at least one dimension."""
+    """Map names without wrappers to shapes, for the tensors with at least one dimension."""
     return {wrappers.unwrapped(entry.key): entry.shape for entry in entries if entry.shape}
 
 
 def _is_copy(shapes: Mapping[str, tuple[int, ...]], chosen: Sequence[Mapping[str, tuple[int, ...]]]) -> bool:
-    """Whether these are the tensors of a chosen state dict again: under its names, or in a list."""
+    """Return whether these are the tensors of a chosen state dict again: under its keys, or in a list."""
     if not shapes:
         return False
     if all(name.isdigit() for name in shapes):
@@ -460,7 +462,7 @@ def _is_copy(shapes: Mapping[str, tuple[int, ...]], chosen: Sequence[Mapping[str
 
 
 def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
-    """Every tensor of an optimizer's state, those among a model's names too."""
+    """List every tensor of an optimizer's state, including those among a model's keys."""
     fronts, flat = _states_of_optimizers(checkpoint)
     mixed: dict[str, frozenset[str]] = {}
     found = []
@@ -473,14 +475,14 @@ def optimizer_tensors(checkpoint: Checkpoint) -> list[TensorEntry]:
 
 
 def optimizers(checkpoint: Checkpoint) -> list[str]:
-    """Addresses of the optimizers inside it."""
+    """Return the addresses of the optimizers in the checkpoint."""
     fronts, flat = _states_of_optimizers(checkpoint)
     ats = (*map(address.holder_of, fronts), *flat)
     return [at for at in dict.fromkeys(ats) if at]
 
 
 def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], frozenset[str]]:
-    """Addresses of each optimizer's ``state``, and of mappings that are a flattened one."""
+    """Return the addresses of each optimizer's ``state``, and of dicts that are a flattened one."""
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     fronts: set[str] = set()
     flat: set[str] = set()
@@ -496,10 +498,10 @@ def _states_of_optimizers(checkpoint: Checkpoint) -> tuple[frozenset[str], froze
 
 
 MISREAD = LOST | {"bad-tensor", "unknown-dtype", "too-deep", "duplicate-record", "duplicate-key"}
-"""What is not as its writer meant it, and no length and no checksum shows it."""
+"""Findings about content that will be misread although sizes and checksums are right."""
 
 BROKEN = MISREAD | {"bad-crc", "truncated"}
-"""Findings of tensors that cannot be read as they were written."""
+"""Findings about tensors that cannot be read as they were written."""
 
 
 def refuse_damaged(
@@ -510,17 +512,18 @@ def refuse_damaged(
     *,
     listed: bool = True,
 ) -> None:
-    """Tensors that were listed as broken would be missing from the output, or stand there as something else.
+    """Raise `WouldLoseData` if broken tensors would be missing from the output, or become something else there.
 
     Args:
-        ids: what is looked for.
+        ids: the findings to look for.
         below: an address; findings about tensors elsewhere do not count.
-        left_out: names and addresses that the output is not to have; neither do those about them.
-        listed: tensors are listed first, which makes the findings about them. A verb that keeps a tensor that it
-            cannot read as it is, and names it, looks at the container alone.
+        left_out: names and addresses that the output will not have; findings about them do not count either.
+        listed: list the tensors first, which creates the findings about them. A verb that keeps and reports a tensor
+            that
+            it cannot read passes False, to check only the container.
 
     Raises:
-        WouldLoseData: a finding says that a tensor cannot be read as its writer meant it.
+        WouldLoseData: a tensor cannot be read as its writer meant it.
     """
     if listed:
         _ = checkpoint.entries
@@ -538,12 +541,12 @@ def refuse_damaged(
 
 
 def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool = False) -> list[NameSite]:
-    """The state dicts to work on: the one at `at`, or all, or those that look like a model's.
+    """Return the state dicts to work on: the one at `at`, or all, or those that look like a model's.
 
     Raises:
-        NoSuchTensor: there is none at `at`.
+        NoSuchTensor: there is no state dict at `at`.
         Refused: a whole module is there.
-        Undecided: with `weights_only`, those that were found are in doubt.
+        Undecided: with `weights_only`, the choice is in doubt.
     """
     fixed = _payloads(checkpoint)
     sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at not in fixed]
@@ -596,14 +599,14 @@ def unnamed_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
 
 
 def _not_edited(checkpoint: Checkpoint, at: str) -> Refused:
-    """Return why the keys of the payload at `at` are left."""
-    hint = f"`{command('extract', checkpoint.path, 'OUT', at=at or '/')}` takes its tensors"
-    message = "only the class of the object around it knows what its keys mean, so they are not edited"
+    """Return the error for a payload at `at`, whose keys are not edited."""
+    hint = f"extract its tensors with `{command('extract', checkpoint.path, 'OUT', at=at or '/')}`"
+    message = "its keys are not edited, because only the class of the object around it knows their meaning"
     return Refused(message, path=checkpoint.path, where=at, hint=hint)
 
 
 def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
-    """Keys of a state dict under which a trainer keeps other mappings: ``optimizer``, ``normalizer``."""
+    """Return the keys of a state dict under which a trainer keeps other dicts: ``optimizer``, ``normalizer``."""
     tensors = _tensor_keys(checkpoint, site.at)
     depth = len(address.keys_of(site.at)) + 1
     places = [place for place, _ in checkpoint.values() if len(address.keys_of(place)) > depth]
@@ -612,10 +615,11 @@ def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
 
 
 def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
-    """Keys of a state dict that its model has: without what a trainer put among them.
+    """Return the keys of a state dict that belong to its model, without those that a trainer added.
 
-    Left out are numbers and mappings under a plain key, an optimizer's names, and beside such things counters and
-    scores that are tensors.
+    Left out are numbers and dicts under a plain key, and an optimizer's keys. If there are any of these, tensors that
+    are
+    counters or scores are left out too.
     """
     tensors = _tensor_keys(checkpoint, site.at) | (set() if site.at else format_of(checkpoint).ties(checkpoint).keys())
     gone = kinds.optimizer_names(site.names)
@@ -629,16 +633,16 @@ def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
 
 
 def _tensor_keys(checkpoint: Checkpoint, at: str) -> set[str]:
-    """Keys of the tensors in the mapping at `at`, whether or not they can be read."""
+    """Return the keys of the tensors in the state dict at `at`, whether or not they can be read."""
     length = len(at) + 1 if at else 0
     return {name[length:] for name, holder in leaves(checkpoint) if holder == at}
 
 
 def refuse_module(checkpoint: Checkpoint) -> None:
-    """Nothing was found to work on: is it that what the file holds is a whole module?
+    """Raise an error if nothing was found to work on because the file holds a whole module.
 
     Raises:
-        Refused: it is one.
+        Refused: it holds one.
     """
     if not module_of(checkpoint):
         return

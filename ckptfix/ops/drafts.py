@@ -1,4 +1,4 @@
-"""What a verb that writes is given, what it makes, and what it returns: the nouns of `writing`."""
+"""The nouns of `writing`: options of a verb that writes, the draft that it makes, and the result that it returns."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
-from ckptfix.checkpoint import Mark, Plan
+from ckptfix.checkpoint import FileVersion, Plan
 from ckptfix.errors import printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.io.durable import kept_line
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Account, Promise
-from ckptfix.shown import html
 
 LOSSES = 3
-"""Exit code of a verb that is done, with losses."""
+"""Exit code of a verb that completed, with losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """What every verb that writes takes as keywords, in one value.
+class WriteOptions:
+    """The keywords that every writing verb accepts, in one value.
 
     Attributes:
         force: replace an existing output.
-        keep_old: a checkpoint that is replaced is kept, under another name beside the output.
+        keep_old: keep a checkpoint that is replaced, under another name beside the output.
         dry_run: plan, and write nothing.
-        in_place: change the input itself, by the few bytes that differ; edits of names and devices alone take it.
-        link: files of a folder that do not change get a second name in place of a copy; edits of folders alone take it.
-        progress: called with bytes done and bytes in all.
+        in_place: change only the bytes of the input that differ; for edits of keys and devices alone.
+        link: hard-link the files of a folder that do not change, instead of copying them; for edits of folders alone.
+        progress: called with the bytes done and the bytes in all.
     """
 
     force: bool = False
@@ -40,7 +39,7 @@ class How:
     progress: Progress | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """The same as keywords of a verb."""
+        """Return the options as keyword arguments of a verb."""
         few = ("in_place", "link")
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: value for name, value in given.items() if value or name not in few}
@@ -51,18 +50,18 @@ R = TypeVar("R", bound="Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft(Generic[R]):
-    """What a verb is about to write.
+    """The output that a verb is about to write.
 
     Attributes:
-        result: what the verb returns, but for the fields of `Result`, which it is called with.
+        result: makes the verb's result; it is called with the fields of `Result` as keywords.
         format: of the output.
-        promise: what the output has to hold.
+        promise: the contents that the output must have.
         lines: what was done, in one or two sentences.
         findings: what was noticed on the way.
         exit_code: 0, or another if the verb itself knows of losses.
-        read: the files that it was read from, as they were before, beside those of the input where that is known.
-        link: files of an output folder that are files of the input may be hard links to these.
-        allows: says of a global whether the output may name it; without it any may be there.
+        read: the source files as they were before they were read, in addition to those of the input.
+        link: files of an output folder that equal files of the input may be hard links to them.
+        allows: returns whether the output may name a global; None allows every global.
     """
 
     result: Callable[..., R]
@@ -72,26 +71,26 @@ class Draft(Generic[R]):
     lines: Sequence[str]
     findings: Sequence[Finding] = ()
     exit_code: int = 0
-    read: tuple[Mark, ...] = ()
+    read: tuple[FileVersion, ...] = ()
     link: bool = False
     allows: Callable[[str], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Result:
-    """What a writing verb did, or would do.
+    """The outcome of a writing verb, or of its dry run.
 
     Attributes:
         source, dest: the files.
         format: of `dest`.
-        plan: what was written.
+        plan: the files as they were written.
         written: False after a dry run.
-        in_place: `dest` is `source`, changed where it is.
+        in_place: `dest` is `source`, edited in place.
         backup: name under which the checkpoint that `dest` replaced is kept, where that was asked for.
         lines: one or two sentences for a person; warnings and errors among the findings are not repeated there.
         findings: what was noticed on the way.
-        exit_code: 0, or 3 after named losses.
-        account: how the tensors of the input fared, counted from the plan.
+        exit_code: 0, or 3 after reported losses.
+        account: counts of kept, changed and lost tensors of the input, from the plan.
     """
 
     source: str
@@ -107,7 +106,7 @@ class Result:
     account: Account = field(default_factory=Account)
 
     def __str__(self) -> str:
-        """What the command prints: what was done, the old file's new name, warnings and losses, each on a line."""
+        """Return the lines that the command prints: what was done, the old file's new name, warnings and losses."""
         kept = () if self.backup is None else (kept_line(self.dest, self.backup),)
         noticed = (finding.line for finding in self.findings if finding.severity != "info")
         return "\n".join(map(printable, (*self.lines, *kept, *noticed)))
@@ -117,10 +116,12 @@ class Result:
         return f"<{type(self).__name__}: {self.source!r} to {self.dest!r}, {done}, exit code {self.exit_code}>"
 
     def _repr_html_(self) -> str:
+        from ckptfix.shown import html
+
         return html(self.lines, [("", ("severity", "where", "what"), [row.cells for row in self.findings])])
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the result as a JSON object."""
         return {
             "path": self.source,
             "output": self.dest or None,

@@ -1,7 +1,7 @@
-"""What a pickle may run: which nodes of an object name it, and whether a planned output still does.
+"""Code that a pickle may run: find the nodes that name it, and refuse a planned output that still does.
 
-Verbs whose output is meant to be clean declare in `Draft.allows` which globals it may name. The planned file is then
-looked into like a stranger's, whatever wrote it: a place for a global that nobody thought of is found there.
+Verbs whose output must be clean declare in `Draft.allows` which globals it may name. The planned file is then searched
+like a file from a stranger, whichever code planned it. So a global is found even in a place that the verb overlooked.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ckptfix.pickles.reemit import every_node, parts_of
 from ckptfix.words import some
 
 Allows = Callable[[str], bool]
-"""Whether an output may name the global ``"module.name"``."""
+"""Function that returns whether an output may name the global ``"module.name"``."""
 
 SHORTEST = 5
-"""Bytes of a pickle that names something."""
+"""Least number of bytes of a pickle that names a global."""
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a global, ``"module.name"``, is not known to run code, reach the network or touch files."""
+    """Return whether a global, ``"module.name"``, is not known to run code, reach the network or touch files."""
     return not is_dangerous(name)
 
 
 def in_text(part: object) -> str:
-    """The dangerous function that a string of bytes, which is a pickle or holds one, names; "" for anything else."""
+    """Return the dangerous function named by a string of bytes that is or contains a pickle; "" for anything else."""
     if not isinstance(part, (bytes, bytearray, str)) or len(part) < SHORTEST:
         return ""
-    # Protocols before 3 write bytes as the text of their Latin-1.
+    # Protocols before 3 write bytes as text, decoded as Latin-1.
     data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
     if not MAGIC.match(data) and (isinstance(part, str) or not OLD_MAGIC.match(data)):
         return ""
@@ -46,24 +46,24 @@ def in_text(part: object) -> str:
 
 
 def in_texts(root: Node) -> dict[int, str]:
-    """The strings below `root` that hold a pickle which runs code when it is unpickled: ``id`` -> the function."""
+    """Map ``id`` of each string below `root` that contains a code-running pickle to the function that it names."""
     return {id(part): name for part in _parts(root) if (name := in_text(part))}
 
 
 def globals_below(root: Node) -> list[str]:
-    """The globals that `root` and what hangs on it name, each once."""
+    """List the globals that `root` and everything below it name, each once."""
     names = (weights_only.canonical(part) for part in (root, *_parts(root)) if type(part) is Global)
     return list(dict.fromkeys(names))
 
 
 def dangerous_below(root: Node) -> str:
-    """The first dangerous function that `root`, or what hangs on it, names; "" without one."""
+    """Return the first dangerous function that `root`, or anything below it, names; "" without one."""
     named = next(filter(is_dangerous, globals_below(root)), "")
     return named or next(iter(in_texts(root).values()), "")
 
 
 def _parts(root: Node) -> Iterator[Node]:
-    """`root` and all that hangs on it, each thing once."""
+    """Yield `root` and everything below it, each object once."""
     seen: set[int] = set()
     for node in every_node(root):
         for part in (node, *parts_of(node)):
@@ -73,7 +73,7 @@ def _parts(root: Node) -> Iterator[Node]:
 
 
 def refuse_named(plan: Plan, format: str, allows: Allows, source: str) -> None:
-    """Refuse a planned output that names a global which it may not.
+    """Raise `Refused` if a planned output names a global that `allows` rejects.
 
     Args:
         format: of the output.
@@ -88,10 +88,10 @@ def refuse_named(plan: Plan, format: str, allows: Allows, source: str) -> None:
         if file.along:
             continue
         rows = inside.look_planned(PlannedFile(file)).hidden
-        # Of bytes that are a value only what runs code counts: torch unpickles none of them.
+        # torch does not unpickle bytes that are a value, so only functions that run code count there.
         bad = [row for row in rows if not (is_harmless if inside.TEXT in row.place else allows)(row.name)]
         if bad:
             names = some(list(dict.fromkeys(row.name for row in bad)))
             message = f"the output would still name {names}; nothing was written"
-            hint = "do not unpickle this file; `ckptfix convert` to safetensors takes the tensors alone"
+            hint = "do not unpickle this file; `ckptfix convert` to safetensors keeps only the tensors"
             raise Refused(message, path=source, where=bad[0].place or None, hint=hint)

@@ -1,7 +1,7 @@
-"""How the values of a tensor are distributed: of one, or of two side by side and their difference.
+"""The distribution of the values of one tensor, or of two tensors and their difference.
 
-Elements are read twice in a stream, first for the range and the moments, then to be counted. NaN and infinities are
-counted with the moments, and in no bin; of complex numbers it is the absolute values.
+The elements are streamed twice: first for the range and the moments, then to count them in bins. NaN and infinities are
+counted with the moments, and are in no bin. For complex numbers, the absolute values are counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.diff.sources import content, source
 from ckptfix.ops.numbers import decoded
 from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import LARGE, SMALL, Moments, of_numbers
+from ckptfix.ops.stats.moments import LARGE, SMALL, ElementMoments, of_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BINS = 48
 
 STEP = 1 << 16
-"""Elements that are looked at together."""
+"""Elements that are processed together."""
 
 Pair = tuple[TensorEntry | None, TensorEntry | None]
 """A tensor of A and one of B; one of them may be None."""
@@ -38,11 +38,11 @@ Pair = tuple[TensorEntry | None, TensorEntry | None]
 
 @dataclass(slots=True)
 class Bins:
-    """How many elements lie in each of the equal parts of a range.
+    """Counts of the elements in equal parts of a range.
 
     Attributes:
-        low, high: the range; equal where all elements are.
-        counts: of each part.
+        low, high: the range; the two are equal if all elements are.
+        counts: number of elements in each part.
     """
 
     low: float
@@ -51,27 +51,27 @@ class Bins:
 
 
 @dataclass(slots=True)
-class Values:
-    """The values of one tensor, or of a difference; `bins` is None where no element is finite."""
+class ValueBins:
+    """The values of one tensor, or of a difference; `bins` is None if no element is finite."""
 
-    moments: Moments = field(default_factory=Moments)
+    moments: ElementMoments = field(default_factory=ElementMoments)
     bins: Bins | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The values of two tensors, in the same bins, and those of B - A; zeros of the difference are in no bin.
+    """The values of two tensors in the same bins, and those of B - A; zeros of the difference are in no bin.
 
     Attributes:
-        a, b: None where there is no tensor.
-        difference: None where there are not two tensors of one shape.
-        absolute: it is absolute values, of complex numbers.
+        a, b: values of the tensors; None if there is no tensor.
+        difference: values of B - A; None unless there are two tensors of the same shape.
+        absolute: whether the values are absolute values, of complex numbers.
         reason: why there are no values; everything else is then None.
     """
 
-    a: Values | None = None
-    b: Values | None = None
-    difference: Values | None = None
+    a: ValueBins | None = None
+    b: ValueBins | None = None
+    difference: ValueBins | None = None
     absolute: bool = False
     reason: str | None = None
 
@@ -80,7 +80,7 @@ class Distribution:
 def distributions(
     pairs: Sequence[Pair], byteorders: tuple[str, str], *, progress: Progress | None = None
 ) -> list[Distribution]:
-    """The distribution of each pair; one that cannot be read has a reason instead."""
+    """Compute the distribution of each pair; a pair that cannot be read has a reason instead."""
     unique = {_place(pair): pair for pair in pairs}
     total = sum(map(_weight, unique.values()))
     done = 0
@@ -116,7 +116,7 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
         if reason is not None:
             return Distribution(reason=reason)
     sides = [
-        None if entry is None else Side(entry, order, readers)
+        None if entry is None else ElementReader(entry, order, readers)
         for entry, order in zip(pair, byteorders, strict=True)
     ]
     try:
@@ -125,8 +125,8 @@ def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> 
         return Distribution(reason=error.message)
 
 
-class Side:
-    """A tensor whose elements are read in steps, as often as is asked for."""
+class ElementReader:
+    """A tensor whose elements are read in steps, any number of times."""
 
     def __init__(self, entry: TensorEntry, byteorder: str, readers: Readers) -> None:
         self.entry = entry
@@ -137,7 +137,7 @@ class Side:
         self._readers = readers
 
     def blocks(self) -> Iterator[Elements]:
-        """All elements. Raises CkptfixError where they cannot be read."""
+        """Yield all elements. Raises CkptfixError if they cannot be read."""
         place = content(self.entry, self._byteorder)
         if place.endless:
             raise CkptfixError("a view that repeats its storage too often to be read")
@@ -147,12 +147,12 @@ class Side:
             yield decoded(elements.read(start * size, count * size), self.dtype, self._swap)
 
 
-def _of_sides(a: Side | None, b: Side | None) -> Distribution:
+def _of_sides(a: ElementReader | None, b: ElementReader | None) -> Distribution:
     import numpy
 
     both = a is not None and b is not None and a.entry.shape == b.entry.shape
-    made = [None if side is None else Values() for side in (a, b)]
-    apart = Values() if both else None
+    made = [None if side is None else ValueBins() for side in (a, b)]
+    apart = ValueBins() if both else None
     with numpy.errstate(all="ignore"):
         for number, block in _blocks(a, b, both):
             values = apart if number == 2 else made[number]
@@ -180,8 +180,8 @@ def _of_sides(a: Side | None, b: Side | None) -> Distribution:
     return Distribution(made[0], made[1], apart, absolute)
 
 
-def _blocks(a: Side | None, b: Side | None, both: bool) -> Iterator[tuple[int, Elements]]:
-    """Real numbers of A (0), of B (1), and of their difference (2)."""
+def _blocks(a: ElementReader | None, b: ElementReader | None, both: bool) -> Iterator[tuple[int, Elements]]:
+    """Yield real numbers of A (0), of B (1), and of their difference (2)."""
     if both and a is not None and b is not None:
         for x, y in zip(a.blocks(), b.blocks(), strict=True):
             yield from ((0, _real(x)), (1, _real(y)), (2, _real(_wide(y) - _wide(x))))
@@ -199,8 +199,8 @@ def _real(block: Elements) -> Elements:
     return abs(_wide(block)) if block.dtype.kind == "c" else block
 
 
-def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -> Bins | None:
-    """Empty bins for the finite elements; one for each number where these are few whole ones."""
+def _bins(moments: Sequence[ElementMoments], *, whole: bool, symmetric: bool = False) -> Bins | None:
+    """Return empty bins for the finite elements; one bin for each number if they are few integers."""
     lows = [row.low for row in moments if row.low is not None]
     highs = [row.high for row in moments if row.high is not None]
     if not lows:
@@ -214,7 +214,7 @@ def _bins(moments: Sequence[Moments], *, whole: bool, symmetric: bool = False) -
     return Bins(low, high, [0] * BINS)
 
 
-def _count(block: Elements, values: Values) -> None:
+def _count(block: Elements, values: ValueBins) -> None:
     import numpy
 
     bins = values.bins
@@ -226,7 +226,7 @@ def _count(block: Elements, values: Values) -> None:
 
 
 def _places(block: Elements, bins: Bins) -> Elements:
-    """The bin of each element; `block` is overwritten."""
+    """Return the bin of each element; `block` is overwritten."""
     import numpy
 
     count = len(bins.counts)
@@ -236,7 +236,7 @@ def _places(block: Elements, bins: Bins) -> Elements:
     if width < LARGE and width / count > SMALL:
         block -= bins.low
         block *= count / width
-    else:  # in halves, as the whole may be beyond float64
+    else:  # in halves, as the whole range may exceed float64
         block /= 2
         block -= bins.low / 2
         block /= bins.high / 2 - bins.low / 2

@@ -1,4 +1,4 @@
-"""Edits in place: what may be edited where it is, and the plan of an edit as a record; see `io.inplace`."""
+"""In-place edits: the files that allow one, and the record of one; see `io.inplace`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
@@ -22,40 +22,40 @@ from ckptfix.formats.torch.zip import archive_of
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import RealFile, insertable
 from ckptfix.io.inplace.plan import change_of
-from ckptfix.io.inplace.record import Change, Record
+from ckptfix.io.inplace.record import EditRecord, FileChange
 from ckptfix.io.source import forget, is_local, refuse_changed, stamp
 from ckptfix.urls import READ_ONLY, is_url, scheme_of
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
 
 _HASHED = re.compile(r"[0-9a-f]{32,}(\.\w+)?|(MD5|SHA)\w*-s\d+--\S+", re.IGNORECASE)
-"""Names of files in stores that name them by their content: a hub's blobs, DVC, git-annex."""
+"""File names in stores that name files by their content: a hub's blobs, DVC, git-annex."""
 
 
 def target_of(checkpoint: Checkpoint) -> str:
-    """The file or folder that an edit in place changes; its real path."""
+    """Return the real path of the file or folder that an in-place edit changes."""
     path = Path(os.path.realpath(checkpoint.path))
     return str(path.parent if formats.format_of(checkpoint).folder and not path.is_dir() else path)
 
 
 def refuse_far(path: str) -> None:
-    """Refuse what is on no disk of this machine.
+    """Raise `Refused` unless `path` is on a disk of this machine.
 
     Raises:
-        Refused: it is so.
+        Refused: it is a URL.
     """
     if is_url(path):
         hint = f"give OUT: `... {quoted(path)} {quoted(path)} --force` replaces it in one step"
         if scheme_of(path) in READ_ONLY:
             hint = "write a copy: give OUT"
-        raise Refused("an edit in place, and undo, are for files of this machine", path=path, hint=hint)
+        raise Refused("in-place edits and undo need local files", path=path, hint=hint)
 
 
 def refuse_shared(checkpoint: Checkpoint, *, force: bool) -> None:
-    """Refuse files whose change would show elsewhere too.
+    """Raise `Refused` for files whose change would also show under another name.
 
     Raises:
-        Refused: one has several names, or is in a store that names files by their content.
+        Refused: a file has several names, or is in a store that names files by their content.
     """
     for mark in checkpoint.files if not force else ():
         real = Path(os.path.realpath(mark.path))
@@ -64,29 +64,29 @@ def refuse_shared(checkpoint: Checkpoint, *, force: bool) -> None:
                 "it is in a store that names files by their content, and others rely on that",
                 path=mark.path,
                 where=str(real),
-                hint="write a copy: give OUT; --force edits it all the same",
+                hint="write a copy: give OUT; --force edits it anyway",
             )
         if real.is_file() and (links := real.stat().st_nlink) > 1:
             raise Refused(
                 f"it has {links} names (hard links), and the edit would show under each",
                 path=mark.path,
-                hint="write a copy: give OUT; --force edits it all the same",
+                hint="write a copy: give OUT; --force edits it anyway",
             )
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan) -> Plan:
-    """The plan of an edit whose output is the checkpoint itself, with data where it is.
+    """Plan an edit whose output is the checkpoint itself, with the data kept at its offsets.
 
     Raises:
-        Unsupported: the format or the file system has no way to do that.
+        Unsupported: the format or the file system cannot do that.
     """
     format = formats.format_of(checkpoint)
     if format.in_place is None:
-        raise Unsupported(f"{format.title} files are not edited in place", path=checkpoint.path, hint=A_COPY)
+        raise Unsupported(f"{format.title} files cannot be edited in place", path=checkpoint.path, hint=A_COPY)
     for mark in checkpoint.files if format.folder else ():
         place, real = Path(mark.path), Path(os.path.realpath(mark.path))
         if place.is_symlink() and real.parent != Path(os.path.realpath(place.parent)):
-            message = "it is a link to another folder, and in place only files of the folder itself change"
+            message = "it is a link to another folder; an in-place edit changes only files of the folder itself"
             raise Unsupported(message, path=mark.path, where=str(real), hint=A_COPY)
     target = Path(target_of(checkpoint))
     folder = str(target if target.is_dir() else target.parent)
@@ -94,13 +94,13 @@ def in_place(checkpoint: Checkpoint, plan: Plan) -> Plan:
 
 
 def write(
-    checkpoint: Checkpoint, plan: Plan, what: str, inputs: Mapping[str, Stamp], *, dry_run: bool
-) -> tuple[Change, ...]:
-    """Carry out a plan of `in_place`; what it changes, file by file.
+    checkpoint: Checkpoint, plan: Plan, what: str, inputs: Mapping[str, FileStat], *, dry_run: bool
+) -> tuple[FileChange, ...]:
+    """Carry out a plan of `in_place`, and return the changes, file by file.
 
     Args:
-        what: was done, in a sentence.
-        inputs: what the files were before they were read.
+        what: what was done, in a sentence.
+        inputs: the stamps of the files from before they were read.
 
     Raises:
         DamagedFile: a file changed since it was read.
@@ -109,7 +109,7 @@ def write(
     target = target_of(checkpoint)
     for file in plan.files:
         if not Path(file.path).exists():
-            message = "the edit needs one more file, and in place files only change"
+            message = "the edit needs one more file, and an in-place edit creates none"
             raise Unsupported(message, path=file.path, hint=A_COPY)
     block = os.statvfs(target).f_bsize
     found = (_looked_at(file, block) for file in plan.files)
@@ -119,13 +119,13 @@ def write(
         forget(path)
     if changes and not dry_run:
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
-        record = Record(secrets.token_hex(8), what, when, changes)
+        record = EditRecord(secrets.token_hex(8), what, when, changes)
         edit.carry_out(target, record, keep=not _grows(checkpoint, changes))
     return changes
 
 
-def _looked_at(planned: OutputFile, block: int) -> Change | None:
-    """What makes `planned` of the file of its name. Nothing is opened for writing: that is left to the edit."""
+def _looked_at(planned: OutputFile, block: int) -> FileChange | None:
+    """Compute the change that turns the existing file into `planned`; nothing is opened for writing."""
     real = os.path.realpath(planned.path)
     for name in (real, str(Path(real).parent)):  # the journal is beside it
         if not os.access(name, os.W_OK):
@@ -134,49 +134,49 @@ def _looked_at(planned: OutputFile, block: int) -> Change | None:
         return change_of(file, planned, block)
 
 
-def _grows(checkpoint: Checkpoint, changes: tuple[Change, ...]) -> bool:
-    """Whether the file itself shows what it was: an archive that grows at its end."""
+def _grows(checkpoint: Checkpoint, changes: tuple[FileChange, ...]) -> bool:
+    """Return whether the file itself preserves its old state, as an archive does that grows at its end."""
     return archive_of(checkpoint) is not None and all(not change.old and not change.shift for change in changes)
 
 
-def line_of(changes: tuple[Change, ...], *, dry_run: bool) -> str:
-    """What an edit in place did to the disk, in a sentence."""
+def line_of(changes: tuple[FileChange, ...], *, dry_run: bool) -> str:
+    """Describe in a sentence how an in-place edit changed the disk."""
     written = sum(len(data) for change in changes for _, data in change.new)
     blocks = sum(change.shift for change in changes)
     files = f" of {plural(len(changes), 'file')}" if len(changes) > 1 else ""
-    moved = f", {blocks:,} bytes of blocks put before the data" if blocks else ""
+    moved = f", {blocks:,} bytes of blocks inserted before the data" if blocks else ""
     return f"{'would be changed' if dry_run else 'changed'} in place: {written:,} bytes{files} written{moved}"
 
 
-def edits_of(checkpoint: Checkpoint) -> Iterator[Record]:
-    """The edits in place that can be taken back, the latest first."""
+def edits_of(checkpoint: Checkpoint) -> Iterator[EditRecord]:
+    """Yield the in-place edits that can be undone, the latest first."""
     if is_local(checkpoint.path):
         yield from reversed(edit.remembered(target_of(checkpoint)))
     yield from _appended(checkpoint)
 
 
 def count_edits(checkpoint: Checkpoint) -> int:
-    """How many edits in place can be taken back; 0 where that cannot be said."""
+    """Count the in-place edits that can be undone; 0 where that is unknown."""
     with suppress(CkptfixError, MemoryError):
         return sum(1 for _ in edits_of(checkpoint))
     return 0
 
 
 def grown(checkpoint: Checkpoint) -> bool:
-    """Whether the file holds what edits in place have replaced."""
+    """Return whether the file still holds the bytes that in-place edits replaced."""
     archive = archive_of(checkpoint)
     return archive is not None and next(earlier(checkpoint.path, archive.directory), None) is not None
 
 
-def _appended(checkpoint: Checkpoint) -> Iterator[Record]:
+def _appended(checkpoint: Checkpoint) -> Iterator[EditRecord]:
     archive = archive_of(checkpoint)
     if archive is None:
         return
     if archive.directory.trailing:
-        message = f"{archive.directory.trailing:,} bytes follow the archive, which no edit in place wrote"
-        raise DamagedFile(message, path=checkpoint.path, hint="nothing was done to it; cut them off first")
+        message = f"{archive.directory.trailing:,} bytes after the archive are not from an in-place edit"
+        raise DamagedFile(message, path=checkpoint.path, hint="cut them off first; the file is unchanged")
     size = checkpoint.size
     for name, _, _ in earlier(checkpoint.path, archive.directory):
-        change = Change(Path(target_of(checkpoint)).name, name.length, size, (), ())
-        yield Record(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
+        change = FileChange(Path(target_of(checkpoint)).name, name.length, size, (), ())
+        yield EditRecord(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
         size = name.length

@@ -1,7 +1,7 @@
-"""The globals that a file names wherever they hide: in members of archives, packed data, arrays, pickles in pickles.
+"""Hidden globals of a file: those in members of archives, packed data, arrays, and pickles inside pickles.
 
-doctor asks it about what no format of ours reads, before it proposes anything; repair about what it would copy along.
-Nothing is imported or run; nothing is unpacked further than a pickle in it reaches, and never beyond `LIMIT`.
+doctor searches files that ckptfix has no reader for, before it proposes anything; repair searches what it would copy
+along. Nothing is imported or run. Nothing is unpacked further than a pickle in it reaches, and never beyond `LIMIT`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckptfix.io.layers import (
     Memory,
     Packing,
     Unpacked,
-    Window,
+    WindowSource,
     any_packing_of,
     lzma_of_zip,
 )
@@ -33,27 +33,27 @@ from ckptfix.pickles import Global, Seen, survey
 from ckptfix.pickles.names import MAGIC, MOST_OPCODES
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips import scan as zip_scan
-from ckptfix.zips.read import DEFLATED, STORED, Record, read_directory
+from ckptfix.zips.read import DEFLATED, STORED, DirectoryRecord, read_directory
 
 LIMIT = 64 << 20
 """Bytes of one packed record or file that are unpacked: a checkpoint has its pickle before its tensors."""
 
 MOST = 256 << 20
-"""Bytes that are unpacked of one file in all."""
+"""Bytes of one file that are unpacked in all."""
 
 SMALL = 1 << 20
-"""Bytes to which anything may unfold; beyond them, a pickle to no more than `MAX_RATIO` times its packed bytes."""
+"""Bytes to which any data may unpack; beyond them, a pickle may unpack to `MAX_RATIO` times its packed bytes."""
 
 DEEPEST = 6
 FEW_OPCODES = 1 << 19
-"""Opcodes that are looked at in a file of any size; in a larger one, eight a byte, packed ones too."""
+"""Opcodes that are read of a file of any size; of a larger one, eight a byte, packed ones too."""
 
 MOST_MEMBERS = 20_000
 SEARCHED = 64 << 20
-"""Bytes of a zip, from its start, that are searched for records that no directory lists."""
+"""Bytes of a zip, from its start, that are searched for records that the directory does not list."""
 
 TEXT = "a string at"
-"""What stands in `Hidden.place` for a string of a pickle that holds another one."""
+"""Beginning of the part of `Hidden.place` that names a string of a pickle with a pickle inside."""
 
 _HEAD = 512
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
@@ -67,7 +67,7 @@ class Hidden(NamedTuple):
     Attributes:
         place: the record, and what is around it, outermost first; "" for the file itself.
         name: ``module.name``.
-        offset: in the file, or in what was unpacked of the record.
+        offset: in the file, or in the unpacked data of the record.
         called: offset of its first call; None if it is not called.
     """
 
@@ -78,13 +78,13 @@ class Hidden(NamedTuple):
 
 
 @dataclass(slots=True)
-class Inside:
-    """What was found in a file.
+class HiddenContents:
+    """Pickles and hidden globals that were found in a file.
 
     Attributes:
         pickles: how many pickles were read, at least in part.
         tensors: whether one of them rebuilds a tensor.
-        cut: whether something was too large to be looked at to its end.
+        cut: whether a part was too large to be searched to its end.
     """
 
     hidden: list[Hidden] = field(default_factory=list)
@@ -97,11 +97,11 @@ class Inside:
         return list(dict.fromkeys(row.name for row in self.hidden))
 
 
-def look(path: str, place: str = "", *, data: Collection[str] = ()) -> Inside:
-    """Look into the file or folder `path`, which is called `place`.
+def look(path: str, place: str = "", *, data: Collection[str] = ()) -> HiddenContents:
+    """Search the file or folder `path`; `place` is its name in the results.
 
     Args:
-        data: records that are known to be nothing but the data of a tensor, and are passed over.
+        data: records that are known to be only the data of a tensor, and are skipped.
     """
     looker = _Looker(data)
     if found_as(path) != "folder":
@@ -117,8 +117,8 @@ def look(path: str, place: str = "", *, data: Collection[str] = ()) -> Inside:
     return looker.found
 
 
-def look_planned(name: str) -> Inside:
-    """Look into a planned file: its records as its directory lists them, but for the data of tensors."""
+def look_planned(name: str) -> HiddenContents:
+    """Search a planned file: the records that its directory lists, except the data of tensors."""
     looker = _Looker(planned=True)
     with open_source(name) as reader:
         looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
@@ -126,37 +126,37 @@ def look_planned(name: str) -> Inside:
     return looker.found
 
 
-def look_into(reader: Source, place: str, *, storage: bool = False) -> Inside:
-    """Look into a record; the data of a storage is taken for something else only where it begins like it."""
+def look_into(reader: Source, place: str, *, storage: bool = False) -> HiddenContents:
+    """Search a record; skip the data of a storage unless it begins like a pickle."""
     looker = _Looker()
     with suppress(CkptfixError):
         looker.member(reader, place, "", 0, storage=storage)
     return looker.found
 
 
-def names_in_record(reader: Source, record: Record) -> tuple[int, list[str]]:
-    """(where the data of a zip record begins, the refused globals that it names if it is a pickle or holds some)."""
+def names_in_record(reader: Source, record: DirectoryRecord) -> tuple[int, list[str]]:
+    """Return (offset of the data of a zip record, the refused globals that it names if it is or holds a pickle)."""
     local = zip_scan.local_at(reader, record.header)
     if local is None:
         return record.header, []
     looker = _Looker()
     with suppress(CkptfixError):
-        looker.record(Window(reader, local.data, record.stored), record.name, record.method, "", 0)
+        looker.record(WindowSource(reader, local.data, record.stored), record.name, record.method, "", 0)
     return local.data, looker.found.names
 
 
 class _Looker:
-    """A look at one file, with what it may still unpack."""
+    """A search of one file, with the bytes and opcodes that it may still use."""
 
     def __init__(self, data: Collection[str] = (), *, planned: bool = False) -> None:
         self.data = frozenset(data)
         self.planned = planned
-        self.found = Inside()
+        self.found = HiddenContents()
         self.left = MOST
         self.opcodes = MOST_OPCODES
 
     def file(self, reader: Source, place: str, depth: int) -> None:
-        """Whatever `reader` holds, by its first bytes."""
+        """Search the data of `reader`, in the format that its first bytes show."""
         if depth > DEEPEST:
             self.found.cut = True
             return
@@ -168,7 +168,7 @@ class _Looker:
             self.array(reader, head, place, depth)
         elif (members := list(tar_members(reader, MOST_MEMBERS))) and head[:2] != b"PK":
             for name, offset, length in members:
-                self.member(Window(reader, offset, length), name, place, depth + 1)
+                self.member(WindowSource(reader, offset, length), name, place, depth + 1)
         elif head.startswith(b"PK\x03\x04"):
             self.archive(reader, place, depth)
         else:
@@ -185,7 +185,7 @@ class _Looker:
             self.file(reader, _joined(place, name), depth)
 
     def archive(self, reader: Source, place: str, depth: int) -> None:
-        """The members of a zip: those in its directory, and those that only have a local header."""
+        """Search the members of a zip: those in its directory, and those that only have a local header."""
         listed = {}
         with suppress(CkptfixError):
             listed = {row.header: row for row in read_directory(reader).records[:MOST_MEMBERS]}
@@ -201,15 +201,15 @@ class _Looker:
             if row is not None:
                 covered = max(covered, local.data + row.stored)
             length = stored if stored else max(after - local.data, 0)
-            self.record(Window(reader, local.data, length), local.name, local.method, place, depth + 1)
+            self.record(WindowSource(reader, local.data, length), local.name, local.method, place, depth + 1)
             if row is not None and row.method != local.method:
-                self.record(Window(reader, local.data, length), local.name, row.method, place, depth + 1)
+                self.record(WindowSource(reader, local.data, length), local.name, row.method, place, depth + 1)
 
     def headers(self, reader: Source) -> Iterable[int]:
         if self.planned:
             return ()
         try:
-            return zip_scan.signatures(Window(reader, 0, SEARCHED)).locals
+            return zip_scan.signatures(WindowSource(reader, 0, SEARCHED)).locals
         except CkptfixError:
             self.found.cut = True
             return ()
@@ -225,10 +225,10 @@ class _Looker:
             packing = BZIP2
         elif method == _LZMA and len(head) == 9:
             packing = Packing("lzma", b"", lambda: lzma_of_zip(head))
-            reader = Window(reader, 9, reader.size - 9)
+            reader = WindowSource(reader, 9, reader.size - 9)
         else:
             return
-        # Of a storage, which may be large, the first bytes say whether there is more to see.
+        # A storage may be large; its first bytes show whether it is worth unpacking.
         storage = _STORAGE.fullmatch(name) is not None
         if storage and not MAGIC.match(self.beginning(packing, reader)):
             return
@@ -236,14 +236,14 @@ class _Looker:
         self.member(Memory(data, reader.name), name, place, depth)
 
     def beginning(self, packing: Packing, reader: Source) -> bytes:
-        """The first bytes of packed data; none of data that is damaged."""
+        """Return the first bytes of packed data; empty if they are damaged."""
         with suppress(CkptfixError, *FAULTS):
             for piece in Unpacked(packing, reader.chunks(0, reader.size, BATCH >> 4)):
                 return bytes(piece[:_HEAD])
         return b""
 
     def unpacked(self, packing: Packing, reader: Source) -> bytes:
-        """The first bytes of packed data, up to the limits; of a bomb no more than of a small file."""
+        """Unpack the first bytes of packed data, up to the limits; the limit of a zip bomb is that of a small file."""
         pieces: list[bytes] = []
         made = 0
         limit = min(LIMIT, self.left, max(SMALL, MAX_RATIO * reader.size))
@@ -258,24 +258,24 @@ class _Looker:
         return b"".join(pieces)
 
     def array(self, reader: Source, head: bytes, place: str, depth: int) -> None:
-        """A .npy file: one of objects is a pickle behind its header."""
+        """Search a .npy file: an array of objects is a pickle after the header."""
         width = 2 if head[6:7] == b"\x01" else 4
         start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
         if start < reader.size:
             header = reader.read(8 + width, min(start - 8 - width, 1 << 16))
             if b"O" in header.partition(b"descr")[2].partition(b"fortran")[0]:
-                rest = Window(reader, start, reader.size - start)
+                rest = WindowSource(reader, start, reader.size - start)
                 self.stream(rest, rest.read(0, min(_HEAD, rest.size)), place, depth)
 
     def stream(self, reader: Source, head: bytes, place: str, depth: int) -> None:
-        """Pickles, one behind another; whatever is none ends at once."""
+        """Search pickles, one after another; data that is not a pickle ends the search at once."""
         seen = survey(reader.read, 0, reader.size, self.opcodes)
         self.opcodes -= seen.steps
         sure = _PICKLE.match(head) is not None
         self.found.pickles += sure or bool(seen.pickles and seen.seen)
         self.found.cut |= seen.cut
         base = reader.base
-        # Numbers may begin as a pickle does: 66565.0 in float32 is PROTO, and a global that no unpickler would find.
+        # Numbers may begin like a pickle: 66565.0 in float32 is PROTO, then a global that no unpickler would reach.
         ends = bool(seen.pickles)
         rows = [row for row in seen.seen if _is_name(row) or (sure and (ends or row.called is not None))]
         for row in rows:
@@ -287,7 +287,7 @@ class _Looker:
                 self.found.hidden.append(Hidden(place, full, base + row.at, called))
         self.found.tensors |= seen.persids and bool(rows)
         for inner in seen.inner:
-            window: Source = Window(reader, inner.at, inner.length)
+            window: Source = WindowSource(reader, inner.at, inner.length)
             if inner.text:
                 if inner.length > LIMIT:
                     self.found.cut = True
@@ -302,7 +302,7 @@ _REBUILD = ("torch._utils._rebuild", "torch._tensor._rebuild")
 
 
 def _is_name(row: Seen) -> bool:
-    """Whether a global of what may be any text is one that could be imported."""
+    """Return whether a global, read from what may be any text, has a name that could be imported."""
     return all(part.isidentifier() for part in (*row.module.split("."), *row.name.split(".")))
 
 

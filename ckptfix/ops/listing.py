@@ -1,4 +1,4 @@
-"""``ckptfix ls``: a row for each checkpoint: what it is, how large, and the worst that can be seen in its headers."""
+"""``ckptfix ls``: a row for each checkpoint, with its format, its size, and the worst finding from its headers."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ckptfix.urls import as_path
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListedCheckpoint:
     """A checkpoint: a file, or a folder of files.
 
     Attributes:
         path: of the file or folder.
-        format: its name; None for what is not a checkpoint, or cannot be read.
+        format: its name; None for a path that is not a checkpoint, or cannot be read.
         size: bytes of all its files.
         tensors, parameters, dtypes, devices: as `inspect` counts them.
         wrappers: components that wrappers put into the keys.
-        finding: id of the worst finding that is not just a note; None where there is none.
-        severity: of it.
-        error: why it cannot be read, in a few words; None where it can.
+        finding: id of the worst finding that is more than a note; None without one.
+        severity: of that finding.
+        error: why it cannot be read, in a few words; None if it can.
         notes: whether the choice of the model is in doubt (`choose.remarks`).
     """
 
@@ -49,7 +49,7 @@ class Row:
     notes: tuple[Finding, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the row as a JSON object."""
         return {
             "path": self.path,
             "format": self.format,
@@ -67,9 +67,9 @@ class Row:
 
 
 def checkpoints(path: str) -> Iterator[str]:
-    """The file `path`; of a folder, itself where it is a checkpoint of many files, else the checkpoints that lie in it.
+    """Yield the file or checkpoint folder `path`; for any other folder, the checkpoints in it.
 
-    A folder in it counts as one where it is a checkpoint of many files, or holds one model.
+    A folder inside counts as one checkpoint if it is a checkpoint of many files, or holds one model.
     """
     try:
         if found_as(path) != "folder" or is_folder_checkpoint(path):
@@ -90,15 +90,15 @@ def checkpoints(path: str) -> Iterator[str]:
 
 @without_collections
 @opened_once()
-def listed(path: str) -> Row:
-    """The row of a file or folder; only headers are read. What cannot be read is a row too."""
+def listed(path: str) -> ListedCheckpoint:
+    """Return the row of a file or folder; only headers are read. An unreadable file gets a row too."""
     try:
         checkpoint = open_checkpoint(path)
     except CkptfixError as error:
         return _unread(path, error)
     seen = describe.inspect(checkpoint)
     worst = examine.examine(checkpoint.path, fast=True, checkpoint=checkpoint).cause
-    return Row(
+    return ListedCheckpoint(
         path=path,
         format=seen.format,
         size=seen.size,
@@ -113,13 +113,15 @@ def listed(path: str) -> Row:
     )
 
 
-def _unread(path: str, error: CkptfixError) -> Row:
-    """The row of what is not a checkpoint, is damaged beyond its directory, or cannot be opened."""
+def _unread(path: str, error: CkptfixError) -> ListedCheckpoint:
+    """Return the row of a path that is not a checkpoint, is damaged beyond its directory, or cannot be opened."""
     try:
         size = as_path(path).stat().st_size if found_as(path) == "file" else 0
         cause = examine.examine(path, fast=True).cause
     except (CkptfixError, OSError):
-        return Row(path=path, severity="error", error=error.message)
+        return ListedCheckpoint(path=path, severity="error", error=error.message)
     if cause is None:
-        return Row(path=path, size=size, severity="error", error=error.message)
-    return Row(path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title)
+        return ListedCheckpoint(path=path, size=size, severity="error", error=error.message)
+    return ListedCheckpoint(
+        path=path, size=size, finding=cause.id, severity=cause.severity, error=ENTRIES[cause.id].title
+    )

@@ -1,4 +1,4 @@
-"""``ckptfix.merge``: several state dicts as one."""
+"""``ckptfix.merge``: several state dicts combined into one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, in_little
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file, existing
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file, existing
 from ckptfix.words import plural, some
 
 MOST_NAMED = 200
-"""Names in the message of a conflict; its `pairs` are all of them."""
+"""Keys listed in the message of a conflict; its `pairs` has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MergeResult(Result):
-    """What was merged.
+    """The result of a merge.
 
     Attributes:
-        inputs: each file, and how many tensors were taken of it.
-        left: addresses of what the output does not hold; those of the second file and later ones with its name.
+        inputs: each file, and the number of its tensors in the output.
+        left: addresses that the output does not hold; from the second file on, they begin with the file's name.
     """
 
     inputs: tuple[tuple[str, int], ...] = ()
@@ -52,7 +52,7 @@ def merge(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> MergeResult:
-    """Write the state dicts of all `sources`, which have no name in common, as one to `dest`.
+    """Write the state dicts of all `sources`, which must not share a key, to `dest` as one.
 
     Args:
         sources: files or folders of any format.
@@ -61,20 +61,20 @@ def merge(
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
-        KeyConflict: a name is in two of them; all such names are said.
-        Refused: a file holds several state dicts, or none; fewer than two files.
-        CkptfixError: a file cannot be read, or `dest` not be written.
+        KeyConflict: two of them have the same key; the message lists all such keys.
+        Refused: a file holds several state dicts, or none; or there are fewer than two files.
+        CkptfixError: a file cannot be read, or `dest` cannot be written.
     """
     paths = [file_name(source) for source in sources]
     if len(paths) < 2:
-        raise Refused("merge takes two inputs or more", hint="`ckptfix convert` copies one")
+        raise Refused("merge needs at least two inputs", hint="run `ckptfix convert` to copy one file")
 
     def make(path: str, dest: str) -> Draft[MergeResult]:
         taken = [_opened(path, at), *(_opened(located(existing(other)), at) for other in paths[1:])]
         merged = _merged(taken)
         done = plan.plan(merged, dest, to=to)
         counts = tuple((one.path, len(one.entries)) for one in taken)
-        lines = [f"merged {plural(len(merged.entries), 'tensor')} of {plural(len(taken), 'input')}, as {done.format}"]
+        lines = [f"merged {plural(len(merged.entries), 'tensor')} from {plural(len(taken), 'input')}, as {done.format}"]
         if merged.left:
             lines.append(f"left behind: {some(merged.left)}")
         missing = any(finding.id == "not-taken" for finding in done.plan.findings)
@@ -89,7 +89,7 @@ def merge(
             exit_code=LOSSES if missing else 0,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out_file(paths[0], dest, make, how, others=paths[1:], folder=is_folder(to))
 
 
@@ -100,11 +100,11 @@ def _opened(path: str, at: str | None) -> Weights:
 
 
 def _merged(taken: Sequence[Weights]) -> Weights:
-    """The state dict of all of them, in their order.
+    """Combine the state dicts in their order.
 
     Raises:
-        KeyConflict: a name is in two of them.
-        Unsupported: tensors that are not dense, of several pickles.
+        KeyConflict: two of them have the same key.
+        Unsupported: tensors that are not dense are in several pickles.
     """
     holders: dict[str, list[str]] = {}
     for weights in taken:
@@ -115,10 +115,10 @@ def _merged(taken: Sequence[Weights]) -> Weights:
         shown = ", ".join([*clashes][:MOST_NAMED])
         more = f" and {len(clashes) - MOST_NAMED:,} more" if len(clashes) > MOST_NAMED else ""
         raise KeyConflict(
-            f"{plural(len(clashes), 'name')} in two inputs: {shown}{more}",
+            f"{plural(len(clashes), 'key')} in two inputs: {shown}{more}",
             path=next(iter(clashes.values()))[1],
             pairs=tuple(clashes.items()),
-            hint="leave them out of one with `ckptfix select --drop`, or rename them with `ckptfix rename`",
+            hint="leave them out of one input with `ckptfix select --drop`, or rename them with `ckptfix rename`",
         )
     first = taken[0]
     left = [*first.left, *(f"{one.path}: {address}" for one in taken[1:] for address in one.left)]
@@ -143,9 +143,9 @@ def _merged(taken: Sequence[Weights]) -> Weights:
 
 
 def _calls(taken: Sequence[Weights]) -> Calls | None:
-    """How what is not dense is rebuilt: the pickle of one input has the calls for it."""
+    """Return the calls that rebuild tensors that are not dense; only one input's pickle can provide them."""
     holding = [one for one in taken if any(entry.kind != "dense" for entry in one.entries)]
     if len(holding) > 1:
         odd = [entry.key for one in holding for entry in one.entries if entry.kind != "dense"]
-        raise Unsupported(f"tensors that are not dense, in several inputs: {some(odd)}", path=holding[1].path)
+        raise Unsupported(f"several inputs have tensors that are not dense: {some(odd)}", path=holding[1].path)
     return holding[0].calls if holding else None

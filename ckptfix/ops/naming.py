@@ -1,4 +1,4 @@
-"""What an output is called that was not named: after its input, beside it or in another folder."""
+"""Names of outputs that the user did not name: after the input, beside it or in another folder."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ckptfix.urls import as_path, normal
 
 
 def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
-    """The name of an output that was not named, beside `source`, as doctor proposes it; nothing has it.
+    """Return an unused name for an output beside `source`, in the same way as doctor proposes one.
 
-    The model among the files of a folder is named after the folder, and stands beside that: in it, there would be two.
+    The model in a folder is named after the folder, and its output is beside the folder: inside it, there would be two.
 
     Args:
-        word: what is done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
-        suffix: of the output; that of the input by default.
-        folder: it is to be a folder: ``x.hf``.
+        word: what was done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
+        suffix: suffix of the output; that of the input by default.
+        folder: whether the output is a folder: ``x.hf``.
     """
     name = _called(source)
     is_file = found_as(formats.located(file_name(source))) != "folder"
@@ -33,7 +33,7 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
 
 
 def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: bool = False) -> str:
-    """The name of an output in another folder: that of `source`, with the suffix that goes with what is done.
+    """Return the name of an output in another folder: that of `source`, with the suffix that the operation implies.
 
     Args:
         word, suffix, folder: as for `named_beside`.
@@ -44,12 +44,12 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
     if is_folder:
         stem, own = f"{stem}{own}", ""
         if word == "fixed" and not formats.detect(source).edits:
-            own = ".pth"  # what is only read becomes one file
+            own = ".pth"  # a format that is only read becomes one file
     return stem if folder else f"{stem}{own if suffix is None else suffix}"
 
 
 def _called(source: StrPath) -> str:
-    """What `source` is called; a folder that stands for the model in it has the suffix of that."""
+    """Return the name of `source`; if it is a folder with one model in it, add the model's suffix."""
     name = file_name(source)
     path = formats.located(name)
     return name if path == name else f"{normal(name)}{as_path(path).suffix}"

@@ -1,18 +1,18 @@
 """Elements as arrays that numpy computes with, and arrays rounded to a dtype, bit for bit as torch does.
 
-Every conversion of torch between floating-point dtypes goes through float32, whatever is narrower on either side
-(c10/util/Half.h, BFloat16.h, Float8_*.h; torch/headeronly since 2.9): so a float64 is rounded twice. `once` is for sums
-that are to be rounded once. What is beyond the range of a dtype becomes, in torch 2.13:
+Every conversion of torch between floating-point dtypes goes through float32 if either side is narrower
+(c10/util/Half.h, BFloat16.h, Float8_*.h; torch/headeronly since 2.9), so a float64 is rounded twice. `once` is for sums
+that must be rounded only once. In torch 2.13, a number beyond the range of a dtype becomes:
 
 ======================================  ==========================
 float16, bfloat16, float8_e5m2          infinity
 float8_e4m3fn                           the largest number, 448; infinities too
 float8_e4m3fnuz, float8_e5m2fnuz        NaN; infinities too
-float8_e8m0fnu                          NaN; infinities too; of a negative number the sign is dropped
+float8_e8m0fnu                          NaN; infinities too; a negative number loses its sign
 ======================================  ==========================
 
 The 8-bit formats have at most three bits behind the point. So a table of the 65,536 numbers of 16 bits gives all of
-them, if what is cut off a float32 sets the last bit of the 16 (rounding to odd).
+them, provided that the bits cut off a float32 set the last bit of the 16 (rounding to odd).
 """
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ MOST: dict[str, float] = {
     "float8_e5m2fnuz": 61440.0,
     "float8_e8m0fnu": 1.5 * 2.0**127,
 }
-"""Absolute values from which on a number leaves the range of a dtype; of float8_e4m3fn, beyond which."""
+"""Absolute values from which a number leaves the range of a dtype; for float8_e4m3fn, beyond which."""
 
 TARGETS = ("float64", *MOST)
 """The dtypes that numbers can be rounded to."""
 
 
 def decoded(data: bytes | memoryview, dtype: Dtype, swap: bool) -> Elements:
-    """The elements in `data`, whose byte order is not this machine's if `swap`: exact, narrow floats as float32."""
+    """Decode the elements in `data` exactly, narrow floats as float32.
+
+    `swap` says that their byte order is not this machine's.
+    """
     import numpy
 
     if dtype.name == "bfloat16":
@@ -76,7 +79,7 @@ def _kind(name: str) -> numpy.dtype[numpy.generic]:
 
 
 def rounded(numbers: Elements, target: str, into: Elements) -> None:
-    """Fill `into`, unsigned integers, with numbers in the dtype `target`, as ``tensor.to(target)`` gives them."""
+    """Fill `into`, unsigned integers, with numbers in the dtype `target`, as ``tensor.to(target)`` converts them."""
     import numpy
 
     kind = _kind(target)
@@ -88,21 +91,21 @@ def rounded(numbers: Elements, target: str, into: Elements) -> None:
 
 
 def once(numbers: Elements, target: str) -> Elements:
-    """Numbers of float64 in the dtype `target`, rounded to the nearest once, halves to even; 8-bit ones as bytes."""
+    """Round float64 numbers to the dtype `target`, to the nearest once, with ties to even; 8-bit ones as bytes."""
     import numpy
 
     if target in ("float64", "float32", "float16"):
         return numbers.astype(target)
     near = numbers.astype(numpy.float32)
     bits = near.view(numpy.uint32)
-    # Rounding twice differs from rounding once only where the first ends in the middle of two numbers of the target:
-    # of 8 significant bits, or of fewer and of what lies below the smallest.
+    # Rounding twice differs from rounding once only if the first result is halfway between two numbers of the target.
+    # Such numbers have 8 significant bits, or fewer, as subnormal ones do.
     halves = bits & numpy.uint32(0x7FFF) == 0
     if numpy.count_nonzero(halves) > numbers.size // 16:
         halves &= near != numbers
     middle = numpy.flatnonzero(halves)
     exact, back = numbers[middle], near[middle].astype(numpy.float64)
-    # Of the two neighbours of a number that is not exact, the odd one remembers that there was more.
+    # Of the two neighbors of an inexact number, the odd one records that there were further bits.
     wrong = (back != exact) & ~numpy.isnan(exact)
     outwards = numpy.abs(back) < numpy.abs(exact)
     bits[middle] += (wrong & outwards).astype(numpy.uint32)
@@ -111,7 +114,7 @@ def once(numbers: Elements, target: str) -> Elements:
 
 
 def _in_eight_bits(numbers: Elements, target: str) -> Elements:
-    """The bytes of numbers of float32 in an 8-bit dtype."""
+    """Return the bytes of float32 numbers in an 8-bit dtype."""
     import numpy
 
     halves = numpy.ascontiguousarray(numbers).view(numpy.uint16).reshape(-1, 2)
@@ -122,7 +125,7 @@ def _in_eight_bits(numbers: Elements, target: str) -> Elements:
 
 @cache
 def _narrow(target: str) -> Elements:
-    """The byte of an 8-bit dtype for each number of 16 bits, the upper half of a float32."""
+    """Return the byte of an 8-bit dtype for each 16-bit number, the upper half of a float32."""
     import numpy
 
     upper = numpy.arange(1 << 16, dtype=numpy.uint32) << numpy.uint32(16)
@@ -137,7 +140,7 @@ def _narrow(target: str) -> Elements:
 
 
 def _exponents(bits: Elements) -> Elements:
-    """Powers of two: the exponent, rounded to the nearest, halves up but for the smallest."""
+    """Return powers of two: the exponent rounded to the nearest, with ties up except for the smallest."""
     import numpy
 
     exponent = (bits >> numpy.uint32(23)) & numpy.uint32(0xFF)
@@ -158,20 +161,21 @@ UNUSUAL: dict[str, tuple[int, int]] = {
     "float8_e5m2fnuz": (0x7F, 0x80),
     "float8_e8m0fnu": (0xFF, 0xFF),
 }
-"""Bits of an element that are not its sign, and from which value of these on it is no number or the largest one.
+"""Bits of an element without its sign, and the value of these from which on it is not a number, or is the largest one.
 
-Of the formats without a negative zero, its place holds NaN; of float8_e8m0fnu the smallest value is no zero."""
+In the formats without a negative zero, that code is NaN; in float8_e8m0fnu the smallest value is not zero.
+"""
 
 
 def unusual(made: Elements, target: str) -> bool:
-    """Whether there may be a zero, an infinity, NaN or the largest number in what `rounded` made."""
+    """Return whether the output of `rounded` may hold a zero, an infinity, NaN or the largest number."""
     mask, limit = UNUSUAL[target]
     bits = made & made.dtype.type(mask)
     return bool(bits.min() == 0 or bits.max() >= limit)
 
 
 def zeros(made: Elements, target: str) -> int:
-    """How many of the elements that `rounded` made are zero."""
+    """Count the elements in the output of `rounded` that are zero."""
     import numpy
 
     if target == "float8_e8m0fnu":

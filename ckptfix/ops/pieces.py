@@ -1,17 +1,17 @@
-"""Whether a file is one rank's piece of a model, which must not be written or loaded as if it were the whole.
+"""Detection of a file that is one rank's part of a model, which must not be written or loaded as the whole model.
 
 ::
 
-    ShardedTensor, DTensor    what FSDP and tensor parallelism leave on a rank; the pickle states of which whole
+    ShardedTensor, DTensor    left on a rank by FSDP and tensor parallelism; the pickle states the whole tensor's shape
     _flat_param               the parameters of an FSDP unit in one row, and a part of that
     ZeRO-3 model states       shapes in param_shapes, and tensors of shape [0] in module
     ZeRO optimizer states     the fp32 weights of a rank as flat groups, without names
     model-parallel states     slices of the parameters, or some layers: the sizes in Megatron's args, in the
-                              hyper_parameters of NeMo, in mp_world_size; or folders of other ranks beside that of it
-    DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: where each slice lies in its tensor
+                              hyper_parameters of NeMo, in mp_world_size; or other ranks' folders beside its own
+    DCP_SHARDING_INFO         a safetensors file of HuggingFaceStorageWriter: the offsets of each slice in its tensor
 
-A replicated DTensor and a ShardedTensor of one shard are complete. Edits of names and devices do not concern
-this module: they leave a piece a piece.
+A replicated DTensor and a ShardedTensor of one shard are complete. Edits of keys and devices do not concern this
+module, because they leave a rank's part what it is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from ckptfix.formats import format_of
 from ckptfix.formats.deepspeed import to_universal, way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number, text_of
 from ckptfix.formats.ranks import names
-from ckptfix.formats.ranks.merge import NAME as JOINED
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.slices import SHARDING_INFO
@@ -47,32 +46,32 @@ from ckptfix.words import some
 
 GATHER = (
     "gather it on all ranks before saving: get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)) "
-    "of torch.distributed.checkpoint.state_dict; or save with torch.distributed.checkpoint, whose folder "
-    "`ckptfix convert FOLDER OUT` makes one file of"
+    "of torch.distributed.checkpoint.state_dict; or save with torch.distributed.checkpoint, and join its folder with "
+    "`ckptfix convert FOLDER OUT`"
 )
 
 FLAT = (
     "load each file into the same FSDP model on as many ranks, as a LOCAL_STATE_DICT, and save its "
     "FULL_STATE_DICT: the lines are in `ckptfix help recipes`, under flat parameters"
 )
-"""What joins flat parameters: torch alone cuts them into those of a model."""
+"""Advice that joins flat parameters: only torch can cut them into those of a model."""
 
 _RANK_IN_NAME = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+|rank[_-]?(\d+)|^shard-(\d+)-")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What a file holds of a model.
+class RankShard:
+    """The part of a model that a file holds.
 
     Attributes:
         kind: ``"DTensor"``, ``"ShardedTensor"``, ``"flat parameters"``, ``"ZeRO-3"``, ``"ZeRO optimizer"``,
             ``"model parallel"`` or ``"safetensors shard"``.
-        rank, world: which of how many; None where the file does not say.
-        missing: what of the model is not in it.
-        where: address of a tensor that is a piece.
+        rank, world: which of how many; None where the file does not state it.
+        missing: the part of the model that is missing, in words.
+        where: address of a tensor that is not whole.
         way_out: a command, or words.
         command: whether `way_out` is a command line.
-        joined: it is of all ranks, and no whole all the same.
+        joined: it holds the files of all ranks, and is not whole nevertheless.
     """
 
     kind: str
@@ -86,7 +85,7 @@ class Piece:
 
     @property
     def message(self) -> str:
-        """Such as ``rank 0 of 2 (DTensor): emb.weight is a shard of [11, 13] along dim 0``."""
+        """A sentence such as ``rank 0 of 2 (DTensor): emb.weight is a shard of [11, 13] along dim 0``."""
         if self.joined:
             return f"all ranks together ({self.kind}): {self.missing}"
         whose = "one rank's piece" if self.rank is None else f"rank {self.rank}"
@@ -98,64 +97,64 @@ class Piece:
 
 
 def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
-    """Refuse to take the mapping at `at` as a state dict, if its tensors would go by names that they do not have.
+    """Raise `KeyConflict` if tensors of the dict at `at` have keys that a state dict cannot have.
 
     Raises:
-        KeyConflict: tensors under bytes or tuples, or under a number beside the same number as text.
+        KeyConflict: tensors have bytes or tuples as keys, or a number beside the same number as text.
     """
     parts = pickled(checkpoint)
     odd = () if parts is None else parts.found.odd_keys.get(at, ())
     if odd:
         raise KeyConflict(
-            f"{len(odd)} keys of tensors are not names that a state dict can have: {', '.join(odd[:5])}",
+            f"{len(odd)} tensors have keys that a state dict cannot have: {', '.join(odd[:5])}",
             path=checkpoint.path,
             where=at or None,
             pairs=tuple((name, (name,)) for name in odd),
-            hint="convert between zip and legacy keeps the keys as they are; no state dict can be taken from them",
+            hint="convert between zip and legacy keeps these keys; they cannot become a state dict",
         )
 
 
 def refuse_piece(checkpoint: Checkpoint, at: str | None = None) -> None:
-    """Refuse to take a piece for the whole.
+    """Raise `WouldLoseData` if the model's state dict is only one rank's part.
 
     Raises:
-        WouldLoseData: the state dict at `at`, or the one that is a model's, is one rank's piece.
+        WouldLoseData: the state dict at `at`, or by default the model's, is one rank's part.
     """
     piece = piece_of(checkpoint, at)
     if piece is not None:
-        hint = f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out
+        hint = f"join the files of all ranks: `{piece.way_out}`" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, hint=hint)
 
 
 def refuse_flat_partition(checkpoint: Checkpoint) -> None:
-    """Refuse to take one ZeRO rank's optimizer state for the whole model's.
+    """Raise `WouldLoseData` if the file has one ZeRO rank's optimizer state instead of the whole model's.
 
     Raises:
-        WouldLoseData: it is one.
+        WouldLoseData: it has one.
     """
     piece = piece_of(checkpoint)
     if piece is not None and piece.kind == "ZeRO optimizer":
-        piece = replace(piece, missing="the optimizer's state in it is a flat ZeRO partition, without names and shapes")
+        piece = replace(piece, missing="its optimizer state is a flat ZeRO partition, without names and shapes")
         folder = str(as_path(checkpoint.path).parent)
-        hint = f"name the folder, {folder!r}: what all ranks hold is joined" if piece.command else piece.way_out
+        hint = f"name the folder, {folder!r}, to join all ranks" if piece.command else piece.way_out
         raise WouldLoseData(piece.message, path=checkpoint.path, where=piece.where, hint=hint)
 
 
 def remarks(checkpoint: Checkpoint, at: str | None = None) -> Iterator[Finding]:
-    """That the file is one rank's piece, where it is: no error for what reads or copies a piece as it is."""
+    """Yield a warning if the file is one rank's part, for verbs that read or copy it unchanged."""
     piece = piece_of(checkpoint, at)
-    # What is in no file of all ranks is a finding of their format.
+    # Data that is missing from the files of all ranks is reported by their format.
     if piece is not None and not piece.joined:
-        # Not one command of a chain: it reads other files, and writes what is no copy of this one.
-        fix = verbatim(f"`{piece.way_out}` makes the whole" if piece.command else piece.way_out)
+        # This is not a command of a chain: it reads further files, and its output is not a copy of this one.
+        fix = verbatim(f"join the files of all ranks: `{piece.way_out}`" if piece.command else piece.way_out)
         yield found("one-rank", piece.message, where=piece.where, fix=fix, severity="warning")
 
 
-def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
-    """The piece that the file is; None where it holds whole tensors, as far as it states.
+def piece_of(checkpoint: Checkpoint, at: str | None = None) -> RankShard | None:
+    """Return the rank's part that the file is; None if it holds whole tensors, as far as it states.
 
     Args:
-        at: address of the state dict that counts; by default those that are a model's.
+        at: address of the state dict to check; by default those of the model.
     """
     parts = pickled(checkpoint)
     if parts is None:
@@ -167,7 +166,7 @@ def piece_of(checkpoint: Checkpoint, at: str | None = None) -> Piece | None:
     )
 
 
-def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
+def _of_metadata(checkpoint: Checkpoint) -> RankShard | None:
     try:
         said = json.loads(checkpoint.metadata.get(SHARDING_INFO, "null"))
     except (ValueError, RecursionError):
@@ -183,11 +182,11 @@ def _of_metadata(checkpoint: Checkpoint) -> Piece | None:
     missing = f"{name} is a slice of shape {shapes[name]} at {slices[name]} of a larger tensor{_more(len(cut) - 1)}"
     shard = re.match(r"shard-(\d+)-", as_path(checkpoint.path).name)
     rank = int(shard[1]) - 1 if shard else None
-    return Piece("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
+    return RankShard("safetensors shard", rank, None, missing, name, _joining(checkpoint.path))
 
 
 def _joining(path: str) -> str:
-    """What makes the whole of the slices of all ranks."""
+    """Return the advice that joins the slices of all ranks."""
     folder = as_path(path).parent
     if find(str(folder)).ranks:
         way = command("convert", folder, "OUT.safetensors")
@@ -204,7 +203,7 @@ def _rank_in_name(path: str) -> int | None:
     return None if found is None else int(next(group for group in found.groups() if group is not None))
 
 
-def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
+def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankShard | None:
     top = fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
@@ -216,9 +215,9 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
         count = flat.get("partition_count")
         count = count[0] if type(count) is list and count else count
         world = count if type(count) is int else None
-        missing = "the fp32 weights in it are flat groups of a part of the parameters, without names: no model"
+        missing = "its fp32 weights are flat groups of some parameters, without names, and not a model"
         where = f"optimizer_state_dict/{groups}"
-        return Piece("ZeRO optimizer", rank, world, missing, where, words, is_command)
+        return RankShard("ZeRO optimizer", rank, world, missing, where, words, is_command)
     stated = {name: shape for name, shape in _stated_shapes(top) if 0 not in shape}
     empty = [
         entry for entry in checkpoint.entries
@@ -230,7 +229,7 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece
     missing = f"{first.key} is empty here, and {list(stated[first.key])} in the model{_more(len(empty) - 1)}"
     size = top.get("dp_world_size")
     world = size if type(size) is int else None
-    return Piece("ZeRO-3", rank, world, missing, first.name, words, is_command)
+    return RankShard("ZeRO-3", rank, world, missing, first.name, words, is_command)
 
 
 _SLICES = ("tensor_model_parallel_size", "model_parallel_size")
@@ -239,9 +238,9 @@ _MEGATRON = (
     ("pipeline_model_parallel_size", "each with some of its layers"),
     ("expert_model_parallel_size", "each with some of its experts"),
 )
-"""Argument of Megatron-LM that says in how many parts a model was cut, and what a part has.
+"""Argument of Megatron-LM with the number of parts that a model was cut into, and the contents of a part.
 
-``model_parallel_size`` is what it called the first one until 2021. Source: megatron/training/arguments.py.
+``model_parallel_size`` is the name of the first one until 2021. Source: megatron/training/arguments.py.
 """
 
 _MEGATRON_MODEL = re.compile(r"model\d*|state_dict")
@@ -257,8 +256,8 @@ _MOST_FOLDERS = 10_000
 
 _MEGATRON_JOINS = (
     "Megatron-LM joins the files of all ranks: tools/checkpoint/convert.py with --target-tensor-parallel-size 1 and "
-    "--target-pipeline-parallel-size 1; or save with --ckpt-format torch_dist, whose folder `ckptfix convert FOLDER "
-    "OUT` reads"
+    "--target-pipeline-parallel-size 1; or save with --ckpt-format torch_dist, and join its folder with "
+    "`ckptfix convert FOLDER OUT`"
 )
 
 _NEMO_JOINS = (
@@ -267,8 +266,8 @@ _NEMO_JOINS = (
 )
 
 
-def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
-    """A rank's file of a model that was cut by hand, not by torch: the tensors are plain, and the sizes beside them."""
+def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> RankShard | None:
+    """Return a rank's part of a model that its own code cut, not torch: plain tensors, with the sizes beside them."""
     top = fields(parts.graph.root)
     if format_of(checkpoint).folder:
         return None
@@ -276,10 +275,10 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
     own = _MP_RANK.match(place.name) or _MP_RANK.fullmatch(place.parent.name)
     size = number(top.get("mp_world_size"))
     if size is not None and size > 1 and ("module" in top or "ds_version" in top):
-        missing = f"mp_world_size in it is {size}: as many files hold the model, each with slices of its tensors"
+        missing = f"its mp_world_size is {size}: that many files hold the model, each with slices of its tensors"
         where = "module" if "module" in top else ""
         words = to_universal(str(place.parent))
-        return Piece("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
+        return RankShard("model parallel", _mp_rank_in_name(place.name), size, missing, where, words)
     numbers = [] if own is None else [int(part) for part in own.groups() if part]
     model = next((name for name in top if _MEGATRON_MODEL.fullmatch(name)), None)
     config = _nemo_config(top.get("hyper_parameters"))
@@ -297,7 +296,7 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> Piece | None:
         missing = f"several files hold the model: {said}"
         rank, world = _megatron_rank(numbers, sizes) if numbers else None, math.prod(sizes.values())
         joins = _MEGATRON_JOINS if key == "args" else _NEMO_JOINS
-        return Piece("model parallel", rank, world, missing, model, joins)
+        return RankShard("model parallel", rank, world, missing, model, joins)
     return _of_rank_folders(checkpoint, numbers, model or "") if own is not None and checkpoint.entries else None
 
 
@@ -311,14 +310,14 @@ def _nemo_config(node: Node) -> Mapping[str, Node]:
 
 
 def _settings(node: Node) -> Mapping[str, Node]:
-    """Return the fields of a mapping, without the objects that OmegaConf puts around it and around its values."""
+    """Return the fields of a dict, without the objects that OmegaConf puts around it and around its values."""
     around = fields(node)
     found = fields(around["_content"]) if "_content" in around else around
     return {name: fields(value).get("_val", value) for name, value in found.items()}
 
 
-def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str) -> Piece | None:
-    """A file that states no sizes, in a folder beside which those of other ranks hold a file of the same name."""
+def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str) -> RankShard | None:
+    """Return the part in a file without sizes, if other ranks' folders beside its own have a file of the same name."""
     place = as_path(checkpoint.path)
     above = place.parent.parent
     try:
@@ -334,7 +333,7 @@ def _of_rank_folders(checkpoint: Checkpoint, numbers: Sequence[int], model: str)
     missing = f"several files hold the model: {place.name} is in {some(others)} too"
     rank = numbers[0] if len(numbers) == 1 else None
     joins = _MEGATRON_JOINS if place.name.startswith("model_optim_rng") else _NEMO_JOINS
-    return Piece("model parallel", rank, len(ranks), missing, model, joins)
+    return RankShard("model parallel", rank, len(ranks), missing, model, joins)
 
 
 def _mp_rank_in_name(name: str) -> int | None:
@@ -343,9 +342,9 @@ def _mp_rank_in_name(name: str) -> int | None:
 
 
 def _megatron_rank(numbers: Sequence[int], sizes: Mapping[str, int]) -> int | None:
-    """The rank among the files of a model, as the name of the folder states it: ``mp_rank_01_002``.
+    """Return the rank among the files of a model, as stated by the name of the folder: ``mp_rank_01_002``.
 
-    Its first number is that of the slice, and there is one for each other way that the model is cut in several.
+    The first number is that of the slice; one more follows for each further way in which the model is cut.
     """
     slices = next((size for name, size in sizes.items() if name in _SLICES), 1)
     ways = [slices, *(size for name, size in sizes.items() if name not in _SLICES)]
@@ -367,9 +366,9 @@ def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ..
                 continue
 
 
-def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece | None:
-    """The first of the tensors that counts and that the pickle describes as a piece."""
-    # Only these can be: the others, of which there may be very many, need not become nodes.
+def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankShard | None:
+    """Return the first tensor of the checked state dicts that the pickle describes as a part."""
+    # Only these can be parts; the other tensors, possibly very many, need not become nodes.
     rows = [entry for entry in checkpoint.entries if entry.kind == "wrapper" or is_flat(entry.key)]
     if not rows:
         return None
@@ -380,7 +379,7 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
         for where, key, node in parts.found.tensors
         if where in ats or where.startswith(inside)
     }
-    first: Piece | None = None
+    first: RankShard | None = None
     count = 0
     for entry in rows:
         node = nodes.get((entry.at, entry.key))
@@ -388,40 +387,40 @@ def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> Piece |
             continue
         made = _piece(entry, node)
         if made is not None:
-            # One that says more of its rank, or of what it is a part of, stands for the others.
+            # A tensor that states its rank is preferred as the example.
             count += 1
             if first is None or (first.rank is None and made.rank is not None):
                 first = made
     if first is None:
         return None
-    joined = checkpoint.format == JOINED
+    joined = format_of(checkpoint).joins_ranks
     rank = _rank_in_name(checkpoint.path) if first.rank is None and not joined else first.rank
     missing = first.missing + _more(count - 1)
     words, is_command = (FLAT, False) if first.kind == "flat parameters" else _joined(checkpoint.path)
-    return Piece(first.kind, rank, first.world, missing, first.where, words, is_command, joined)
+    return RankShard(first.kind, rank, first.world, missing, first.where, words, is_command, joined)
 
 
 def _joined(path: str) -> tuple[str, bool]:
-    """(what joins a rank's file with those of the others, whether it is a command)."""
+    """Return (the advice that joins a rank's file with those of the others, whether it is a command)."""
     files = names.beside(path)
     if len(files) > 1:
         return command("convert", *files, output="OUT.pth"), True
     return f"`ckptfix convert RANK0.pt RANK1.pt ... -o OUT.pth` joins the files of all ranks; or {GATHER}", False
 
 
-def _piece(entry: TensorEntry, node: Node) -> Piece | None:
+def _piece(entry: TensorEntry, node: Node) -> RankShard | None:
     cls, state = wrapped(node)
     if cls == SHARDED:
         return _sharded(entry, dict(state))
     if is_dtensor(cls):
         return _dtensor(entry, dict(state))
     if is_flat(entry.key):
-        missing = f"{entry.key} is the parameters of an FSDP unit in one row, whose names and shapes are in no file"
-        return Piece("flat parameters", None, None, missing, entry.name, FLAT)
+        missing = f"{entry.key} holds the parameters of an FSDP unit in one row; no file has their names and shapes"
+        return RankShard("flat parameters", None, None, missing, entry.name, FLAT)
     return None
 
 
-def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
+def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
     if len(entry.parts) == 1 and entry.parts[0].shape == entry.shape:
         return None
     group = fields(state.get("process_group"))
@@ -432,7 +431,7 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
         for shard in listed(shards)
     ]
     if not entry.parts:
-        what = f"on other ranks, all of its {list(entry.shape)}"
+        what = f"entirely on other ranks, with shape {list(entry.shape)}"
     else:
         held = " and ".join(
             f"{list(part.shape)} at {offset if type(offset) is list else '?'}"
@@ -440,10 +439,10 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
         )
         what = f"a shard of {list(entry.shape)}: {held}"
     kind = "flat parameters" if is_flat(entry.key) else "ShardedTensor"
-    return Piece(kind, number(rank), number(world), f"{entry.key} is {what}", entry.name, GATHER)
+    return RankShard(kind, number(rank), number(world), f"{entry.key} is {what}", entry.name, GATHER)
 
 
-def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
+def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> RankShard | None:
     spec = fields(state.get("_spec"))
     mesh = fields(spec.get("mesh"))
     split: list[str] = []
@@ -461,10 +460,10 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node]) -> Piece | None:
         return None
     ranks = next((mesh[name] for name in ("_flatten_rank_map", "_flatten_mesh_list") if name in mesh), None)
     world = len(listed(ranks)) or None
-    held = f", of which it holds {list(part.shape)}" if part is not None else ""
+    held = f", and it holds {list(part.shape)}" if part is not None else ""
     if partial and not split:
         what = f"a term of a sum over the ranks, of shape {list(entry.shape)}"
     else:
         along = f" along {' and '.join(dict.fromkeys(split))}" if split else ""
         what = f"a shard of {list(entry.shape)}{along}{held}"
-    return Piece("DTensor", number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)
+    return RankShard("DTensor", number(mesh.get("_rank")), world, f"{entry.key} is {what}", entry.name, GATHER)

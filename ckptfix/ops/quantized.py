@@ -1,7 +1,7 @@
-"""Which tensors of a checkpoint are codes of quantized weights, and why a verb leaves them alone.
+"""The tensors of a checkpoint that are codes of quantized weights, and the reasons to refuse operations on them.
 
-The scheme is read from names, dtypes and shapes; and, where they are beside the file, from the ``config.json`` and from
-the index of a sharded checkpoint, which lists the tensors of the other shards.
+The scheme is recognized by keys, dtypes and shapes, by the ``config.json`` beside the file if there is one, and by the
+index of a sharded checkpoint beside it, which lists the tensors of the other shards.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from ckptfix.words import plural
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
-"""Bytes of a config.json that is read; a real one has a few thousand."""
+"""Bytes of the largest config.json that is read; a real one has a few thousand."""
 
 MOST_GLOBS = 8
-"""Globs in a hint."""
+"""The most globs in a hint."""
 
 
 def quantization_of(checkpoint: Checkpoint) -> Quantization:
-    """The quantized weights of a checkpoint; no tensor byte is read."""
+    """Return the quantized weights of a checkpoint; no tensor byte is read."""
     return checkpoint.once(_quantization)
 
 
@@ -89,7 +89,7 @@ def _shard(folder: Path, name: str) -> tuple[TensorEntry, ...]:
 
 
 def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """What the config.json beside a checkpoint calls its quantization; empty where it says nothing."""
+    """Return the names of the quantization in the config.json beside a checkpoint; empty if it names none."""
     if not is_local(checkpoint.path):
         return ()
     path = as_path(checkpoint.path)
@@ -102,7 +102,7 @@ def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
                 return ()
             made = json.loads(source.read(0, source.size))
     except (CkptfixError, ValueError, RecursionError):
-        return ()  # It is no part of the checkpoint: what it cannot say, the tensors do.
+        return ()  # The file is not part of the checkpoint. If it cannot be read, the tensors must do.
     return tuple(_methods(made))
 
 
@@ -115,13 +115,13 @@ def _methods(config: Any) -> Iterable[str]:
             row = holder.get(key)
             if isinstance(row, dict):
                 if key == "quantization" and isinstance(row.get("bits"), int):
-                    yield "mlx"  # mlx_lm writes group_size and bits there, and no name of a method.
+                    yield "mlx"  # mlx_lm writes group_size and bits there, without the name of a method.
                 values = (row.get(name) for name in ("quant_method", "quant_algo", "format"))
                 yield from (value for value in values if isinstance(value, str))
 
 
 def notes(checkpoint: Checkpoint) -> list[Finding]:
-    """A note for each scheme: how many weights have it, and where the first is."""
+    """Return a note for each scheme: the number of its weights, and the first of them."""
     first: dict[str, str] = {}
     quantization = quantization_of(checkpoint)
     for row in quantization.weights:
@@ -133,7 +133,7 @@ def notes(checkpoint: Checkpoint) -> list[Finding]:
 
 
 def described(name: str, role: Role, weight: Quantized) -> str:
-    """What a tensor is, for a message."""
+    """Describe a tensor for a message."""
     if role == "codes":
         return f"codes of a quantized weight, {weight.label}"
     of = "" if weight.codes is None else f" of {weight.codes}"
@@ -141,19 +141,19 @@ def described(name: str, role: Role, weight: Quantized) -> str:
 
 
 def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) -> None:
-    """Refuse to compute with tensors that are codes, or belong to some.
+    """Refuse to compute with tensors that are quantized codes, or belong to them.
 
     Args:
         names: addresses of the tensors.
-        why: what the verb cannot do with them; follows what the first one is.
+        why: the reason to refuse; it follows the description of the first one.
 
     Raises:
-        Refused: one of them is.
+        Refused: one of them is a code, or belongs to one.
     """
     roles = quantization_of(checkpoint).roles
     wrong = [name for name in names if name in roles]
     if wrong:
-        # The weight is what a person looks for, and its scale may stand before it.
+        # A person looks for the weight, and its scale may come before it.
         wrong.sort(key=lambda name: roles[name][0] != "codes")
         more = f" ({len(wrong):,} such tensors)" if len(wrong) > 1 else ""
         message = f"{described(wrong[0], *roles[wrong[0]])}: {why}{more}"
@@ -161,7 +161,7 @@ def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) ->
 
 
 def selecting(names: Collection[str], others: Collection[str]) -> str:
-    """Options of ``cast`` that leave the keys `names` out, and none of `others`; empty where that takes many globs."""
+    """Return options of ``cast`` that exclude the keys `names` and no `others`; empty if that takes too many globs."""
     globs = list(dict.fromkeys(map(_last, names)))
     if _apart(globs, names, others):
         return _options("--keep", globs)
@@ -173,7 +173,7 @@ def selecting(names: Collection[str], others: Collection[str]) -> str:
 
 
 def _last(key: str) -> str:
-    """A glob for the last component of a key."""
+    """Return a glob for the last component of a key."""
     return next(patterns([key.rpartition(".")[2]])) if "." not in key else f"*.{key.rpartition('.')[2]}"
 
 
@@ -189,20 +189,20 @@ def _options(option: str, globs: Sequence[str]) -> str:
 
 
 _ALIGNED = frozenset({"stack", "unstack"})
-"""Operations that leave each tensor whole: right for codes of any scheme, if its companions go the same way."""
+"""Operations that keep each tensor whole: right for codes of any scheme if their companions get the same ones."""
 
 _BLOCKWISE = frozenset({"concat", "split", "transpose"})
-"""Operations that are right where codes and scales have the same dimensions, each scale being that of whole blocks."""
+"""Operations that are right if codes and scales have the same dimensions, and each scale covers whole blocks."""
 
 def refuse_apart(checkpoint: Checkpoint, at: str, steps: Sequence[tuple[tuple[str, ...], Sequence[Any]]]) -> None:
-    """Refuse operations on codes whose companions do not go the same way.
+    """Refuse operations on codes unless their companions get the same operations.
 
     Args:
-        at: address of the mapping.
-        steps: keys of tensors that become others together, and the operations (`names.operations.Operation`).
+        at: address of the state dict.
+        steps: keys of tensors that are transformed together, and the operations (`names.operations.Operation`).
 
     Raises:
-        Refused: they would be other weights.
+        Refused: the weights would change.
     """
     roles = quantization_of(checkpoint).roles
     if not roles:
@@ -220,16 +220,16 @@ def refuse_apart(checkpoint: Checkpoint, at: str, steps: Sequence[tuple[tuple[st
         if whole and _same_way(weights, done, place, entries):
             continue
         said = " | ".join(map(str, operations)) or "a new shape"
-        message = f"{described(wrong[0], *roles[wrong[0]])}: `{said}` without the same for what belongs to it"
-        message += " makes other weights"
-        hint = f"it belongs together: {', '.join(weight.names)}; match it to a model that is quantized in the same way"
+        message = f"{described(wrong[0], *roles[wrong[0]])}: `{said}` on it but not on its companions"
+        message += " changes the weights"
+        hint = f"these belong together: {', '.join(weight.names)}; match it to a model with the same quantization"
         raise Refused(message, path=checkpoint.path, where=wrong[0], hint=hint)
 
 
 def _goes_along(
     weight: Quantized, place: Mapping[str, tuple[tuple[str, ...], int]], entries: Mapping[str, TensorEntry]
 ) -> bool:
-    """Whether all that belongs to a weight is changed, too."""
+    """Return whether all tensors that belong to a weight change too."""
     return weight.codes is not None and all(name in place for name in weight.names if name in entries)
 
 
@@ -239,7 +239,7 @@ def _same_way(
     place: Mapping[str, tuple[tuple[str, ...], int]],
     entries: Mapping[str, TensorEntry],
 ) -> bool:
-    """Whether codes and companions go through the same operations in the same order, and blocks stay whole."""
+    """Return whether codes and companions get the same operations in the same order, and blocks stay whole."""
     first = weights[0]
     steps = done[place[first.names[0]][0]]
     texts = tuple(map(str, steps))
@@ -264,7 +264,7 @@ def _same_way(
                 if not even:
                     return False
                 ratios.add(tuple(whole // part for whole, part in zip(codes, shape, strict=True)))
-    # A split is of sizes that a scale has in proportion, which one text cannot say of both.
+    # The sizes of a split differ in proportion between codes and scales, so one text cannot state both.
     if any(one.name == "split" and one.numbers("sizes") for one in steps):
         return False
     return len(ratios) <= 1

@@ -1,7 +1,7 @@
-"""What was done to a file, kept with it: the inputs with their SHA-256, the command and the version.
+"""The record of how a file was made: the inputs with their SHA-256, the command and the version.
 
-A safetensors file has it in its ``__metadata__``, under `KEY`; beside another file stands ``OUT.record.json``, and in a
-folder `NAME`. It is JSON::
+A safetensors file has it in its ``__metadata__``, under `KEY`. Other files have it beside them, as
+``OUT.record.json``, and a folder has it in `NAME`. It is JSON::
 
     {"ckptfix": "0.1.0", "command": ["ckptfix", "cast", ...], "inputs": [{"name": ..., "size": ..., "sha256": ...}]}
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Mark, OutputFile, Plan, Segment, SetMetadata
+from ckptfix.checkpoint import ByteRange, FileVersion, OutputFile, Plan, Segment, SetMetadata
 from ckptfix.formats import FORMATS
 from ckptfix.io.planned import PlannedFile, part_of
 from ckptfix.io.read import read_chunks
@@ -33,9 +33,9 @@ _command: ContextVar[tuple[str, ...] | None] = ContextVar("command", default=Non
 
 @contextmanager
 def recording(*command: str) -> Iterator[None]:
-    """What is written inside keeps a record of what was done, by this command.
+    """Keep a record of this command with everything that is written inside the block.
 
-    An edit in place keeps none: `undo` knows what it did.
+    An in-place edit has no record: `undo` knows what it did.
     """
     token = _command.set(command)
     try:
@@ -44,8 +44,8 @@ def recording(*command: str) -> Iterator[None]:
         _command.reset(token)
 
 
-def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tuple[Plan, str | None]:
-    """The plan with a record, where one is asked for, and a sentence that says where it stands."""
+def with_record(plan: Plan, format: str, dest: str, read: Iterable[FileVersion]) -> tuple[Plan, str | None]:
+    """Return the plan with a record, if one is requested, and a sentence that says where it is."""
     command = _command.get()
     if command is None:
         return plan, None
@@ -63,7 +63,7 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[Mark]) -> tup
 
 
 def version() -> str:
-    """The version of ckptfix that is installed."""
+    """Return the version of ckptfix that is installed."""
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as installed
 
@@ -73,7 +73,7 @@ def version() -> str:
         return "unknown"
 
 
-def _inputs(read: Iterable[Mark]) -> list[dict[str, object]]:
+def _inputs(read: Iterable[FileVersion]) -> list[dict[str, object]]:
     marks = [mark for mark in dict.fromkeys(read) if found_as(mark.path) == "file"]
     digests = Workers().run(_sha256, marks)
     return [
@@ -82,7 +82,7 @@ def _inputs(read: Iterable[Mark]) -> list[dict[str, object]]:
     ]
 
 
-def _sha256(mark: Mark) -> str:
+def _sha256(mark: FileVersion) -> str:
     state = hashlib.sha256()
     for chunk in read_chunks(ByteRange(mark.path, 0, mark.stamp.size), CHUNK):
         state.update(chunk)
@@ -90,7 +90,7 @@ def _sha256(mark: Mark) -> str:
 
 
 def _with_pair(file: OutputFile, format: str, text: str) -> OutputFile:
-    """A planned file with one more pair in its metadata: its header is planned again, its data stays what it was."""
+    """Return a planned file with one more pair in its metadata: a new header, and unchanged data."""
     name = PlannedFile(file)
     checkpoint = FORMATS[format].read(name)
     (made,) = FORMATS[format].plan_edit(checkpoint, [SetMetadata({KEY: text})], file.path).files
@@ -98,7 +98,7 @@ def _with_pair(file: OutputFile, format: str, text: str) -> OutputFile:
 
 
 def _resolved(segments: Sequence[Segment], name: PlannedFile) -> Iterator[Segment]:
-    """The segments, with what the planned file is made of in place of its ranges."""
+    """Yield the segments, with the content of the planned file in place of ranges of it."""
     for segment in segments:
         if isinstance(segment, ByteRange) and segment.path == name:
             for inner, first, count in name.between(segment.offset, segment.length):

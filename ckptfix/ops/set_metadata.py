@@ -1,4 +1,4 @@
-"""``ckptfix.set_metadata``: the string pairs that a safetensors file keeps beside its tensors."""
+"""``ckptfix.set_metadata``: the string pairs that a safetensors file stores beside its tensors."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ckptfix.formats import format_of, states
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MetadataResult(Result):
-    """What was changed.
+    """The result of a metadata edit.
 
     Attributes:
-        metadata: the pairs as they are now.
-        changed: keys that were added, or have another value.
-        deleted: keys that are gone.
+        metadata: the pairs after the edit.
+        changed: keys that were added, or have a new value.
+        deleted: keys that were removed.
     """
 
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -51,16 +51,16 @@ def set_metadata(
     in_place: bool = False,
     progress: Progress | None = None,
 ) -> MetadataResult:
-    """Write `source`, a safetensors file or a folder of them, to `dest` with other metadata.
+    """Write `source`, a safetensors file or a folder of them, to `dest` with new metadata.
 
     Args:
-        pairs: key -> value, to be added or changed.
-        delete: keys to be removed. One that is not there is a finding.
+        pairs: key -> value, to add or change.
+        delete: keys to remove. A key that does not exist becomes a finding.
         force, keep_old, dry_run, in_place, progress: as in `strip_module`.
 
     Raises:
-        WouldLoseData: a pair that says which names are tied to a tensor.
-        Unsupported: a format without such pairs.
+        WouldLoseData: a pair records which keys are tied to a tensor.
+        Unsupported: the format has no such pairs.
         Refused: a key is both set and deleted.
     """
     new = dict(pairs or {})
@@ -74,7 +74,7 @@ def set_metadata(
         after = {key: value for key, value in {**before, **new}.items() if key not in deleted}
         what = [f"set {some(changed)}"] if changed else []
         what += [f"deleted {some(deleted)}"] if deleted else []
-        line = "; ".join(what) or "nothing to do: it has these pairs already"
+        line = "; ".join(what) or "nothing to do: the metadata already has these pairs"
         missing = [key for key in dict.fromkeys(delete) if key not in before]
         return Draft(
             result=partial(MetadataResult, metadata=after, changed=tuple(changed), deleted=tuple(deleted)),
@@ -85,7 +85,7 @@ def set_metadata(
             findings=[found("unused-rule", "there is no such key to delete", where=key) for key in missing],
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -93,16 +93,16 @@ def _refuse(checkpoint: Checkpoint, new: Mapping[str, str], delete: Sequence[str
     format = format_of(checkpoint)
     if not states(checkpoint, "metadata"):
         way = command("convert", checkpoint.path, "OUT.safetensors")
-        message = f"{format.title} keeps no pairs of metadata"
-        raise Unsupported(message, hint=f"safetensors does: `{way}`")
+        message = f"{format.title} has no metadata pairs"
+        raise Unsupported(message, hint=f"convert it to safetensors, which has them: `{way}`")
     both = [key for key in delete if key in new]
     if both:
-        raise Refused(f"{some(both)}: both set and deleted")
+        raise Refused(f"{some(both)}: cannot be both set and deleted")
     ties = {*format.ties(checkpoint), *TIE_KEYS}
     tied = [key for key in (*new, *delete) if key in ties]
     if tied:
-        message = f"{plural(len(tied), 'pair')} that say which names are tied or views: {some(tied)}"
-        raise WouldLoseData(message, hint="`ckptfix rename` and `ckptfix select` change names, ties among them")
+        message = f"{plural(len(tied), 'pair')} that record ties or views: {some(tied)}"
+        raise WouldLoseData(message, hint="run `ckptfix rename` or `ckptfix select` to change keys, tied ones too")
     named = [key for key in new if any(entry.key == key for entry in checkpoint.entries)]
     if named:
-        raise Refused(f"{some(named)}: the name of a tensor; readers would take it for a tie")
+        raise Refused(f"{some(named)}: the key of a tensor; readers would take the pair for a tie")

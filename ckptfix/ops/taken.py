@@ -1,4 +1,4 @@
-"""Which file of a folder was taken for the model, and what else there is one by its name."""
+"""Findings about a folder: which file was read as the model, and which others look like models by their names."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ckptfix.urls import as_path
 
 
 def not_taken(folder: str, taken: str) -> Iterator[Finding]:
-    """A finding for each file in `folder` that is a model as `taken` is, and what its header says of the two.
+    """Yield a finding for each file in `folder` that could be a model like `taken`, with how their headers compare.
 
-    A hub has the same weights in two containers; a folder that was saved to twice, two models.
+    A hub has the same weights in two containers; a folder that was saved to twice has two models.
     """
     for name in rivals_of(folder, taken):
         path = str(as_path(folder, name))
         own, other = _shapes(taken), _shapes(path)
         if own is not None and own == other:
-            ask = f"`{command('diff', taken, path)}` compares the values"
-            message = f"{name} has the same names and shapes, and is not taken ({ask})"
+            ask = f"compare the values with `{command('diff', taken, path)}`"
+            message = f"{name} has the same keys and shapes, and was not used ({ask})"
             yield found("other-model", message, where=name, severity="info")
         else:
-            what = "cannot be read" if other is None else "has other tensors"
-            yield found("other-model", f"{name} {what}, and is not taken", where=name)
+            what = "cannot be read" if other is None else "has different tensors"
+            yield found("other-model", f"{name} {what}, and was not used", where=name)
 
 
 def not_looked_at(folder: str, taken: str) -> Iterator[Finding]:
-    """A note for each folder in `folder` that has a checkpoint; a warning where no name says what the model is."""
+    """Yield a note for each folder in `folder` with a checkpoint, or a warning if no name marks the model."""
     known = kind_of(as_path(taken).name) is not UNKNOWN
     try:
         inner = [row.name for row in members(folder) if row.folder and row.role in ("model", "other")]
@@ -41,8 +41,8 @@ def not_looked_at(folder: str, taken: str) -> Iterator[Finding]:
         path = str(as_path(folder, name))
         if path == taken or not _has_checkpoint(path):
             continue
-        fix = verbatim(f"`{command('doctor', folder)} -r` looks at all of them")
-        message = f"{name} is a folder that has a checkpoint too, which was not looked at"
+        fix = verbatim(f"check all of them with `{command('doctor', folder)} -r`")
+        message = f"{name} is a folder with a checkpoint that was not checked"
         yield found("other-model", message, where=name, severity="info" if known else "warning", fix=fix)
 
 

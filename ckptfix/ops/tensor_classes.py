@@ -1,7 +1,7 @@
 """Tensor classes of libraries that register them with ``torch.serialization`` when they are imported.
 
-A file with such tensors is in order: ``torch.load(weights_only=True)`` takes it after the import, and plain values in
-place of the tensors would be their parts, which no framework loads.
+A file with such tensors is intact: ``torch.load(weights_only=True)`` accepts it after the import. Plain values in their
+place would be the parts of the tensors, which no framework loads.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Library:
     """A row of the table.
 
     Attributes:
-        name: of the package.
+        name: name of the package.
         prefixes: beginnings of the names that it registers.
-        statement: what to run before torch.load.
-        makers: functions that make its tensors, where no rebuild call of torch does.
+        statement: statement to run before torch.load.
+        makers: functions that build its tensors where torch has no rebuild call for them.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Library:
     makers: frozenset[str] = frozenset()
 
     def has(self, name: str) -> bool:
-        """Whether a global is the library's."""
+        """Return whether a global is the library's."""
         return any(name == prefix or name.startswith(f"{prefix}.") for prefix in self.prefixes)
 
 
@@ -48,12 +48,12 @@ LIBRARIES: tuple[Library, ...] = (
 
 
 def library_of(name: str) -> Library | None:
-    """The library whose class or function has this name."""
+    """Return the library that has a class or function of this name."""
     return next((row for row in LIBRARIES if row.has(name)), None)
 
 
 def libraries(graph: Graph) -> tuple[Library, ...]:
-    """Those of which the pickle holds a tensor."""
+    """Return the libraries whose tensors are in the pickle."""
     named = {weights_only.canonical(node) for node in graph.globals}
     possible = [row for row in LIBRARIES if any(map(row.has, named))]
     if not possible:
@@ -63,7 +63,7 @@ def libraries(graph: Graph) -> tuple[Library, ...]:
 
 
 def _classes(graph: Graph) -> Iterator[str]:
-    """The classes of the tensors that rebuild calls make."""
+    """Yield the classes of the tensors that rebuild calls make."""
     for node in every_node(graph.root):
         if type(node) is not Call or type(node.args) is not tuple:
             continue

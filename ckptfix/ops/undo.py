@@ -1,4 +1,4 @@
-"""``ckptfix.undo``: an edit in place taken back."""
+"""``ckptfix.undo``: the reversal of in-place edits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptfix import formats
 from ckptfix.arguments import typed
 from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
-from ckptfix.io.inplace.record import Record
+from ckptfix.io.inplace.record import EditRecord
 from ckptfix.io.source import opened_once
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.inplace import edits_of, refuse_far
@@ -22,21 +22,21 @@ from ckptfix.words import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class UndoResult:
-    """What `undo` did, or would do.
+    """The result of `undo`, or of its dry run.
 
     Attributes:
         path: the file or folder.
-        edit: what was taken back; None where there was nothing, or an edit that had not begun.
-        unfinished: the edit had not finished, or its undo.
-        left: the edits that are left, the latest first.
-        undone: False after a dry run, and where there was nothing.
-        lines: a sentence or two.
+        edit: the edit that was undone; None if there was nothing to undo, or the edit had not begun.
+        unfinished: whether the edit, or its undo, had not finished.
+        left: the remaining edits, the latest first.
+        undone: False after a dry run, and if there was nothing to undo.
+        lines: a summary of one or two sentences.
     """
 
     path: str
-    edit: Record | None
+    edit: EditRecord | None
     unfinished: bool
-    left: tuple[Record, ...]
+    left: tuple[EditRecord, ...]
     undone: bool
     lines: tuple[str, ...]
     exit_code: int = 0
@@ -48,7 +48,7 @@ class UndoResult:
         return f"<UndoResult: {self.path!r}, {'undone' if self.undone else 'not undone'}>"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the result for JSON."""
         return {
             "path": self.path,
             "undone": self.undone,
@@ -59,8 +59,8 @@ class UndoResult:
         }
 
 
-def row(record: Record) -> dict[str, Any]:
-    """An edit for JSON."""
+def row(record: EditRecord) -> dict[str, Any]:
+    """Return an edit for JSON."""
     files = [
         {"name": change.name, "size": change.after, "former_size": change.before} for change in record.changes
     ]
@@ -70,13 +70,13 @@ def row(record: Record) -> dict[str, Any]:
 @typed
 @opened_once()
 def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
-    """Take back the last edit in place of a file or folder, byte for byte; several go one by one.
+    """Undo the last in-place edit of a file or folder, byte for byte; repeat the call to undo earlier ones.
 
-    An edit that did not finish, because its process or the machine was stopped, is taken back; so is the rest of an
-    undo that did not finish.
+    An edit that did not finish, because its process or the machine was stopped, is undone; an undo that did not finish
+    is completed.
 
     Raises:
-        DamagedFile: another program wrote to it since; nothing is done to it.
+        DamagedFile: another program wrote to it since; it is left unchanged.
         Refused: another program has it open, and its data would move.
         NoSuchFile, UnknownFormat, WriteFailed.
     """
@@ -92,7 +92,7 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
     last, *others = records
     if not dry_run:
         edit.take_back(_target(path, target), last)
-    line = f"{'would take back' if dry_run else 'took back'}: {last.what}" + (f" ({last.when})" if last.when else "")
+    line = f"{'would undo' if dry_run else 'undid'}: {last.what}" + (f" ({last.when})" if last.when else "")
     lines = [line, *([f"{plural(len(others), 'earlier edit')} left"] if others else [])]
     return UndoResult(
         path=path, edit=last, unfinished=False, left=tuple(others), undone=not dry_run, lines=tuple(lines)
@@ -100,19 +100,19 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
 
 
 def listed(source: StrPath) -> UndoResult:
-    """The edits in place that `undo` can take back, and nothing done. Raises as `undo`."""
+    """List the in-place edits that `undo` can undo, without undoing any. Raises as `undo`."""
     records = edits(source)
     path = file_name(source)
     place = beside(_target(path, os.path.realpath(path)), UNDO)
     kept = Path(place).name
-    why = f"what {kept} remembers is about another file" if os.path.lexists(place) else f"there is no {kept}"
-    none = f"nothing to undo: no edit in place of {path} is known, and {why}"
+    why = f"{kept} belongs to a different file" if os.path.lexists(place) else f"there is no {kept}"
+    none = f"nothing to undo: {path} has no recorded in-place edits, and {why}"
     return UndoResult(
         path=path, edit=None, unfinished=False, left=records, undone=False, lines=tuple(map(_line, records)) or (none,)
     )
 
 
-def _line(record: Record) -> str:
+def _line(record: EditRecord) -> str:
     sizes = sum(change.before for change in record.changes)
     when = f"{record.when}  " if record.when else ""
     return f"{when}{record.what} (before: {sizes:,} bytes)"
@@ -120,36 +120,36 @@ def _line(record: Record) -> str:
 
 def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
     if dry_run:
-        line = "would take back an edit that did not finish"
+        line = "would undo an edit that did not finish"
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
-    left: tuple[Record, ...] = ()
+    left: tuple[EditRecord, ...] = ()
     if edit.discard_foreign(target):
-        line = "removed a journal that is about another file, written here before; nothing was done to this one"
+        line = "removed the journal of a different file, which was here before; this file is unchanged"
         return UndoResult(path=path, edit=None, unfinished=True, left=(), undone=False, lines=(line,))
     record = edit.finish(target)
     what = "it had not begun" if record is None else record.what
-    line = f"took back an edit that did not finish: {what}"
-    with suppress(CkptfixError):  # it is what it was, which may be no checkpoint
+    line = f"undid an edit that did not finish: {what}"
+    with suppress(CkptfixError):  # the restored file may not be a checkpoint
         left = edits(path)
     return UndoResult(path=path, edit=record, unfinished=True, left=left, undone=True, lines=(line,))
 
 
 @opened_once()
-def edits(source: StrPath) -> tuple[Record, ...]:
-    """The edits in place of a file or folder that `undo` can take back, the latest first. Raises as `undo`."""
+def edits(source: StrPath) -> tuple[EditRecord, ...]:
+    """Return the in-place edits of a file or folder that `undo` can undo, the latest first. Raises as `undo`."""
     path = _meant(source)
     known = edit.remembered(_target(path, os.path.realpath(path)))
     return tuple(reversed(known)) or tuple(edits_of(formats.open_checkpoint(path)))
 
 
 def _meant(source: StrPath) -> str:
-    """`source`, or the one model among the files of that folder."""
+    """Return `source`, or the only model among the files of that folder."""
     refuse_far(file_name(source))
     path = existing(source)
     return path if os.path.lexists(beside(os.path.realpath(path), JOURNAL)) else formats.located(path)
 
 
 def _target(path: str, target: str) -> str:
-    """The index of a folder stands for the folder."""
+    """Return the file to undo; for the index of a folder, the folder."""
     place = Path(target)
     return str(place.parent) if path.endswith(".json") and place.is_file() and formats.detect(path).folder else target

@@ -1,7 +1,7 @@
 """The one way from a plan to a file, for every verb that writes.
 
-A verb looks at its input and drafts: a plan, and what the output has to hold. `carry_out` does the rest, the same for
-all: it checks the output's name, opens the input, once, counts the law of weights over the draft (`law`), and writes.
+A verb reads its input and drafts a plan, with the contents that the output must have. `carry_out` does the rest in the
+same way for all verbs: it checks the output's name, opens the input once, audits the draft (`law`), and writes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ckptfix import formats
-from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, Mark, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, about, file_name
 from ckptfix.findings.table import found
 from ckptfix.formats.target import refuse_other_suffix
@@ -25,9 +25,9 @@ from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
 from ckptfix.ops.drafts import LOSSES as LOSSES
 from ckptfix.ops.drafts import Draft as Draft
-from ckptfix.ops.drafts import How as How
 from ckptfix.ops.drafts import R as R
 from ckptfix.ops.drafts import Result as Result
+from ckptfix.ops.drafts import WriteOptions as WriteOptions
 from ckptfix.ops.hazards import refuse_named
 from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
@@ -38,7 +38,7 @@ from ckptfix.words import some
 
 
 def is_folder(source: StrPath) -> bool:
-    """Whether `source` is a checkpoint of many files, or the index of one, so that an edited one is a folder too."""
+    """Return whether `source` is a checkpoint of many files, or its index, so that an edited copy is a folder too."""
     path = file_name(source)
     kind = found_as(path)
     if kind == "folder":
@@ -57,23 +57,24 @@ def carry_out(
     source: StrPath | Checkpoint,
     dest: StrPath | None,
     make: Callable[[Checkpoint, str], Draft[R]],
-    how: How,
+    how: WriteOptions,
     *,
     converts: bool = False,
     folder: bool | None = None,
 ) -> R:
-    """Read the checkpoint `source`, let a verb `make` its draft, count it, and write it to `dest`.
+    """Read the checkpoint `source`, let a verb `make` its draft, audit it, and write it to `dest`.
 
     Args:
         source: a file, or a checkpoint that is open already.
-        dest: None for an edit in place.
-        make: the verb; it gets the checkpoint and the name of the output. Its errors are about the checkpoint.
-        converts: the verb may write another format than it reads.
+        dest: None for an in-place edit.
+        make: the verb, called with the checkpoint and the name of the output. Its errors are about the checkpoint.
+        how: options of the verb.
+        converts: the verb may write a different format from the one that it reads.
         folder: whether `dest` is to be a folder of files; by default, whether `source` is.
 
     Raises:
-        Refused: the suffix of the output belongs to another format.
-        DamagedFile: the input changed since it was read, or its bytes do not have the checksum that it states.
+        Refused: the suffix of the output belongs to a different format.
+        DamagedFile: the input changed since it was read, or its bytes do not match the checksum that it states.
         CkptfixError: as `formats.open_checkpoint`, `make` and `io.write.write_plan`.
     """
     path = source.path if isinstance(source, Checkpoint) else formats.located(source)
@@ -90,9 +91,9 @@ def carry_out(
         refuse_read_only(checkpoint)
         refuse_other_suffix(checkpoint.path, name, checkpoint.format)
     if how.link and (is_url(checkpoint.path) or is_url(name)):
-        raise Refused("hard links are for files of this machine", path=checkpoint.path, hint="leave out --link")
+        raise Refused("hard links need local files", path=checkpoint.path, hint="leave out --link")
     if how.link and not formats.format_of(checkpoint).folder:
-        raise Refused("hard links are for the files of a folder, and this is one file", path=checkpoint.path)
+        raise Refused("hard links need a folder of files, and this is one file", path=checkpoint.path)
     with about(checkpoint.path), blames_changes():
         draft = make(checkpoint, name)
     read = (*checkpoint.files, *draft.read)
@@ -104,11 +105,11 @@ def _carry_out_in_place(
     path: StrPath,
     dest: StrPath | None,
     make: Callable[[Checkpoint, str], Draft[R]],
-    how: How,
+    how: WriteOptions,
 ) -> R:
     if dest is not None or not how.in_place:
-        what = "an edit in place has no output" if how.in_place else "no output is named"
-        raise Refused(what, path=file_name(path), hint="give the output, or in_place=True (--in-place)")
+        what = "an in-place edit takes no output" if how.in_place else "no output is named"
+        raise Refused(what, path=file_name(path), hint="name an output, or set in_place=True (--in-place)")
     inplace.refuse_far(file_name(path))
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     refuse_read_only(checkpoint)
@@ -143,15 +144,17 @@ def carry_out_file(
     source: StrPath,
     dest: StrPath,
     make: Callable[[str, str], Draft[R]],
-    how: How,
+    how: WriteOptions,
     *,
     others: Iterable[StrPath] = (),
     folder: bool = False,
 ) -> R:
-    """The same for a verb that reads the file or folder `source` itself: `make` gets the two names.
+    """Write the draft of a verb that reads `source` itself; otherwise like `carry_out`.
 
     Args:
-        others: further inputs, which must not be the output either.
+        source: a file or folder.
+        make: the verb, called with the names of the input and the output.
+        others: further inputs, which the output must not replace either.
         folder: `dest` is to be a folder of files.
     """
     refuse_destination(dest, [source, *others], how, folder=folder)
@@ -163,17 +166,17 @@ def carry_out_file(
 
 
 def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -> Draft[R]:
-    """The draft, with a line that says which file of the folder `source` the checkpoint is, if it is one of several."""
+    """Add a line to the draft that reports which checkpoint of the folder `source` was read, if it has several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
     others = tuple(not_taken(os.fspath(source), os.fspath(path)))
     notes = [other.message for other in others if other.severity == "info"]
-    line = "; ".join([f"took {os.path.relpath(path, source)} of {os.fspath(source)}", *notes])
+    line = "; ".join([f"read {os.path.relpath(path, source)} in {os.fspath(source)}", *notes])
     return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))
 
 
-def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, folder: bool = False) -> None:
-    """Refuse an output that could not be written, or is one of `inputs`: a refusal should not wait for a long read.
+def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: WriteOptions, *, folder: bool = False) -> None:
+    """Raise an error for an output that cannot be written, or is one of `inputs`, before a long read begins.
 
     Args:
         folder: it is to be a folder of files.
@@ -182,10 +185,10 @@ def refuse_destination(dest: StrPath, inputs: Iterable[StrPath], how: How, *, fo
 
 
 def existing(source: StrPath) -> str:
-    """The name of a file or folder that is there.
+    """Return the name of a file or folder that exists.
 
     Raises:
-        NoSuchFile: there is none.
+        NoSuchFile: it does not exist.
     """
     path = file_name(source)
     if not found_as(path):
@@ -193,7 +196,7 @@ def existing(source: StrPath) -> str:
     return path
 
 
-def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how: How) -> R:
+def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: str, how: WriteOptions) -> R:
     refuse_other_suffix(source, dest, draft.format)
     with about(source), blames_changes():
         plan, account = audit(draft.promise, draft.plan, draft.format)
@@ -201,7 +204,7 @@ def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how:
             refuse_named(plan, draft.format, draft.allows, source)
     for file in read:
         refuse_changed(file.path, stamp(file.path), file.stamp)
-    # A folder changes by what is written into it.
+    # Writing into a folder changes the folder's own stamp.
     inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
     folder = formats.FORMATS[draft.format].folder
     files, record = (plan, None) if how.dry_run else with_record(plan, draft.format, dest, read)
@@ -245,7 +248,7 @@ def _written(draft: Draft[R], source: str, read: Sequence[Mark], dest: str, how:
 
 
 def files_of(folder: str) -> tuple[str, ...]:
-    """The files of the checkpoint that `folder` is; none where it is not one."""
+    """List the files of the checkpoint in `folder`; empty if it is not a checkpoint."""
     try:
         return tuple(file.path for file in formats.open_checkpoint(folder).files)
     except CkptfixError:
@@ -253,8 +256,8 @@ def files_of(folder: str) -> tuple[str, ...]:
 
 
 def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
-    """Write what a chain of commands needs on its way, counted already, to a new file or folder."""
-    # It goes again with the command: nothing is said of it, and of several ranks each needs its own.
+    """Write the intermediate output of a chain of commands, audited already, to a new file or folder."""
+    # The command deletes it at its end, so it is not recorded, and each of several ranks writes its own.
     with recorded(), joined(None):
         if folder:
             write_folder(plan, dest)
@@ -263,7 +266,7 @@ def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
 
 
 def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
-    """The result of a verb that was asked to look, and not to plan an output."""
+    """Return the result of a verb that only looked, and planned no output."""
     return draft.result(
         source=source,
         dest="" if dest is None else os.fspath(dest),
@@ -277,24 +280,24 @@ def looked_at(draft: Draft[R], source: str, dest: StrPath | None = None) -> R:
 
 
 def write_text(dest: StrPath, text: str, *sources: str, force: bool) -> None:
-    """Write a file that holds no tensors, such as a report or rules; who may not read a source may not read it."""
+    """Write a file without tensors, such as a report or rules, that is no more readable than its sources."""
     io_write.check_destination(dest, sources, overwrite=force)
     plan = Plan((OutputFile.of(dest, [text.encode("utf-8", "surrogatepass")]),))
     io_write.write_plan(plan, overwrite=force, inputs={source: stamp(source) for source in sources})
 
 
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
-    """The plan of a verb that keeps the object of `checkpoint`, and changes names, shapes and devices alone."""
-    # A new header over the data that is left would be an equally broken file, made silently; so would a copy.
+    """Plan the output of a verb that keeps the object of `checkpoint`, and changes only keys, shapes and devices."""
+    # A new header over truncated data would silently make another broken file, and so would a copy.
     legacy_layout.refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
 
 
 def refuse_read_only(checkpoint: Checkpoint) -> None:
-    """Refuse to edit a checkpoint of a format that is only read.
+    """Raise `Unsupported` for a checkpoint of a format that ckptfix only reads.
 
     Raises:
-        Unsupported: it is one.
+        Unsupported: it has such a format.
     """
     format = formats.format_of(checkpoint)
     if not format.edits:
@@ -302,7 +305,7 @@ def refuse_read_only(checkpoint: Checkpoint) -> None:
 
 
 def copy_of(checkpoint: Checkpoint, dest: str) -> Plan:
-    """The plan of `dest` as a copy of a checkpoint, file or folder."""
+    """Plan `dest` as a copy of a checkpoint, file or folder."""
     format = formats.format_of(checkpoint)
     if format.folder:
         return format.plan_edit(checkpoint, (), dest)

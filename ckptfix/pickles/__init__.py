@@ -6,11 +6,23 @@ stream, and `emit` writes a fresh one.
 
 from ckptfix.pickles.graph import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.machine import parse
-from ckptfix.pickles.names import Inner, Seen, Survey, survey
+from ckptfix.pickles.names import Inner, NameSurvey, Seen, survey
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import Patch, splice
 
 __all__ = [
-    "Call", "Dict", "Global", "Graph", "Inner", "Patch", "PersId", "Seen", "Set", "Survey", "Text", "parse",
-    "splice", "survey",
+    "Call",
+    "Dict",
+    "Global",
+    "Graph",
+    "Inner",
+    "NameSurvey",
+    "Patch",
+    "PersId",
+    "Seen",
+    "Set",
+    "Text",
+    "parse",
+    "splice",
+    "survey",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.fresh import TUPLES, Fresh, ints, tail
+from ckptfix.pickles.fresh import TUPLES, NewTensorArguments, ints, tail
 from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import int_opcode, string_opcode
@@ -114,7 +114,7 @@ class Writer:
         A checkpoint can have very many of them.
         """
         fresh: Any = node.folded
-        if type(fresh) is Fresh and self.fresh(node, fresh):
+        if type(fresh) is NewTensorArguments and self.fresh(node, fresh):
             return True
         args: Any = node.args
         if not _is_plain(node) or type(args) is not tuple or len(args) != 6:
@@ -146,7 +146,7 @@ class Writer:
             self.put(id(made))
         return True
 
-    def fresh(self, node: Call, args: Fresh) -> bool:
+    def fresh(self, node: Call, args: NewTensorArguments) -> bool:
         """Write a call like `tensor`, in one piece, from arguments that are not nodes.
 
         Return False, and write nothing, if the call would memoize something that other nodes may share.
@@ -184,7 +184,7 @@ class Writer:
         self.persids.append(PersId(("storage", kind, args.key, location, args.numel), 0, -1))
         return True
 
-    def _sharing(self, node: Call, args: Fresh, heads: tuple[bytes, bytes, bytes]) -> bool:
+    def _sharing(self, node: Call, args: NewTensorArguments, heads: tuple[bytes, bytes, bytes]) -> bool:
         """Write a 0-d tensor, or a tensor that shares a size tuple, like `fresh`."""
         head, place, last = heads
         number = self.count

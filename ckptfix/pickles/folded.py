@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, final
 
 from ckptfix.pickles.graph import Call, Global, Node, PersId, Text, use_of
-from ckptfix.pickles.molds import PHRASE, Mold
+from ckptfix.pickles.molds import PHRASE, CallTemplate
 from ckptfix.pickles.molds import numbers as numbers_of
 
 AFTER_REDUCE = 6
@@ -53,14 +53,14 @@ class Phrases:
         self.firsts = array("I")
         self.of = array("I")
         self.key_at = array("I")
-        self.molds: list[Mold] = []
+        self.molds: list[CallTemplate] = []
         self._calls: list[Call | None] = []
         self._keys: dict[int, Text] = {}
         # Phrases whose key was read separately, so that its memo number does not precede theirs.
         self._apart: set[int] = set()
         # Molds by a few bytes of a phrase that are quick to read, and by everything that distinguishes one.
-        self._molds: dict[tuple[int, bytes, bytes], Mold] = {}
-        self._known: dict[tuple[bytes | int | None, ...], Mold] = {}
+        self._molds: dict[tuple[int, bytes, bytes], CallTemplate] = {}
+        self._known: dict[tuple[bytes | int | None, ...], CallTemplate] = {}
         self._next = 0
         self._width = 0
         self._location = 0
@@ -175,7 +175,7 @@ class Phrases:
             del column[row:]
         return at
 
-    def _mold_at(self, func: Global, at: int, memo: dict[int, Node]) -> tuple[Mold, int] | None:
+    def _mold_at(self, func: Global, at: int, memo: dict[int, Node]) -> tuple[CallTemplate, int] | None:
         """Return the mold of the phrase at `at`, and its first memo number; None if there is no phrase."""
         data = self.data
         width = self._width
@@ -193,7 +193,7 @@ class Phrases:
         except (IndexError, struct.error):  # the stream ends here
             return None
 
-    def _take(self, at: int, mold: Mold, first: int, key_at: int) -> None:
+    def _take(self, at: int, mold: CallTemplate, first: int, key_at: int) -> None:
         """Append a phrase to the columns."""
         self.starts.append(at)
         self.firsts.append(first)
@@ -218,7 +218,7 @@ class Phrases:
         self._apart.add(row)
         return True
 
-    def _new_mold(self, func: Global, at: int, memo: dict[int, Node]) -> Mold | None:
+    def _new_mold(self, func: Global, at: int, memo: dict[int, Node]) -> CallTemplate | None:
         """Return the mold of the phrase at `at`, a new one if needed; None if there is no phrase."""
         found = PHRASE.match(self.data, at)
         if found is None or found[3][0] != len(found[4]):
@@ -232,7 +232,7 @@ class Phrases:
         all_of_it = (id(func), *map(id, nodes), *found.group(1, 2, 3, 6, 7, 9, 10, 12, 14, 15))
         mold = self._known.get(all_of_it)
         if mold is None:
-            mold = Mold(len(self.molds), func, found, (storage, cls, location, hooks))
+            mold = CallTemplate(len(self.molds), func, found, (storage, cls, location, hooks))
         if not mold.fits(self.data, at, found.end(4)):
             return None
         if mold.place == len(self.molds):
@@ -343,7 +343,7 @@ class Alone(NamedTuple):
 
     phrases: Phrases
     row: int
-    mold: Mold
+    mold: CallTemplate
     storage: str
 
 

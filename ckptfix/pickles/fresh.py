@@ -14,11 +14,11 @@ TUPLES = (b")", b"\x85", b"\x86", b"\x87")
 
 
 @final
-class Fresh:
+class NewTensorArguments:
     """Arguments of a call that rebuilds a plain tensor at the beginning of a storage, for a stream that is written.
 
-    An object with very many tensors has one `Fresh` in place of some ten nodes per tensor. The nodes are created only
-    for code that reads them.
+    An object with very many tensors has one `NewTensorArguments` in place of some ten nodes per tensor. The nodes are
+    created only for code that reads them.
     """
 
     __slots__ = ("hooks", "key", "kind", "location", "numel", "requires_grad", "shape", "stride")
@@ -46,7 +46,7 @@ def ints(node: tuple[int, ...]) -> bytes:
 
 
 def tail(
-    heads: tuple[bytes, bytes, bytes], args: Fresh
+    heads: tuple[bytes, bytes, bytes], args: NewTensorArguments
 ) -> tuple[bytes, Callable[..., bytes], tuple[bytes, bytes, bytes, bytes]]:
     """Return the bytes before the storage key, a packer for the rest, and the fixed parts between its memo indices."""
     head, place, last = heads

@@ -67,7 +67,7 @@ class Folded(Protocol):
         """Return the arguments of `call`, newly created."""
 
 
-class Pending(Protocol):
+class LazyItems(Protocol):
     """Items of a mapping that are not nodes yet (see `rows`)."""
 
     def pairs(self) -> list[tuple[Node, Node]]:
@@ -103,7 +103,7 @@ class Call:
         self.position = position
         self.kwargs = kwargs
         self.items: list[tuple[Node, Node]] | None = None
-        self.rows: Pending | None = None
+        self.rows: LazyItems | None = None
         self.elements: list[Node] | None = None
         self.state: Node = None
         self.folded: Folded | None = None
@@ -186,7 +186,7 @@ class Dict:
 
     def __init__(self) -> None:
         self.items: list[tuple[Node, Node]] = []
-        self.rows: Pending | None = None
+        self.rows: LazyItems | None = None
 
     if not TYPE_CHECKING:
 
@@ -208,7 +208,7 @@ def _items_of(node: Dict | Call) -> list[tuple[Node, Node]]:
     return node.items
 
 
-def set_rows(node: Dict | Call, rows: Pending) -> None:
+def set_rows(node: Dict | Call, rows: LazyItems) -> None:
     """Attach `rows` to a mapping as its items, which become nodes when code asks for them."""
     node.rows = rows
     del node.items

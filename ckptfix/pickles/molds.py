@@ -28,7 +28,7 @@ _U32 = struct.Struct("<I").unpack_from
 
 
 @final
-class Mold:
+class CallTemplate:
     """The common parts of phrases that differ only in the key of their storage and in their memo numbers.
 
     The bytes of a phrase are read as one integer. The phrase fits if and only if this integer is `constant`, plus the

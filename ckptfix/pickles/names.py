@@ -64,7 +64,7 @@ class Inner:
 
 
 @dataclass(slots=True)
-class Survey:
+class NameSurvey:
     """The names in a stream.
 
     Attributes:
@@ -122,7 +122,7 @@ _PLAIN: dict[int, tuple[int, int, int]] = {
 """Opcodes that only take and leave values: (bytes of the argument, values taken, values left)."""
 
 
-def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> Survey:
+def survey(read: Read, start: int, stop: int, most: int = MOST_OPCODES) -> NameSurvey:
     """Collect the names in consecutive pickles from `start` to `stop`, up to the first byte that is not an opcode."""
     machine = _Names(read, start, stop)
     with collector_paused():
@@ -140,7 +140,7 @@ class _Names:
         self.read = read
         self.start = start
         self.stop = stop
-        self.found = Survey(end=start)
+        self.found = NameSurvey(end=start)
         self.names: dict[tuple[str, str], Seen] = {}
         self.memo: dict[int, Kept] = {}
         self.fresh()

@@ -1,9 +1,9 @@
 """Reading of a pickle in place: by pages, and without the byte strings that hold file data.
 
 `machine.parse` reads a pickle from memory. Here the stream is read as the machine advances, and a byte string that the
-caller wants to leave in the file becomes a `Place`: only its first bytes are read. joblib puts the bytes of an array
-after the opcode that creates the array, where only its own unpickler expects them. A caller reports such bytes with
-`RawData`.
+caller wants to leave in the file becomes an `UnreadBytes`: only its first bytes are read. joblib puts the bytes of an
+array after the opcode that creates the array, where only its own unpickler expects them. A caller reports such bytes
+with `RawData`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD = 64
 
 
 @final
-class Place:
+class UnreadBytes:
     """A byte string that was not read: `length` bytes at `offset` of the stream."""
 
     __slots__ = ("length", "offset")
@@ -112,7 +112,7 @@ class _PagedMachine(Machine):
             first = pos + 1 + width
             count = int.from_bytes(data[pos + 1 : first], "little")
             if count > HEAD and first + count <= len(data) and self.stays(data[first : first + HEAD]):
-                self.stack.append(cast(Any, Place(first, count)))
+                self.stack.append(cast(Any, UnreadBytes(first, count)))
                 return first + count
         return super().rare(code, pos)
 
@@ -138,7 +138,7 @@ def parse_paged(
     Frames are not checked, because the pickle will not be edited.
 
     Args:
-        stays: decides from the first bytes of a byte string whether it becomes a `Place`.
+        stays: decides from the first bytes of a byte string whether it becomes a `UnreadBytes`.
         raw: reports bytes that follow an object and are not opcodes.
         path, where: for errors.
 

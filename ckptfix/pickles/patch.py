@@ -67,7 +67,7 @@ Replaced = tuple[int, int, bytes]
 """The fields of a `Patch`, as a plain tuple."""
 
 
-class Renamed:
+class KeyPatches:
     """The patches that rename keys of folded calls, in order; each is created when it is read.
 
     Args:
@@ -100,7 +100,7 @@ class Renamed:
 class Patches:
     """Patches of nodes, and of keys that are not nodes, in the order of the stream."""
 
-    def __init__(self, others: list[Patch], renamed: list[Renamed]) -> None:
+    def __init__(self, others: list[Patch], renamed: list[KeyPatches]) -> None:
         self.others = others
         self.renamed = sorted(renamed, key=lambda one: one.rows.ranges[0].start)
 
@@ -146,7 +146,7 @@ def string_patches(graph: Graph, edits: Iterable[tuple[Text, str]]) -> list[Patc
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PushedValue:
     """The bytes ``data[start:end]`` that push one value, including a PUT after it; `last` is its final opcode."""
 
     start: int
@@ -154,24 +154,24 @@ class Item:
     last: int
 
 
-def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
+def items_pushed(data: bytes, start: int, stop: int) -> list[PushedValue]:
     """Return the values that ``data[start:stop]`` pushes, in order, if it builds only plain values and tuples.
 
     Raises:
         Unsupported: the region does something else, such as setting items, or popping values from before it.
     """
-    stack: list[Item] = []
+    stack: list[PushedValue] = []
     marks: list[int] = []
     for opcode in op.walk(data, start, stop):
         code = opcode.code
         if code in op.PUTS:
             if not stack:
                 raise Unsupported("the region memoizes a value from outside it", offset=opcode.start)
-            stack[-1] = Item(stack[-1].start, opcode.end, stack[-1].last)
+            stack[-1] = PushedValue(stack[-1].start, opcode.end, stack[-1].last)
             continue
         if code == op.MARK:
             marks.append(len(stack))
-            stack.append(Item(opcode.start, opcode.end, opcode.start))
+            stack.append(PushedValue(opcode.start, opcode.end, opcode.start))
             continue
         taken = _TAKES.get(code)
         if code == op.TUPLE and marks:
@@ -180,7 +180,7 @@ def items_pushed(data: bytes, start: int, stop: int) -> list[Item]:
             raise Unsupported(f"a region of plain values contains {op.NAMES[code]}", offset=opcode.start)
         first = stack[len(stack) - taken].start if taken else opcode.start
         del stack[len(stack) - taken :]
-        stack.append(Item(first, opcode.end, opcode.start))
+        stack.append(PushedValue(first, opcode.end, opcode.start))
     if marks:
         raise Unsupported("a region of plain values leaves a mark open", offset=start)
     return stack

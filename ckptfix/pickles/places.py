@@ -10,11 +10,11 @@ from ckptfix.pickles.graph import Node, children
 
 
 def node_at(root: Node, address: str, known: Mapping[str, Node] | None = None) -> Node:
-    """Return the node at `address`. Arguments and errors: as for `Places`."""
-    return Places(root, known)(address)
+    """Return the node at `address`. Arguments and errors: as for `NodesByAddress`."""
+    return NodesByAddress(root, known)(address)
 
 
-class Places:
+class NodesByAddress:
     """Lookup of nodes by address: labels joined by slashes, as the walk of a checkpoint produces them.
 
     Keys may hold slashes too. The labels in a node are read once, however many addresses begin with it.

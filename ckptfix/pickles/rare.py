@@ -218,7 +218,7 @@ class RareOpcodes:
         first = pos + 1 + width
         count = int.from_bytes(data[pos + 1 : first], "little")
         if first + count > len(data):
-            raise BadPickle(f"{count} bytes promised, {max(len(data) - first, 0)} left")
+            raise BadPickle(f"{count} bytes are expected, but only {max(len(data) - first, 0)} are left")
         return first + count, data[first : first + count]
 
     def pop_mark(self) -> list[Node]:

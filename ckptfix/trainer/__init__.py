@@ -19,20 +19,20 @@ except MissingExtra as error:
     print(f"ckptfix.trainer: error: {error}\nhint: {error.hint}", file=sys.stderr)
     sys.exit(2)
 
-from ckptfix.trainer.job import Job, Training
+from ckptfix.trainer.job import Training, TrainingJob
 from ckptfix.trainer.parallel import WRAPPERS, inner, wrap
 from ckptfix.trainer.processes import launch
 from ckptfix.trainer.save import CONTAINERS
-from ckptfix.trainer.tasks import TASKS, Task
+from ckptfix.trainer.tasks import TASKS, LearningTask
 from ckptfix.trainer.train import outputs, run
 
 __all__ = [
     "CONTAINERS",
     "TASKS",
     "WRAPPERS",
-    "Job",
-    "Task",
+    "LearningTask",
     "Training",
+    "TrainingJob",
     "inner",
     "launch",
     "outputs",

@@ -15,7 +15,7 @@ from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.write import check_destination
 from ckptfix.trainer import devices, parallel, resume
 from ckptfix.trainer import save as saving
-from ckptfix.trainer.job import Job
+from ckptfix.trainer.job import TrainingJob
 from ckptfix.trainer.parallel import WRAPPERS
 from ckptfix.trainer.processes import launch, show_error
 from ckptfix.trainer.save import CONTAINERS
@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def job_of(chosen: argparse.Namespace) -> Job:
+def job_of(chosen: argparse.Namespace) -> TrainingJob:
     """Return the job that the options describe.
 
     Raises:
@@ -207,7 +207,7 @@ def job_of(chosen: argparse.Namespace) -> Job:
         raise Refused("--averaged copies the model, and a sharded model cannot be copied")
     if devices.in_group() and int(os.environ.get("WORLD_SIZE", "1")) > 1 and not parallel.in_group(stack):
         raise Refused("torchrun started several processes, but this job needs one: add --parallel ddp or fsdp2")
-    return Job(
+    return TrainingJob(
         model=chosen.model,
         parallel=stack,
         epochs=chosen.epochs,
@@ -231,7 +231,7 @@ def job_of(chosen: argparse.Namespace) -> Job:
     )
 
 
-def check(job: Job) -> None:
+def check(job: TrainingJob) -> None:
     """Raise an error for anything that prevents `job`, before training and before other processes start.
 
     Raises:

@@ -12,7 +12,7 @@ from ckptfix.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrainingDevice:
     """The device or devices on which one process trains.
 
     Attributes:
@@ -30,7 +30,7 @@ class Place:
     steps: bool = False
 
 
-CPU = Place(torch.device("cpu"))
+CPU = TrainingDevice(torch.device("cpu"))
 
 
 def in_group() -> bool:
@@ -43,7 +43,7 @@ def visible() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
+def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> TrainingDevice:
     """Return the place of this process among the GPUs `gpus`, or among all if none are listed.
 
     A single process takes the first GPU and leaves the others to DataParallel. In a group, each process takes the GPU
@@ -63,11 +63,11 @@ def choose(gpus: tuple[int, ...] = (), output: int | None = None) -> Place:
                 hint="CUDA_VISIBLE_DEVICES renumbers the GPUs that it leaves visible",
             )
     if not in_group():
-        return Place(torch.device("cuda", ids[0]), ids, output)
+        return TrainingDevice(torch.device("cuda", ids[0]), ids, output)
     if len(ids) < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return CPU
     own = ids[int(os.environ["LOCAL_RANK"])]
-    return Place(torch.device("cuda", own), (own,))
+    return TrainingDevice(torch.device("cuda", own), (own,))
 
 
 def automatic(gpus: tuple[int, ...] = ()) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def automatic(gpus: tuple[int, ...] = ()) -> tuple[str, ...]:
     return ("dp",) if visible() and several else ()
 
 
-def notes(place: Place, gpus: tuple[int, ...] = (), output: int | None = None) -> Iterator[str]:
+def notes(place: TrainingDevice, gpus: tuple[int, ...] = (), output: int | None = None) -> Iterator[str]:
     """Yield lines for the log: requested devices that are missing, and the numbering of visible GPUs."""
     if place.device.type == "cpu" and (gpus or output is not None):
         why = "this machine has no GPU" if not visible() else "there are fewer GPUs than processes"

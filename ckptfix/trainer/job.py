@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """The settings of one run.
 
     Attributes:

@@ -16,13 +16,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ckptfix.errors import Refused
-from ckptfix.trainer.devices import CPU, Place
+from ckptfix.trainer.devices import CPU, TrainingDevice
 from ckptfix.trainer.processes import world
 from ckptfix.trainer.replicas import Replicas
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapper:
+class WrapMethod:
     """A way to wrap a model.
 
     Attributes:
@@ -36,13 +36,13 @@ class Wrapper:
 
     about: str
     attribute: str
-    wrap: Callable[[nn.Module, Place], nn.Module]
+    wrap: Callable[[nn.Module, TrainingDevice], nn.Module]
     spreads: bool = False
     in_group: bool = False
     innermost: bool = False
 
 
-def data_parallel(model: nn.Module, place: Place) -> nn.Module:
+def data_parallel(model: nn.Module, place: TrainingDevice) -> nn.Module:
     """Wrap in nn.DataParallel over the GPUs of `place`; without GPUs it only passes batches on and renames keys."""
     if place.replicas is not None:
         ids = place.ids if len(place.ids) == place.replicas else None
@@ -52,12 +52,12 @@ def data_parallel(model: nn.Module, place: Place) -> nn.Module:
     return nn.DataParallel(model, device_ids=list(place.ids), output_device=place.output)
 
 
-def distributed_data_parallel(model: nn.Module, place: Place) -> nn.Module:
+def distributed_data_parallel(model: nn.Module, place: TrainingDevice) -> nn.Module:
     """Wrap in DistributedDataParallel in the group of this process. All ranks then get rank 0's parameters."""
     return DistributedDataParallel(model, device_ids=[place.device] if place.ids else None)
 
 
-def sharded(model: nn.Module, place: Place) -> nn.Module:
+def sharded(model: nn.Module, place: TrainingDevice) -> nn.Module:
     """Partition with FSDP2 over the group: the same module, whose parameters become DTensors with a part per process.
 
     The whole model is one unit, which is gathered for each pass, because parameters tied across submodules must be in
@@ -67,12 +67,12 @@ def sharded(model: nn.Module, place: Place) -> nn.Module:
     return cast(nn.Module, fully_shard(model, mesh=mesh))
 
 
-def compiled(model: nn.Module, place: Place) -> nn.Module:
+def compiled(model: nn.Module, place: TrainingDevice) -> nn.Module:
     """Apply torch.compile with a backend that needs no C++ compiler; the keys are those of every backend."""
     return cast(nn.Module, torch.compile(model, backend="eager"))
 
 
-def checkpointed(model: nn.Module, place: Place) -> nn.Module:
+def checkpointed(model: nn.Module, place: TrainingDevice) -> nn.Module:
     """Apply activation checkpointing to each child of `model` that has parameters.
 
     The wrapper's name, `_checkpoint_wrapped_module`, is hidden in a state dict. It shows in `named_parameters()` (so in
@@ -88,16 +88,16 @@ def checkpointed(model: nn.Module, place: Place) -> nn.Module:
     return model
 
 
-WRAPPERS: dict[str, Wrapper] = {
-    "dp": Wrapper("nn.DataParallel", "module", data_parallel, spreads=True),
-    "ddp": Wrapper(
+WRAPPERS: dict[str, WrapMethod] = {
+    "dp": WrapMethod("nn.DataParallel", "module", data_parallel, spreads=True),
+    "ddp": WrapMethod(
         "DistributedDataParallel, in processes", "module", distributed_data_parallel, spreads=True, in_group=True
     ),
-    "fsdp2": Wrapper(
+    "fsdp2": WrapMethod(
         "fully_shard, in processes; gathered keys are clean", "", sharded, spreads=True, in_group=True
     ),
-    "compile": Wrapper("torch.compile", "_orig_mod", compiled),
-    "checkpoint": Wrapper("activation checkpointing of each child", "", checkpointed, innermost=True),
+    "compile": WrapMethod("torch.compile", "_orig_mod", compiled),
+    "checkpoint": WrapMethod("activation checkpointing of each child", "", checkpointed, innermost=True),
 }
 
 
@@ -122,7 +122,7 @@ def in_group(wrappers: Sequence[str]) -> bool:
     return any(WRAPPERS[name].in_group for name in wrappers)
 
 
-def wrap(model: nn.Module, wrappers: Sequence[str], place: Place = CPU) -> nn.Module:
+def wrap(model: nn.Module, wrappers: Sequence[str], place: TrainingDevice = CPU) -> nn.Module:
     """Return `model` wrapped in these wrappers of the table, the first one innermost."""
     for name in wrappers:
         model = WRAPPERS[name].wrap(model, place)

@@ -40,7 +40,7 @@ MODULE_PARTS = ("_parameters", "_buffers")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class ResumeState:
     """The content of a checkpoint to resume from.
 
     Attributes:
@@ -58,7 +58,7 @@ class Saved:
     args: dict[str, Any] = field(default_factory=dict)
 
 
-def read(path: Path) -> Saved:
+def read(path: Path) -> ResumeState:
     """Read the checkpoint at `path`, to the CPU.
 
     Raises:
@@ -72,10 +72,10 @@ def read(path: Path) -> Saved:
     if STATE in places:
         return split(path, plain(path), load_state_dict(path, at=STATE, map_location="cpu"))
     if places == [""]:
-        return Saved(path, named(load_state_dict(path, map_location="cpu")))
+        return ResumeState(path, named(load_state_dict(path, map_location="cpu")))
     parts = [place for place in places if place.split("/")[-1] in MODULE_PARTS]
     if parts:
-        return Saved(path, named(of_module(path, parts)))
+        return ResumeState(path, named(of_module(path, parts)))
     raise foreign(path, "it has no model_state_dict, and is neither a state dict nor a module")
 
 
@@ -96,19 +96,21 @@ def plain(path: Path) -> Any:
         raise foreign(path, f"torch.load(weights_only=True) refuses it ({type(error).__name__})") from error
 
 
-def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> Saved:
+def split(path: Path, found: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> ResumeState:
     """Split a loaded object into its parts; `weights` are given if they have been read already."""
     if STATE not in found:
         if not all(isinstance(value, Tensor) for value in found.values()):
             raise foreign(path, f"it has no {STATE}")
-        return Saved(path, named(found))
+        return ResumeState(path, named(found))
     missing = sorted(NEEDED - found.keys())
     if missing:
         raise foreign(path, f"it lacks {', '.join(missing)}")
     if not isinstance(found["args"], Mapping):
         raise foreign(path, "its args are not a dict")
     rest = {name: value for name, value in found.items() if name not in (STATE, AVERAGED)}
-    return Saved(path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"])
+    return ResumeState(
+        path, named(found[STATE] if weights is None else weights), rest, found.get(AVERAGED), rest["args"]
+    )
 
 
 def named(state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -128,7 +130,7 @@ def of_module(path: Path, places: Sequence[str]) -> dict[str, Tensor]:
     return found
 
 
-def mismatch(saved: Saved, model: nn.Module) -> None:
+def mismatch(saved: ResumeState, model: nn.Module) -> None:
     """Refuse weights that do not fit `model`.
 
     Raises:
@@ -154,7 +156,7 @@ def mismatch(saved: Saved, model: nn.Module) -> None:
         )
 
 
-def load_weights(saved: Saved, model: nn.Module) -> None:
+def load_weights(saved: ResumeState, model: nn.Module) -> None:
     """Copy the weights into `model`, which is not wrapped yet.
 
     Raises:
@@ -165,7 +167,7 @@ def load_weights(saved: Saved, model: nn.Module) -> None:
     model.load_state_dict({name: value for name, value in saved.weights.items() if name in wanted})
 
 
-def restore(saved: Saved, training: Training) -> list[str]:
+def restore(saved: ResumeState, training: Training) -> list[str]:
     """Restore everything but the weights, and return lines for the log.
 
     Raises:

@@ -17,7 +17,7 @@ Data = Callable[[Generator, int], tuple[tuple[Tensor, ...], Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LearningTask:
     """A model and what it learns.
 
     Attributes:
@@ -47,7 +47,7 @@ class Task:
     with_targets: bool = False
     full_rate: float = 1e-4
 
-    def full_size(self) -> Task:
+    def full_size(self) -> LearningTask:
         """Return the same task with the model of published shapes, at its learning rate.
 
         Raises:
@@ -128,12 +128,12 @@ def returned(outputs: Any, targets: Tensor) -> Tensor:
 
 IMAGES = clusters(3, 32, 32)
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, LearningTask] = {
     task.name: task
     for task in (
-        Task("demo", "one linear layer, fc, 3 -> 5", models.Demo, linear_map(3, 5), mse_loss, 0.05),
-        Task("mlp", "two linear layers around a BatchNorm", models.MLP, clusters(16), cross_entropy, 0.01),
-        Task(
+        LearningTask("demo", "one linear layer, fc, 3 -> 5", models.Demo, linear_map(3, 5), mse_loss, 0.05),
+        LearningTask("mlp", "two linear layers around a BatchNorm", models.MLP, clusters(16), cross_entropy, 0.01),
+        LearningTask(
             "tutorial",
             "the DataParallel tutorial's linear layer, 5 -> 2, with 100 samples in batches of 30",
             models.Tutorial,
@@ -143,9 +143,11 @@ TASKS: dict[str, Task] = {
             samples=100,
             batch=30,
         ),
-        Task("vgg", "a narrow VGG", models.VGG, IMAGES, cross_entropy, 0.003, full=models.vgg16),
-        Task("vgg19", "a narrow, deeper VGG", models.deeper_vgg, IMAGES, cross_entropy, 0.003, full=models.vgg19),
-        Task(
+        LearningTask("vgg", "a narrow VGG", models.VGG, IMAGES, cross_entropy, 0.003, full=models.vgg16),
+        LearningTask(
+            "vgg19", "a narrow, deeper VGG", models.deeper_vgg, IMAGES, cross_entropy, 0.003, full=models.vgg19
+        ),
+        LearningTask(
             "vgg-named",
             "the layers of vgg under different names (conv1_1, fc6)",
             models.NamedVGG,
@@ -154,8 +156,8 @@ TASKS: dict[str, Task] = {
             0.003,
             full=models.named_vgg16,
         ),
-        Task("tagger", "an LSTM over packed sequences of words", text.Tagger, tagged, text.word_loss, 0.02),
-        Task(
+        LearningTask("tagger", "an LSTM over packed sequences of words", text.Tagger, tagged, text.word_loss, 0.02),
+        LearningTask(
             "bert",
             "a BERT-style token classifier with 35 labels",
             text.TokenClassifier,
@@ -164,7 +166,7 @@ TASKS: dict[str, Task] = {
             0.005,
             with_targets=True,
         ),
-        Task(
+        LearningTask(
             "bert-tied",
             "a BERT-style model for hidden words, with output weights tied to its embeddings",
             text.MaskedWords,

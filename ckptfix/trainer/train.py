@@ -16,11 +16,11 @@ from torch.optim.swa_utils import AveragedModel
 from ckptfix.errors import Refused
 from ckptfix.trainer import devices, resume
 from ckptfix.trainer import save as saving
-from ckptfix.trainer.job import Job, Training
+from ckptfix.trainer.job import Training, TrainingJob
 from ckptfix.trainer.parallel import inner, is_sharded, wrap
 from ckptfix.trainer.processes import rank, world
 from ckptfix.trainer.replicas import Replicas
-from ckptfix.trainer.tasks import TASKS, Task
+from ckptfix.trainer.tasks import TASKS, LearningTask
 
 SHOWN = 4
 """Batches of the first epoch whose replicas are logged: all batches of the tutorial."""
@@ -29,7 +29,7 @@ HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}
 """The dtype that autocast computes in; float16 is slow on a CPU."""
 
 
-def resolved(job: Job) -> tuple[Job, resume.Saved | None]:
+def resolved(job: TrainingJob) -> tuple[TrainingJob, resume.ResumeState | None]:
     """Return `job` with every setting filled in, and the checkpoint that it resumes.
 
     Raises:
@@ -56,7 +56,7 @@ def resolved(job: Job) -> tuple[Job, resume.Saved | None]:
     return job, saved
 
 
-def built(job: Job) -> tuple[Task, nn.Module]:
+def built(job: TrainingJob) -> tuple[LearningTask, nn.Module]:
     """Return the task of a resolved job, and its model, initialized from the job's seed.
 
     Raises:
@@ -72,7 +72,7 @@ def built(job: Job) -> tuple[Task, nn.Module]:
     return task, task.model()
 
 
-def run(job: Job) -> Training:
+def run(job: TrainingJob) -> Training:
     """Train as `job` says, and write the requested files. With DDP or FSDP2, call this through `processes.launch`.
 
     Raises:
@@ -111,7 +111,7 @@ def silent(line: str) -> None:
     """Log nothing."""
 
 
-def start(model: nn.Module, task: Task, job: Job) -> Training:
+def start(model: nn.Module, task: LearningTask, job: TrainingJob) -> Training:
     """Return the training state of `model`, which may be wrapped, before the first step."""
     where = next(model.parameters()).device
     parameters: Any = model.named_parameters() if job.param_names else model.parameters()
@@ -135,7 +135,7 @@ def set_rate(training: Training, rate: float) -> None:
     training.scheduler._last_lr = list(training.scheduler.base_lrs)
 
 
-def fit(training: Training, task: Task, job: Job, log: Callable[[str], None] = silent) -> None:
+def fit(training: Training, task: LearningTask, job: TrainingJob, log: Callable[[str], None] = silent) -> None:
     """Train to the end of the job's last epoch. In a group, each process trains on its share of each batch."""
     model, optimizer, scaler, losses = training.model, training.optimizer, training.scaler, training.losses
     where = next(model.parameters()).device
@@ -166,7 +166,7 @@ def fit(training: Training, task: Task, job: Job, log: Callable[[str], None] = s
         log(f"epoch {epoch + 1}/{job.epochs}  loss {losses[-1]:.4f}")
 
 
-def loss_of(model: nn.Module, task: Task, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
+def loss_of(model: nn.Module, task: LearningTask, inputs: tuple[Tensor, ...], targets: Tensor) -> Tensor:
     """Return the loss of a batch on the outputs' device, averaged over replicas if each has its own."""
     made = model(*inputs, targets) if task.with_targets else model(*inputs)
     first: Tensor = made[0] if isinstance(made, tuple) else made
@@ -180,12 +180,12 @@ def show(model: nn.Module, log: Callable[[str], None] | None) -> None:
             part.log = log
 
 
-def samples(task: Task, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
+def samples(task: LearningTask, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return inputs and targets of `task`; the same seed gives the same ones."""
     return task.data(torch.Generator().manual_seed(seed), task.samples)
 
 
-def batches(task: Task, seed: int) -> Iterator[Tensor]:
+def batches(task: LearningTask, seed: int) -> Iterator[Tensor]:
     """Yield the indices of the samples of each batch, in an order that depends on the seed."""
     yield from torch.randperm(task.samples, generator=torch.Generator().manual_seed(seed)).split(task.batch)
 
@@ -200,7 +200,7 @@ def shared(chosen: Tensor, number: int, processes: int) -> Tensor:
     return chosen.repeat(math.ceil(each * processes / len(chosen)))[: each * processes][number::processes]
 
 
-def write_outputs(training: Training, whole: dict[str, Tensor] | None, task: Task, job: Job) -> None:
+def write_outputs(training: Training, whole: dict[str, Tensor] | None, task: LearningTask, job: TrainingJob) -> None:
     """Save the trained model's outputs on the first samples; `whole` is its state dict if it is sharded."""
     assert job.outputs is not None
     model = inner(training.model) if training.averaged is None or job.nested else training.averaged
@@ -212,7 +212,7 @@ def write_outputs(training: Training, whole: dict[str, Tensor] | None, task: Tas
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, task: Task, seed: int = 0) -> Tensor:
+def outputs(model: nn.Module, task: LearningTask, seed: int = 0) -> Tensor:
     """Return the outputs of `model` on the first batch of samples, in evaluation mode, on the CPU."""
     where = next(model.parameters()).device
     inputs, _ = samples(task, seed)

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from ckptfix.checkpoint import ByteRange, Segment
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.io.crc import checksum
-from ckptfix.io.layers import Part
+from ckptfix.io.layers import WindowName
 from ckptfix.io.source import Source, open_source
 from ckptfix.zips.local import local_extra, read_local
-from ckptfix.zips.read import Directory, Record, read_directory
+from ckptfix.zips.read import Directory, DirectoryRecord, read_directory
 from ckptfix.zips.write import ALIGNMENT, end_records, patched_directory, repadded, rewritten_header
 
 MOST_EDITS = 10_000
 
 
-def append_record(reader: Source, directory: Directory, record: Record, new: bytes) -> list[Segment]:
+def append_record(reader: Source, directory: Directory, record: DirectoryRecord, new: bytes) -> list[Segment]:
     """Return the segments of the archive with `new` as the data of `record`, appended at its end; existing bytes stay.
 
     Raises:
@@ -46,7 +46,7 @@ def append_record(reader: Source, directory: Directory, record: Record, new: byt
     return [ByteRange(directory.path, 0, size), head, new, tail, raw, end]
 
 
-def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, Record]]:
+def earlier(path: str, directory: Directory) -> Iterator[tuple[WindowName, Directory, DirectoryRecord]]:
     """Yield the archive before each edit at its end, the latest first, with the record that the edit changed."""
     if directory.trailing or not directory.records:
         return
@@ -59,9 +59,9 @@ def earlier(path: str, directory: Directory) -> Iterator[tuple[Part, Directory, 
         record = found[2]
 
 
-def _before(path: str, record: Record) -> tuple[Part, Directory, Record] | None:
+def _before(path: str, record: DirectoryRecord) -> tuple[WindowName, Directory, DirectoryRecord] | None:
     """Return the archive that ends where `record` begins, or None if there is not exactly one such record in it."""
-    name = Part(f"{path}[:{record.header:#x}]", path, 0, record.header)
+    name = WindowName(f"{path}[:{record.header:#x}]", path, 0, record.header)
     try:
         with open_source(name) as reader:
             before = read_directory(reader)

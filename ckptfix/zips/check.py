@@ -18,8 +18,8 @@ from typing import NamedTuple
 from ckptfix.io.source import Source
 from ckptfix.pickles.collector import without_collections
 from ckptfix.zips.append import earlier
-from ckptfix.zips.local import Local, local_extra, local_header, local_sizes
-from ckptfix.zips.read import CENTRAL, DESCRIPTOR_FOLLOWS, ENCRYPTED, LOCAL, Directory, Record, extra_fields
+from ckptfix.zips.local import LocalHeader, local_extra, local_header, local_sizes
+from ckptfix.zips.read import CENTRAL, DESCRIPTOR_FOLLOWS, ENCRYPTED, LOCAL, Directory, DirectoryRecord, extra_fields
 
 PATCHED, MASKED = 0x20, 0x2000
 """Flag bits for which miniz refuses a record, and the whole archive."""
@@ -57,23 +57,25 @@ class Dispute(NamedTuple):
     serious: bool
 
 
-class Span(NamedTuple):
+class RecordSpan(NamedTuple):
     """The extent of a record: where its data begins by its local header, and where the next structure can begin."""
 
-    record: Record
+    record: DirectoryRecord
     data: int
     end: int
 
 
 @without_collections
-def examine(reader: Source, directory: Directory, *, local_headers: bool = True) -> tuple[list[Span], list[Dispute]]:
+def examine(
+    reader: Source, directory: Directory, *, local_headers: bool = True
+) -> tuple[list[RecordSpan], list[Dispute]]:
     """Return the extents of the records by their local headers, and every contradiction, without reading any data.
 
     Args:
         local_headers: False checks only the directory, and returns no extents.
     """
     found = [Dispute("bad-directory", "", offset, message, serious) for message, offset, serious in directory.disputes]
-    spans: list[Span] = []
+    spans: list[RecordSpan] = []
     for record in directory.records:
         odd = _row(directory.raw, record)
         if odd:
@@ -85,7 +87,7 @@ def examine(reader: Source, directory: Directory, *, local_headers: bool = True)
             message = "the directory does not point to a local header"
             found.append(Dispute("bad-local-header", record.name, record.header, message, True))
             data = record.header + LOCAL.size + len(record.name.encode("utf-8", "surrogateescape"))
-            spans.append(Span(record, data, data + record.stored))
+            spans.append(RecordSpan(record, data, data + record.stored))
             continue
         data = local.data
         said = _local(reader, local, data, record)
@@ -94,7 +96,7 @@ def examine(reader: Source, directory: Directory, *, local_headers: bool = True)
             said.append((message, False))
         if said:
             found.append(_joined("bad-local-header", record, record.header, said))
-        spans.append(Span(record, data, end))
+        spans.append(RecordSpan(record, data, end))
     if not local_headers:
         return spans, found
     spans.sort(key=lambda span: span.record.header)
@@ -102,28 +104,28 @@ def examine(reader: Source, directory: Directory, *, local_headers: bool = True)
     return spans, found
 
 
-def _place(span: Span) -> int:
+def _place(span: RecordSpan) -> int:
     return span.record.header
 
 
-def _former(reader: Source, directory: Directory) -> Iterator[Span]:
+def _former(reader: Source, directory: Directory) -> Iterator[RecordSpan]:
     """Yield what in-place edits left behind: records that the directory no longer lists, and former directories."""
     for name, before, record in earlier(reader.name, directory):
         local = local_header(reader, record.header, len(record.name) + USUAL)
         if local is not None:
             end, _ = _behind(reader, record, local.data + record.stored, before.offset)
-            yield Span(record, local.data, end)
-        listing = Record("a former directory", before.offset, 0, 0, 0, 0, 0, 0)
-        yield Span(listing, before.offset, name.length)
+            yield RecordSpan(record, local.data, end)
+        listing = DirectoryRecord("a former directory", before.offset, 0, 0, 0, 0, 0, 0)
+        yield RecordSpan(listing, before.offset, name.length)
 
 
-def _joined(id: str, record: Record, offset: int, said: list[tuple[str, bool]]) -> Dispute:
+def _joined(id: str, record: DirectoryRecord, offset: int, said: list[tuple[str, bool]]) -> Dispute:
     """Join all messages in `said` about one place into one dispute, those that torch minds first."""
     said.sort(key=lambda what: not what[1])
     return Dispute(id, record.name, offset, "; ".join(message for message, _ in said), said[0][1])
 
 
-def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
+def _row(raw: bytes, record: DirectoryRecord) -> list[tuple[str, bool]]:
     """Return the faults of a directory row, as (message, whether torch minds)."""
     made, needed, flags, name_length, extra_length, disk = _ROW(raw, record.position)
     needed &= 0xFF
@@ -150,7 +152,7 @@ def _row(raw: bytes, record: Record) -> list[tuple[str, bool]]:
     return said
 
 
-def _local(reader: Source, local: Local, data: int, record: Record) -> list[tuple[str, bool]]:
+def _local(reader: Source, local: LocalHeader, data: int, record: DirectoryRecord) -> list[tuple[str, bool]]:
     """Return the contradictions between a local header and the directory, as (message, whether torch minds)."""
     said: list[tuple[str, bool]] = []
     if local.name != record.name.encode("utf-8", "surrogateescape"):
@@ -185,7 +187,7 @@ def _local(reader: Source, local: Local, data: int, record: Record) -> list[tupl
     return said
 
 
-def _behind(reader: Source, record: Record, end: int, directory: int) -> tuple[int, str]:
+def _behind(reader: Source, record: DirectoryRecord, end: int, directory: int) -> tuple[int, str]:
     """Return the offset after a record's data and its descriptor, and how the descriptor contradicts the directory.
 
     A descriptor is the CRC-32 and two sizes of 4 or 8 bytes, with or without a signature (APPNOTE 4.3.9).
@@ -210,10 +212,10 @@ def _behind(reader: Source, record: Record, end: int, directory: int) -> tuple[i
     return end + 16, "its data descriptor and the directory state different sizes"
 
 
-def _between(spans: list[Span], directory: int) -> Iterator[Dispute]:
+def _between(spans: list[RecordSpan], directory: int) -> Iterator[Dispute]:
     """Yield the data that runs into the next structure, and the bytes that belong to no record."""
     end = 0
-    before: Span | None = None
+    before: RecordSpan | None = None
     for span in spans:
         header = span.record.header
         if header > end and before is None:
@@ -233,6 +235,6 @@ def _gap(start: int, end: int, place: str) -> Dispute:
     return Dispute("hidden-bytes", place, start, f"{end - start:,} bytes up to {end:#x} belong to no record", False)
 
 
-def _overlap(span: Span, following: int) -> Dispute:
+def _overlap(span: RecordSpan, following: int) -> Dispute:
     message = f"its data, from {span.data:#x} on, overlaps the bytes that begin at {following:#x}"
     return Dispute("bad-local-header", span.record.name, span.record.header, message, True)

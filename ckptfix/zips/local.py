@@ -20,7 +20,7 @@ from ckptfix.zips.read import (
     MAX32,
     STORED,
     Directory,
-    Record,
+    DirectoryRecord,
     extra_fields,
 )
 
@@ -34,7 +34,7 @@ _DESCRIPTORS = (16, 24)
 """Lengths in bytes of a data descriptor, which states the checksum and the sizes after the data of a record."""
 
 
-class Local(NamedTuple):
+class LocalHeader(NamedTuple):
     """A local header as the file has it: `name` undecoded, sizes of four bytes, `extra` the length of the extra field.
 
     Attributes:
@@ -60,7 +60,7 @@ class Local(NamedTuple):
         return self.header + LOCAL.size + len(self.name) + self.extra
 
 
-def local_header(reader: Source, header: int, expected: int = 64) -> Local | None:
+def local_header(reader: Source, header: int, expected: int = 64) -> LocalHeader | None:
     """Read the local header at `header`; return None if the bytes there cannot be one.
 
     Args:
@@ -76,10 +76,10 @@ def local_header(reader: Source, header: int, expected: int = 64) -> Local | Non
     if LOCAL.size + name_length > len(raw):
         raw = reader.read(header, LOCAL.size + name_length)
     first = LOCAL.size + name_length
-    return Local(header, raw[LOCAL.size : first], needed, flags, method, crc32, stored, size, extra, raw[first:])
+    return LocalHeader(header, raw[LOCAL.size : first], needed, flags, method, crc32, stored, size, extra, raw[first:])
 
 
-def local_extra(reader: Source, local: Local) -> bytes:
+def local_extra(reader: Source, local: LocalHeader) -> bytes:
     """Return the extra field of `local`, or the part of it that the file has."""
     if len(local.behind) >= local.extra:
         return local.behind[: local.extra]
@@ -87,7 +87,7 @@ def local_extra(reader: Source, local: Local) -> bytes:
     return reader.read(start, min(local.extra, reader.size - start))
 
 
-def local_sizes(reader: Source, local: Local) -> tuple[int, int]:
+def local_sizes(reader: Source, local: LocalHeader) -> tuple[int, int]:
     """Return (bytes in the file, bytes of the data) as `local` states them, using its zip64 field if it names one."""
     if MAX32 in (local.stored, local.size):
         wide = next((payload for kind, payload in extra_fields(local_extra(reader, local)) if kind == 1), b"")
@@ -97,7 +97,7 @@ def local_sizes(reader: Source, local: Local) -> tuple[int, int]:
     return local.stored, local.size
 
 
-def read_local(reader: Source, record: Record) -> Local:
+def read_local(reader: Source, record: DirectoryRecord) -> LocalHeader:
     """Read the local header of `record` and compare it with the directory; no byte of the data is read.
 
     Raises:
@@ -123,7 +123,7 @@ def read_local(reader: Source, record: Record) -> Local:
     start = local.data
     if start + record.stored > reader.size:
         raise Truncated(
-            f"{record.stored} bytes promised, {max(reader.size - start, 0)} left",
+            f"{record.stored} bytes are expected, but only {max(reader.size - start, 0)} are left",
             path=reader.name,
             where=record.name,
             offset=start,
@@ -153,7 +153,7 @@ def starts(directory: Directory) -> dict[int, int]:
     return found
 
 
-def record_data(reader: Source, record: Record, start: int | None = None) -> Data:
+def record_data(reader: Source, record: DirectoryRecord, start: int | None = None) -> Data:
     """Return the bytes of `record`: a range of the file, or a stream that inflates one.
 
     Raises like `read_local`, and as below.
@@ -162,7 +162,7 @@ def record_data(reader: Source, record: Record, start: int | None = None) -> Dat
         start: where its data begins, if known; its local header is then not read.
 
     Raises:
-        BadDirectory: readers disagree on its bytes (see `Record.dispute`).
+        BadDirectory: readers disagree on its bytes (see `DirectoryRecord.dispute`).
         Unsupported: its compression method is not deflate.
     """
     if start is None:

@@ -29,8 +29,8 @@ from ckptfix.zips.records import CENTRAL as CENTRAL
 from ckptfix.zips.records import FOLDER as FOLDER
 from ckptfix.zips.records import MAX32 as MAX32
 from ckptfix.zips.records import STORED as STORED
-from ckptfix.zips.records import Record as Record
-from ckptfix.zips.records import Records as Records
+from ckptfix.zips.records import DirectoryRecord as DirectoryRecord
+from ckptfix.zips.records import DirectoryRecords as DirectoryRecords
 from ckptfix.zips.records import extra_fields as extra_fields
 from ckptfix.zips.records import read_rows
 from ckptfix.zips.records import zip64_fields as zip64_fields
@@ -60,7 +60,7 @@ class Directory:
     """
 
     path: str
-    records: Records
+    records: DirectoryRecords
     raw: bytes = field(repr=False)
     offset: int
     comment: bytes
@@ -82,6 +82,12 @@ def read_directory(reader: Source) -> Directory:
     records = read_rows(raw, end.records, path, end.offset)
     _refuse_overlaps(records, path, end.offset)
     return Directory(path, records, raw, end.offset, end.comment, end.trailing, end.disputes)
+
+
+def raw_directory(reader: Source) -> bytes:
+    """Return the bytes of the central directory, unparsed. Raises like `read_directory`."""
+    end = _find_end(reader)
+    return reader.read(end.offset, end.size)
 
 
 class _End(NamedTuple):
@@ -185,7 +191,7 @@ def _end_disputes(
 _END_FIELDS = ("disk", "disk of the directory", "records on this disk", "records", "size", "offset")
 
 
-def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[array[int], Record] | None:
+def same_rows(reader: Source, old: Directory, changed: DirectoryRecord) -> tuple[array[int], DirectoryRecord] | None:
     """Return the offsets of an archive's records, in directory order, and its row for `changed`, a record of `old`.
 
     Return None if its directory differs from `old` in any other record, or if the comparison would need more than the
@@ -207,7 +213,7 @@ def same_rows(reader: Source, old: Directory, changed: Record) -> tuple[array[in
     return headers, row
 
 
-def _refuse_overlaps(records: Records, path: str, directory: int) -> None:
+def _refuse_overlaps(records: DirectoryRecords, path: str, directory: int) -> None:
     """Raise `BadDirectory` if records share bytes: such a file is a bomb, or an attack on readers that disagree.
 
     Nothing is read from the records.

@@ -23,7 +23,7 @@ from ckptfix.io.source import Source
 from ckptfix.io.sums import CRC_CHUNK
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.local import local_header
-from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, Record
+from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, DirectoryRecord
 
 Expected = Callable[[str], int | None]
 """Function from the name of a record to its required length in bytes; None if that is unknown."""
@@ -109,7 +109,7 @@ class _Way(NamedTuple):
     end: int
 
 
-class Archive:
+class RebuiltArchive:
     """A file read once for its signatures, so that `rebuild` can be called more than once."""
 
     def __init__(self, reader: Source) -> None:
@@ -258,7 +258,7 @@ class Archive:
         return fault
 
     def _short(self, data: int, length: int) -> str:
-        return f"{length} bytes promised, {max(self.reader.size - data, 0)} left"
+        return f"{length} bytes are expected, but only {max(self.reader.size - data, 0)} are left"
 
     def _next_after(self, data: int) -> int:
         """Return the offset of the first record after `data` by the directory rows."""
@@ -337,7 +337,7 @@ class Archive:
         return crc32
 
 
-def _each_once(records: list[Salvaged], rows: dict[int, Record]) -> tuple[tuple[Salvaged, ...], list[Damaged]]:
+def _each_once(records: list[Salvaged], rows: dict[int, DirectoryRecord]) -> tuple[tuple[Salvaged, ...], list[Damaged]]:
     """Return the records with a unique name, and the damaged ones whose name belongs to several different records.
 
     Of several equal records the first is kept; of different ones the one that the directory lists.

@@ -1,4 +1,4 @@
-"""The rows of a central directory, stored in columns: a `Record` is created from a row only when it is requested.
+"""The rows of a central directory, stored in columns: a `DirectoryRecord` is created from a row only on request.
 
 An archive of 100,000 tensors has as many rows, and most code needs only a number or two of each row. Names that torch
 writes come in runs of the same length, so a column of a run is a slice of the directory's bytes with a step.
@@ -23,7 +23,7 @@ FOLDER = 0x10
 """The bit of the external attributes that marks a folder in MS-DOS."""
 
 
-class Record(NamedTuple):
+class DirectoryRecord(NamedTuple):
     """A row of the central directory.
 
     Attributes:
@@ -66,7 +66,7 @@ class Record(NamedTuple):
         return None
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Consecutive rows of equal length: `rows` rows of `length` bytes, from `position` of the directory on."""
 
     position: int
@@ -80,11 +80,11 @@ class Run(NamedTuple):
             yield slice(first, end, self.length)
 
 
-class Records(Sequence[Record]):
+class DirectoryRecords(Sequence[DirectoryRecord]):
     """All rows of the directory `raw`, in its order.
 
     Attributes:
-        headers, stored, sizes, sums, attributes, methods: columns, like the fields of a `Record`.
+        headers, stored, sizes, sums, attributes, methods: columns, like the fields of a `DirectoryRecord`.
         positions: the position of each row in the directory.
         runs: runs of consecutive rows of equal length.
     """
@@ -97,7 +97,7 @@ class Records(Sequence[Record]):
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self._texts: list[str] = []
-        self.runs: list[Run] = []
+        self.runs: list[RecordRun] = []
         self.positions = array("I")
         self._names = array("H")
         self._flags = array("H")
@@ -112,15 +112,15 @@ class Records(Sequence[Record]):
         return len(self.positions)
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> DirectoryRecord: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[Record, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[DirectoryRecord, ...]: ...
 
-    def __getitem__(self, index: int | slice) -> Record | tuple[Record, ...]:
+    def __getitem__(self, index: int | slice) -> DirectoryRecord | tuple[DirectoryRecord, ...]:
         if isinstance(index, slice):
             return tuple(map(self.__getitem__, range(*index.indices(len(self)))))
-        return Record(
+        return DirectoryRecord(
             self.name(index),
             self.headers[index],
             self.stored[index],
@@ -132,9 +132,9 @@ class Records(Sequence[Record]):
             self.attributes[index],
         )
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[DirectoryRecord]:
         columns = self.headers, self.stored, self.sizes, self.sums, self.methods, self._flags, self.positions
-        return map(Record, self.names(), *columns, self.attributes)
+        return map(DirectoryRecord, self.names(), *columns, self.attributes)
 
     def name(self, index: int) -> str:
         """Return the name of the record at `index`."""
@@ -165,12 +165,12 @@ class Records(Sequence[Record]):
             at = self.raw.find(wanted, self.positions[following]) if following < len(self) else -1
         return found
 
-    def named(self, name: str) -> Record | None:
+    def named(self, name: str) -> DirectoryRecord | None:
         """Return the first record called `name`, or None."""
         return next((self[index] for index in self.with_ending(name) if self.name(index) == name), None)
 
-    def disputed(self) -> Iterator[Record]:
-        """Yield the records on whose bytes readers disagree; see `Record.dispute`."""
+    def disputed(self) -> Iterator[DirectoryRecord]:
+        """Yield the records on whose bytes readers disagree; see `DirectoryRecord.dispute`."""
         if self.stored == self.sizes and not any(self.methods) and not any(self.attributes):
             # Then only its name can make a record a folder.
             raw, last = self.raw, CENTRAL.size - 1
@@ -209,9 +209,9 @@ class Records(Sequence[Record]):
             first += 4 * run.rows
         return made
 
-    def add(self, record: Record, length: int, name_length: int) -> None:
+    def add(self, record: DirectoryRecord, length: int, name_length: int) -> None:
         """Add a row of `length` bytes that was read alone."""
-        self._note(Run(record.position, length, 1))
+        self._note(RecordRun(record.position, length, 1))
         self.positions.append(record.position)
         self._names.append(name_length)
         self._flags.append(record.flags)
@@ -222,7 +222,7 @@ class Records(Sequence[Record]):
         self.sizes.append(record.size)
         self.headers.append(record.header)
 
-    def add_run(self, run: Run) -> bool:
+    def add_run(self, run: RecordRun) -> bool:
         """Add rows that may be equal in length to the row before them; return False, and add none, if they are not.
 
         None of them may have a field that needs 64 bits.
@@ -249,7 +249,7 @@ class Records(Sequence[Record]):
             wide += _native(found)
         return True
 
-    def _note(self, run: Run) -> None:
+    def _note(self, run: RecordRun) -> None:
         """Add `run` to the runs, merged with the last one if it continues that."""
         last = self.runs[-1] if self.runs else None
         if last is not None and last.length == run.length and last.position + last.length * last.rows == run.position:
@@ -268,7 +268,7 @@ _FEWEST, _MOST = 16, 1 << 14
 """The fewest and the most rows that are tried as a run."""
 
 
-def _column(raw: bytes, run: Run, at: int, width: int, wide: int = 0) -> bytearray:
+def _column(raw: bytes, run: RecordRun, at: int, width: int, wide: int = 0) -> bytearray:
     """Return the field of `width` bytes at `at` of all rows, one after the other, each in `wide` bytes."""
     wide = wide or width
     column = bytearray(wide * run.rows)
@@ -284,13 +284,13 @@ def _native(numbers: array[int]) -> array[int]:
     return numbers
 
 
-def read_rows(raw: bytes, count: int, path: str, offset: int) -> Records:
+def read_rows(raw: bytes, count: int, path: str, offset: int) -> DirectoryRecords:
     """Read `count` rows of the directory `raw`, which is at `offset` of the file.
 
     Raises:
         BadDirectory: it does not consist of exactly `count` rows.
     """
-    rows = Records(raw)
+    rows = DirectoryRecords(raw)
     position = before = 0
     limit = len(raw)
     unpack = CENTRAL.unpack_from
@@ -314,10 +314,12 @@ def read_rows(raw: bytes, count: int, path: str, offset: int) -> Records:
             except ValueError as error:
                 name = raw[first : first + name_length].decode("utf-8", "surrogateescape")
                 raise BadDirectory(str(error), path=path, where=name, offset=offset + position) from None
-        rows.add(Record("", header, stored, size, crc32, method, flags, position, attributes), length, name_length)
+        rows.add(
+            DirectoryRecord("", header, stored, size, crc32, method, flags, position, attributes), length, name_length
+        )
         position += length
         while length == before:
-            run = Run(position, length, min(likely, count - len(rows), (limit - position) // length))
+            run = RecordRun(position, length, min(likely, count - len(rows), (limit - position) // length))
             if run.rows < _FEWEST or not rows.add_run(run):
                 if likely == _FEWEST:
                     break

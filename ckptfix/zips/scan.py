@@ -25,7 +25,7 @@ from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.io.blocks import PAGE
 from ckptfix.io.source import Source
 from ckptfix.zips.local import local_header, local_sizes
-from ckptfix.zips.read import CENTRAL, LOCAL, MAX32, Record, zip64_fields
+from ckptfix.zips.read import CENTRAL, LOCAL, MAX32, DirectoryRecord, zip64_fields
 
 WINDOW = 4 << 20
 MAX_SIGNATURES = 4_000_000
@@ -45,7 +45,7 @@ _SHORT = struct.Struct("<3L")
 _LONG = struct.Struct("<L2Q")
 
 
-class Local(NamedTuple):
+class ScannedHeader(NamedTuple):
     """A local header at `header`, with its fields; None for a size or CRC-32 that it leaves to the descriptor."""
 
     name: str
@@ -58,7 +58,7 @@ class Local(NamedTuple):
     crc32: int | None
 
 
-class Descriptor(NamedTuple):
+class DataDescriptor(NamedTuple):
     """A data descriptor: its data is `stored` bytes from `data` on; `end` is the byte after the descriptor."""
 
     data: int
@@ -128,13 +128,13 @@ def pieces(reader: Source) -> Iterator[tuple[int, bytes | None]]:
                     yield place, page
 
 
-def locals_at(reader: Source, places: Iterable[int]) -> dict[int, Local]:
+def locals_at(reader: Source, places: Iterable[int]) -> dict[int, ScannedHeader]:
     """Read the local headers at `places`.
 
     Raises:
         Unsupported: they overlap far more than in any archive.
     """
-    found: dict[int, Local] = {}
+    found: dict[int, ScannedHeader] = {}
     left = OVERLAP * reader.size + (1 << 20)
     for place in places:
         local = local_at(reader, place)
@@ -147,21 +147,21 @@ def locals_at(reader: Source, places: Iterable[int]) -> dict[int, Local]:
     return found
 
 
-def local_at(reader: Source, header: int) -> Local | None:
+def local_at(reader: Source, header: int) -> ScannedHeader | None:
     """Read the local header at `header`; return None if the bytes there cannot be one."""
     found = local_header(reader, header)
     if found is None or not 0 < len(found.name) <= MAX_NAME or found.data > reader.size:
         return None
     name = found.name.decode("utf-8", "surrogateescape")
     if found.flags & 8 and not (found.stored or found.size or found.crc32):
-        return Local(name, header, found.data, found.method, found.flags, None, None, None)
+        return ScannedHeader(name, header, found.data, found.method, found.flags, None, None, None)
     stored, size = local_sizes(reader, found)
-    return Local(name, header, found.data, found.method, found.flags, stored, size, found.crc32)
+    return ScannedHeader(name, header, found.data, found.method, found.flags, stored, size, found.crc32)
 
 
-def descriptors(reader: Source, places: array[int]) -> dict[int, list[Descriptor]]:
+def descriptors(reader: Source, places: array[int]) -> dict[int, list[DataDescriptor]]:
     """Return the descriptors by the offset at which their data would begin, read with 4-byte and with 8-byte sizes."""
-    found: dict[int, list[Descriptor]] = {}
+    found: dict[int, list[DataDescriptor]] = {}
     for place in places:
         for form in (_SHORT, _LONG):
             end = place + 4 + form.size
@@ -170,13 +170,13 @@ def descriptors(reader: Source, places: array[int]) -> dict[int, list[Descriptor
             crc32, stored, size = form.unpack(reader.read(place + 4, form.size))
             data = place - stored
             if data > 0:
-                found.setdefault(data, []).append(Descriptor(data, stored, size, crc32, end))
+                found.setdefault(data, []).append(DataDescriptor(data, stored, size, crc32, end))
     return found
 
 
-def rows(reader: Source, places: array[int]) -> list[Record]:
+def rows(reader: Source, places: array[int]) -> list[DirectoryRecord]:
     """Return the rows of the last directory in the file, whole or partial; each begins where the previous one ended."""
-    chains: list[list[Record]] = []
+    chains: list[list[DirectoryRecord]] = []
     following = -1
     for place in places:
         if chains and place < following:
@@ -192,7 +192,7 @@ def rows(reader: Source, places: array[int]) -> list[Record]:
     return chains[-1] if chains else []
 
 
-def _row(reader: Source, place: int) -> tuple[Record, int] | None:
+def _row(reader: Source, place: int) -> tuple[DirectoryRecord, int] | None:
     """Read the directory row at `place`; return it and the byte after it, or None if the bytes cannot be a row."""
     if place + CENTRAL.size > reader.size:
         return None
@@ -209,10 +209,10 @@ def _row(reader: Source, place: int) -> tuple[Record, int] | None:
     if MAX32 in (stored, size, header):
         with suppress(ValueError):
             size, stored, header = zip64_fields(rest[name_length:], size, stored, header)
-    return Record(name, header, stored, size, crc32, method, flags, place, attributes), end
+    return DirectoryRecord(name, header, stored, size, crc32, method, flags, place, attributes), end
 
 
-def shift(found: list[Record], locals_: Mapping[int, Local]) -> int:
+def shift(found: list[DirectoryRecord], locals_: Mapping[int, ScannedHeader]) -> int:
     """Return by how many bytes the headers are off the directory's offsets: not 0 if bytes were put before the archive.
 
     It is the distance at which most rows find a header with their name, so that a directory inside a tensor's bytes is

@@ -28,7 +28,7 @@ MAX_NAME = 1024
 _BLOCK = 1 << 22
 
 
-class Span(NamedTuple):
+class ArchiveSpan(NamedTuple):
     """A whole archive: its first byte, and the byte after its end record."""
 
     start: int
@@ -43,7 +43,7 @@ def is_archive(head: bytes) -> bool:
     return head[30 : 30 + name_length].endswith(b"/data.pkl")
 
 
-def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
+def several(reader: Source, behind: int = BEHIND) -> tuple[ArchiveSpan, ArchiveSpan] | None:
     """Return two of the archives that the file holds end to end, or None if it holds fewer than two.
 
     An archive inside a tensor of another archive is a part of that archive. Bytes before or after an archive do not
@@ -72,14 +72,14 @@ def several(reader: Source, behind: int = BEHIND) -> tuple[Span, Span] | None:
     return (before[0], last) if before else None
 
 
-def _last(reader: Source, room: int) -> Span | None:
+def _last(reader: Source, room: int) -> ArchiveSpan | None:
     """Return the archive that ends last, within the last `room` bytes; None if it is not a torch archive."""
     start = max(0, reader.size - room)
     last = deque(_zips(reader, start, reader.size), maxlen=1)
     return last[0] if last and _is_torch(reader, last[0].start) else None
 
 
-def _archives(reader: Source, start: int, stop: int) -> Iterator[Span]:
+def _archives(reader: Source, start: int, stop: int) -> Iterator[ArchiveSpan]:
     """Yield the whole torch archives whose end records begin between `start` and `stop`, in order."""
     return (span for span in _zips(reader, start, stop) if _is_torch(reader, span.start))
 
@@ -89,7 +89,7 @@ def _is_torch(reader: Source, start: int) -> bool:
     return is_archive(_read(reader, start, LOCAL.size + MAX_NAME))
 
 
-def _zips(reader: Source, start: int, stop: int) -> Iterator[Span]:
+def _zips(reader: Source, start: int, stop: int) -> Iterator[ArchiveSpan]:
     """Yield the archives of any kind whose end records begin between `start` and `stop`, in order."""
     position = start
     while position < stop:
@@ -104,7 +104,7 @@ def _zips(reader: Source, start: int, stop: int) -> Iterator[Span]:
         position += length
 
 
-def _ended(reader: Source, at: int) -> Span | None:
+def _ended(reader: Source, at: int) -> ArchiveSpan | None:
     """Return the archive that the end record at `at` closes, if its directory is where the record states."""
     raw = _read(reader, at, END.size)
     if len(raw) < END.size:
@@ -124,7 +124,7 @@ def _ended(reader: Source, at: int) -> Span | None:
     whole = start >= 0 and size and at + END.size + comment <= reader.size
     if not whole or _read(reader, start + offset, 4) != b"PK\x01\x02":
         return None
-    return Span(start, at + END.size + comment)
+    return ArchiveSpan(start, at + END.size + comment)
 
 
 def _read(reader: Source, offset: int, length: int) -> bytes:

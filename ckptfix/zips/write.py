@@ -22,7 +22,7 @@ from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
 from ckptfix.io.sums import Checksums, SummedStream
 from ckptfix.zips.local import ALIGNMENT as ALIGNMENT
-from ckptfix.zips.local import Local, local_extra, read_local
+from ckptfix.zips.local import LocalHeader, local_extra, read_local
 from ckptfix.zips.read import (
     CENTRAL,
     DESCRIPTOR_FOLLOWS,
@@ -33,7 +33,7 @@ from ckptfix.zips.read import (
     MAX16,
     MAX32,
     Directory,
-    Record,
+    DirectoryRecord,
     extra_fields,
 )
 
@@ -194,7 +194,7 @@ def end_records(count: int, size: int, offset: int, comment: bytes = b"") -> byt
 
 
 def replace_record(
-    reader: Source, directory: Directory, record: Record, new: bytes, unit: int = PAGE
+    reader: Source, directory: Directory, record: DirectoryRecord, new: bytes, unit: int = PAGE
 ) -> list[Segment]:
     """Return the segments of the archive with `new` as the data of `record`; everything else keeps its bytes.
 
@@ -237,7 +237,7 @@ def replace_record(
     return segments
 
 
-def _refuse_within(directory: Directory, record: Record, other: Record, end: int) -> None:
+def _refuse_within(directory: Directory, record: DirectoryRecord, other: DirectoryRecord, end: int) -> None:
     """Raise `BadDirectory` if `record` begins before `other` has ended."""
     if record.header < end:
         raise BadDirectory(
@@ -249,7 +249,7 @@ def _refuse_within(directory: Directory, record: Record, other: Record, end: int
         )
 
 
-def rewritten_header(reader: Source, local: Local, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
+def rewritten_header(reader: Source, local: LocalHeader, flags: int, crc32: int, size: int) -> tuple[bytes, bytes]:
     """Return the local header and data descriptor of a record that is now stored with `size` bytes."""
     head = bytearray(reader.read(local.header, local.data - local.header))
     wide = any(kind == 1 for kind, _ in extra_fields(local_extra(reader, local)))
@@ -281,7 +281,9 @@ def repadded(raw: bytes, extra: bytes, cursor: int, data: int, unit: int) -> byt
     return bytes(header) + kept + b"FB" + fill.to_bytes(2, "little") + b"Z" * fill
 
 
-def patched_directory(directory: Directory, record: Record, headers: array[int], crc32: int, size: int) -> bytes:
+def patched_directory(
+    directory: Directory, record: DirectoryRecord, headers: array[int], crc32: int, size: int
+) -> bytes:
     """Return the directory with the offsets `headers`, and with new sizes for the replaced `record`."""
     records = directory.records
     stated = records.headers_in(directory.raw)

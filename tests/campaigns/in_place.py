@@ -10,6 +10,7 @@ cut off again while it does so, it has to as well.
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,10 +21,11 @@ from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torc
 from campaigns.frame import Table, report
 
 from ckptfix import formats
+from ckptfix.checkpoint import Edit, Rename
 from ckptfix.errors import CkptfixError
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.plan import change_of
-from ckptfix.io.inplace.record import Record
+from ckptfix.io.inplace.record import EditRecord
 from ckptfix.io.unfinished import JOURNAL, beside
 from ckptfix.ops.inplace import target_of
 from ckptfix.ops.rename import sites
@@ -272,7 +274,7 @@ class Case:
 
     target: str
     before: dict[str, Content]
-    record: Record
+    record: EditRecord
     keep: bool
 
     def after(self) -> dict[str, Content]:
@@ -323,13 +325,24 @@ def folder_of_shards(folder: Path) -> Case:
     return _case(folder, longer=True)
 
 
-def _case(path: Path, *, longer: bool, sparse: bool = False) -> Case:
+def distributed(folder: Path) -> Case:
+    """An edit of a distributed checkpoint, one of whose values lists names: its new item is appended to a file."""
+    saved = Path(__file__).parents[1] / "recorded" / "dcp"
+    for file in saved.iterdir():
+        shutil.copy(file, folder)
+    names = Rename("groups/0/params", "param_names", {"module.w": "p" * 3000 + ".module.w"})
+    case = _case(folder, longer=True, more=(names,))
+    assert [change.name for change in case.record.changes if not change.old] == ["__0_0.distcp"]
+    return case
+
+
+def _case(path: Path, *, longer: bool, sparse: bool = False, more: tuple[Edit, ...] = ()) -> Case:
     checkpoint = formats.open_checkpoint(path)
     renames = sites.add(checkpoint, prefix="p" * 3000) if longer else sites.strip(checkpoint, prefix="module")
     format = formats.format_of(checkpoint)
     target = target_of(checkpoint)
     assert format.in_place is not None
-    plan = format.in_place(checkpoint, format.plan_edit(checkpoint, renames.edits, target), lambda: BLOCK)
+    plan = format.in_place(checkpoint, format.plan_edit(checkpoint, (*renames.edits, *more), target), lambda: BLOCK)
     files = {str(Path(file.path).resolve()): Path(file.path) for file in plan.files}
     before = {name: Content(bytearray(file.read_bytes())) for name, file in files.items()}
     if sparse:
@@ -339,7 +352,7 @@ def _case(path: Path, *, longer: bool, sparse: bool = False) -> Case:
     found = [change_of(disk.open(str(Path(file.path).resolve())), file, BLOCK) for file in plan.files]
     changes = tuple(change for change in found if change is not None)
     assert changes
-    return Case(target, before, Record("id", "renamed", "now", changes), any(change.old for change in changes))
+    return Case(target, before, EditRecord("id", "renamed", "now", changes), any(change.old for change in changes))
 
 
 def _make_holes(content: Content) -> None:
@@ -409,6 +422,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Case]]:
                 name = f"{kind}, longer, {data}{', sparse' if sparse else ''}"
                 yield name, made(_new(folder, name.replace(", ", "-")), kind, data, longer=True, sparse=sparse)
     yield "shards", folder_of_shards(_new(folder, "shards"))
+    yield "dcp", distributed(_new(folder, "dcp"))
 
 
 def _new(folder: Path, name: str) -> Path:

@@ -148,7 +148,7 @@ def run(folder: Path, count: int, first: int = 0) -> Table:
                 end = "done"
             except CkptfixError as error:
                 end = "refused"
-                if not str(error) or "fault in ckptfix" in str(error):
+                if not str(error) or "bug in ckptfix" in str(error):
                     wrong.append(f"{what}: {error}")
             except Exception as error:  # a fault is a line of the report
                 end = "crashed"

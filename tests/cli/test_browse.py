@@ -28,7 +28,7 @@ def test_without_a_terminal_it_names_the_command_that_prints(cli: Cli, ddp: Path
     result = cli("browse", ddp)
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.splitlines() == [
-        "browse needs a terminal", f"hint: `ckptfix inspect {ddp}` prints what it would show"
+        "browse needs a terminal", f"hint: `ckptfix inspect {ddp}` prints the same data"
     ]  # fmt: skip
     assert f"`ckptfix diff {ddp} {ddp}`" in cli("browse", ddp, ddp).stderr
 

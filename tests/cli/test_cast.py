@@ -16,7 +16,7 @@ def source(tmp_path: Path) -> Path:
 
 def test_what_was_cast_what_stays_and_what_left_the_range(cli: Cli, source: Path, tmp_path: Path) -> None:
     result = cli("cast", source, tmp_path / "out.pth", "--to", "float16")
-    assert result.stdout.splitlines() == ["cast 1 tensor to float16 (from float32)", "as they were: running_mean"]
+    assert result.stdout.splitlines() == ["cast 1 tensor to float16 (from float32)", "unchanged: running_mean"]
     assert result.stderr == "warning: w: 1 elements are beyond the range of float16\n"
     assert torch.load(tmp_path / "out.pth")["w"].tolist() == [1, float("inf")]
 

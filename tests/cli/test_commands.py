@@ -74,7 +74,7 @@ def test_help_imports_nothing_but_the_group() -> None:
     ours = {name for name in loaded if name.startswith("ckptfix")}
     shared = {f"ckptfix.cli.shared.{name}" for name in ("console", "exits", "fit", "paint")}
     cli = {"ckptfix", "ckptfix.cli", "ckptfix.cli.shared"} | shared
-    assert ours == cli | {"ckptfix.errors", "ckptfix.io", "ckptfix.io.written", "ckptfix.urls"}
+    assert ours == cli | {"ckptfix.errors", "ckptfix.hooks", "ckptfix.io", "ckptfix.io.written", "ckptfix.urls"}
     assert not {"torch", "numpy", "tabulate", "safetensors", "json"} & set(loaded)
 
 

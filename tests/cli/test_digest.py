@@ -14,8 +14,8 @@ def test_a_stripped_copy_verifies(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     result = cli("digest", out, "--check", ddp)
     assert result.exit_code == 0
     assert result.stdout == (
-        f"verified: 2 tensors of {ddp} intact, 2 under other names, as in model_state_dict/module.fc.weight -> "
-        "model_state_dict/fc.weight\n"
+        f"verified: 2 tensors intact (against {ddp}), 2 under other names, such as model_state_dict/module.fc.weight "
+        "-> model_state_dict/fc.weight\n"
     )
 
 
@@ -25,7 +25,7 @@ def test_what_changed_is_listed_and_the_exit_code_says_so(cli: Cli, tmp_path: Pa
         written(tmp_path / "two.pth", state(a=(1,), b=(3,))),
     )
     result = cli("digest", two, "--check", one)
-    assert (result.exit_code, result.stdout) == (1, f"DIFFERENT: 1 tensor of {one} intact\nchanged: b\n")
+    assert (result.exit_code, result.stdout) == (1, f"DIFFERENT: 1 tensor intact (against {one})\nchanged: b\n")
     assert json.loads(cli("digest", two, "--check", one, "--json").stdout)["check"]["changed"] == ["b"]
 
 

@@ -83,7 +83,7 @@ def test_fix_into_a_torch_file_converts_to_no_other_format(cli: Cli, tmp_path: P
     torch.save(OBJECTS[name](), source)
     done = cli("fix", source, out)
     if "without data" in name:
-        assert done.exit_code == 2 and "no data of it" in done.stderr
+        assert done.exit_code == 2 and "no data for it" in done.stderr
         return
     assert done.exit_code == 0, done.output
     assert ckptfix.inspect(out).format == "zip"

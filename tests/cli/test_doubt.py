@@ -14,7 +14,7 @@ from cli.conftest import Cli
 from click.testing import Result
 
 from ckptfix.browse.model import said
-from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.contents import ContentItem
 from ckptfix.browse.model.outline import Outline
 from ckptfix.browse.model.session import Session
 from ckptfix.formats import open_checkpoint
@@ -90,7 +90,7 @@ class Quiet:
     def filled(self, *, keep: bool) -> None:
         pass
 
-    def told(self, item: Item | None = None) -> None:
+    def told(self, item: ContentItem | None = None) -> None:
         pass
 
     def warned(self, text: str) -> None:

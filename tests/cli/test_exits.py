@@ -36,7 +36,7 @@ def outcome(error: BaseException, *, as_json: bool = False) -> tuple[int, str, s
 
 def test_an_error_says_where_and_what_to_do() -> None:
     error = Truncated(
-        "4096 bytes promised, 1200 left",
+        "4096 bytes are expected, but only 1200 are left",
         path="model.pth",
         where="archive/data/17",
         offset=0x4F0000,
@@ -45,7 +45,7 @@ def test_an_error_says_where_and_what_to_do() -> None:
     assert outcome(error) == (
         2,
         "",
-        "model.pth: archive/data/17 @ 0x4f0000: 4096 bytes promised, 1200 left\n"
+        "model.pth: archive/data/17 @ 0x4f0000: 4096 bytes are expected, but only 1200 are left\n"
         "hint: ckptfix repair model.pth fixed.pth\n",
     )
 
@@ -90,7 +90,7 @@ def test_a_fault_of_ours_asks_to_be_reported() -> None:
     code, _, err = outcome(KeyError("x"))
     assert code == 2
     assert "Traceback" not in err
-    assert "fault in ckptfix: KeyError: 'x'" in err
+    assert "bug in ckptfix: KeyError: 'x'" in err
     assert "CKPTFIX_DEBUG=1" in err
 
 
@@ -226,4 +226,4 @@ def test_handlers_are_as_before_afterwards() -> None:
 @pytest.mark.parametrize("said", ["can't allocate lock", "can't start new thread"])
 def test_what_the_interpreter_says_for_memory_that_runs_out(said: str) -> None:
     assert describe(RuntimeError(said))["message"] == "not enough memory"
-    assert "a fault in ckptfix" in describe(RuntimeError("else"))["message"]
+    assert "a bug in ckptfix" in describe(RuntimeError("else"))["message"]

@@ -20,7 +20,7 @@ def whole(tmp_path: Path) -> Path:
 def test_the_plain_model_is_taken_and_the_rest_is_named(cli: Cli, whole: Path, tmp_path: Path) -> None:
     result = cli("extract", whole, tmp_path / "out.pth")
     assert result.exit_code == 0, result.output
-    assert "took 2 tensors: the module torch.nn.modules.linear.Linear at model, as zip" in result.stdout
+    assert "extracted 2 tensors: the module torch.nn.modules.linear.Linear at model, as zip" in result.stdout
     assert "left behind: ema, epoch" in result.stdout
     assert names(tmp_path / "out.pth") == {"weight": "cpu", "bias": "cpu"}
 

@@ -25,7 +25,7 @@ from ckptfix import fleet
 from ckptfix.cli import COMMANDS, commands
 from ckptfix.cli.shared.alone import NOT_IN_A_FLEET
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.fleet import Shard
+from ckptfix.fleet import PlanShard
 from ckptfix.fleet.jobs import Job, parsed
 from ckptfix.fleet.locks import locked
 from ckptfix.fleet.shards import from_environment
@@ -66,7 +66,7 @@ def rows(plan: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in plan.read_text().splitlines()]
 
 
-def in_threads(plan: Path, **how: Any) -> fleet.Report:
+def in_threads(plan: Path, **how: Any) -> fleet.FleetReport:
     with ThreadPoolExecutor(2) as executor:
         return fleet.run(str(plan), executor=executor, **how)
 
@@ -131,7 +131,7 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         (["doctor", "in/2.pth"], "name the inputs before --"),
         (["doctor", "--error", "-"], "stream"),
         (["stats", "--out-dir", "out"], "No such option"),
-        ([], "Which command?"),
+        ([], "Missing command"),
         *(([name], f"{name} cannot run in a fleet") for name in sorted(NOT_IN_A_FLEET)),
     ],
 )
@@ -289,7 +289,7 @@ def test_dry_run_says_what_would_be_done(cli: Cli, planned: Fleet, inputs: Path)
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shards_are_the_whole(planned: Fleet, inputs: Path, count: int) -> None:
     plan = planned("in/*.pth", "--", "doctor", "--fast")
-    parts = [in_threads(plan, shard=Shard(index, count)) for index in range(count)]
+    parts = [in_threads(plan, shard=PlanShard(index, count)) for index in range(count)]
     assert sum(part.jobs for part in parts) == 6
     assert sum(part.before for part in parts) == 0
     assert max(part.jobs for part in parts) - min(part.jobs for part in parts) <= 1
@@ -299,14 +299,14 @@ def test_shards_are_the_whole(planned: Fleet, inputs: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("environment", "shard"),
     [
-        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4"}, Shard(3, 4)),
-        ({"SLURM_ARRAY_TASK_ID": "4", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"}, Shard(3, 4)),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Shard(1, 2)),
+        ({"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4"}, PlanShard(3, 4)),
+        ({"SLURM_ARRAY_TASK_ID": "4", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "1"}, PlanShard(3, 4)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, PlanShard(1, 2)),
         ({"RANK": "2", "WORLD_SIZE": "2"}, None),
         ({}, None),
     ],
 )
-def test_a_shard_that_the_environment_says(environment: dict[str, str], shard: Shard | None) -> None:
+def test_a_shard_that_the_environment_says(environment: dict[str, str], shard: PlanShard | None) -> None:
     assert from_environment(environment) == shard
 
 
@@ -341,15 +341,15 @@ def test_a_plan_is_run_once_at_a_time(tmp_path: Path) -> None:
     plan, folder = str(tmp_path / "plan"), str(tmp_path / "plan.d")
     with locked(folder, plan, None) as alone:
         assert alone
-        for shard in (None, Shard(0, 2)):
+        for shard in (None, PlanShard(0, 2)):
             with pytest.raises(Refused, match="is running"), locked(folder, plan, shard):
                 pass
-    with locked(folder, plan, Shard(0, 2)) as alone, locked(folder, plan, Shard(1, 2)):
+    with locked(folder, plan, PlanShard(0, 2)) as alone, locked(folder, plan, PlanShard(1, 2)):
         assert not alone
-        for shard in (None, Shard(0, 2), Shard(1, 3)):
+        for shard in (None, PlanShard(0, 2), PlanShard(1, 3)):
             with pytest.raises(Refused, match="is running"), locked(folder, plan, shard):
                 pass
-    with locked(folder, plan, Shard(1, 3)):
+    with locked(folder, plan, PlanShard(1, 3)):
         pass
 
 
@@ -538,7 +538,7 @@ def test_people_see_files_bytes_and_failures() -> None:
     stream = io.StringIO()
     now = iter((0.0, 0.0, 1.0))
     bar = Bar(stream, clock=lambda: next(now), columns=100)
-    bar.report = fleet.Report(jobs=2000, bytes=4_000_000, done=990, failed=10, done_bytes=2_000_000)
+    bar.report = fleet.FleetReport(jobs=2000, bytes=4_000_000, done=990, failed=10, done_bytes=2_000_000)
     bar(2_000_000, 4_000_000)
     assert stream.getvalue().strip() == "1,000 of 2,000 files  2.00 MB of 4.00 MB  2.00 MB/s  1 s left  10 failed"
 
@@ -552,7 +552,7 @@ def test_an_array_of_tasks(planned: Fleet, inputs: Path) -> None:
     plan = planned("in/*.pth", "--", "to-cpu", "--out-dir", "out")
     in_threads(plan)
     (inputs / "out/3.pth").unlink()
-    seen: list[fleet.Report] = []
+    seen: list[fleet.FleetReport] = []
     report = run_array(str(plan), cluster="local", jobs=2, begin=seen.append)
     assert (report.done, report.before, report.failed, report.left) == (5, 4, 1, 0)
     assert [(one.done, one.before, one.left) for one in seen] == [(4, 4, 2), (5, 4, 0)]

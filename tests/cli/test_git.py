@@ -142,7 +142,7 @@ def test_what_is_damaged_or_no_checkpoint_is_said(cli: Cli, repository: Path) ->
     commit("add")
     shown = git("show")
     assert shown.count("+not readable as a checkpoint: ") == 3
-    assert "+a  float32 [2]  not readable: 8 bytes promised, 5 left" in shown
+    assert "+a  float32 [2]  not readable: 8 bytes are expected, but only 5 are left" in shown
     assert "+file: 6 bytes, sha256 5891b5b522d5" in shown
 
 
@@ -169,7 +169,7 @@ def test_what_is_in_the_file_of_attributes_stays(cli: Cli, repository: Path, bef
         assert (place.read_bytes() if place.exists() else None) == before
         done = cli("git", "enable", *words)
         assert done.exit_code == 0
-        assert f"{path}: added diff=ckptfix of" in done.stdout
+        assert f"{path}: added diff=ckptfix for" in done.stdout
         assert (before == b"*.pth diff=other\n*.py diff=python") == ("override this diff= line" in done.stdout)
         after = place.read_bytes()
         assert after.startswith(before or b"")
@@ -271,7 +271,7 @@ def test_difftool(cli: Cli, repository: Path) -> None:
     commit("add")
     written(path, state(w=(1, 3)))
     shown = git("difftool", "-y", "-t", "ckptfix")
-    assert "Different: 1 tensor in both, 1 with other values." in shown
+    assert "Different: 1 tensor in both, 1 with different values." in shown
     shown = git("difftool", "-y", "-t", "ckptfix-html")
     page = repository / ".git/ckptfix-a b.pth.html"
     assert f"page: {page}" in shown
@@ -324,7 +324,7 @@ def test_the_command_names_this_python(cli: Cli, repository: Path) -> None:
     assert words.startswith(sys.executable)
     assert " -P -m ckptfix git textconv" in words
     git("config", "diff.ckptfix.textconv", "ckptfix git textconv")
-    assert "another ckptfix" in cli("git", "status").stdout
+    assert "different ckptfix" in cli("git", "status").stdout
 
 
 def test_enabling_again_forgets_the_texts(cli: Cli, repository: Path) -> None:
@@ -334,7 +334,7 @@ def test_enabling_again_forgets_the_texts(cli: Cli, repository: Path) -> None:
     git("show")
     ref = "refs/notes/textconv/ckptfix"
     assert git("show-ref", ref)
-    assert "forgot" in cli("git", "enable", "--dry-run").stdout
+    assert "deleted" in cli("git", "enable", "--dry-run").stdout
     assert git("show-ref", ref)
-    assert "forgot" in cli("git", "enable").stdout
+    assert "deleted" in cli("git", "enable").stdout
     git("show-ref", ref, code=1)

@@ -24,7 +24,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.inputs import Input
 from ckptfix.cli.shared.jobs import run
-from ckptfix.cli.shared.many import Job, Outcome, one
+from ckptfix.cli.shared.many import BatchCommand, Outcome, one
 
 CKPTFIX = [sys.executable, "-m", "ckptfix"]
 
@@ -67,7 +67,7 @@ class Names:
 
     seen: list[tuple[str, int]]
 
-    def __init__(self, console: Console, job: Job) -> None:
+    def __init__(self, console: Console, job: BatchCommand) -> None:
         Names.seen = []
 
     def add(self, name: str, outcome: Outcome) -> bool:
@@ -78,9 +78,9 @@ class Names:
         Names.seen.append(("end", len(codes)))
 
 
-def job(callback: Callable[..., int], names: Sequence[str], jobs: int) -> Job:
+def job(callback: Callable[..., int], names: Sequence[str], jobs: int) -> BatchCommand:
     inputs = [Input(name) for name in names]
-    return Job(callback=callback, argument="name", params={}, inputs=inputs, report=Names, jobs=jobs)
+    return BatchCommand(callback=callback, argument="name", params={}, inputs=inputs, report=Names, jobs=jobs)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_process_that_dies_is_the_failure_of_its_input() -> None:
     codes = [0, TROUBLE, 1, TROUBLE, TROUBLE, 0]
     assert Names.seen == [*zip(names, codes, strict=True), ("end", 6)]
     assert said.count("dies: the worker process was killed by signal 9") == 2
-    assert "fault: a fault in ckptfix: KeyError" in said
+    assert "fault: a bug in ckptfix: KeyError" in said
 
 
 @pytest.mark.slow

@@ -102,9 +102,9 @@ def test_warnings_name_their_file(cli: Cli, ddp: Path, plain: Path, tmp_path: Pa
     done = cli("map-location", ddp, plain, "cuda:0=cpu", "cuda:7=cpu", "--out-dir", tmp_path / "out")
     assert done.exit_code == 0
     assert done.stderr.splitlines() == [
-        f"{ddp}: warning: cuda:7: no tensor is on it, only on cuda:0",
-        f"{plain}: warning: cuda:0: no tensor is on it, only on cpu",
-        f"{plain}: warning: cuda:7: no tensor is on it, only on cpu",
+        f"{ddp}: warning: cuda:7: no tensor is on this device, only on cuda:0",
+        f"{plain}: warning: cuda:0: no tensor is on this device, only on cpu",
+        f"{plain}: warning: cuda:7: no tensor is on this device, only on cpu",
     ]
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatc
 
     monkeypatch.setattr("ckptfix.cli.shared.inputs.os.scandir", locked)
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")
-    assert "took one.pth of runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
+    assert "read one.pth in runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 
 
 def test_patterns(cli: Cli, runs: Path) -> None:

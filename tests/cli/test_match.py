@@ -16,7 +16,7 @@ from torch import nn
 
 import ckptfix
 from ckptfix.align import match as match_op
-from ckptfix.align.result import Matching, Pair
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.errors import KeyConflict
 from ckptfix.names.slots import Slot
 from ckptfix.ops import match as matching_module
@@ -237,7 +237,9 @@ def test_a_name_that_stays_may_not_be_taken(tmp_path: Path) -> None:
 
 
 def ambiguous(source: list[Slot], target: list[Slot], **how: Any) -> Matching:
-    pairs = tuple(Pair(a.name, b.name, 0.5, "order", (target[0].name,)) for a, b in zip(source, target, strict=True))
+    pairs = tuple(
+        MatchedPair(a.name, b.name, 0.5, "order", (target[0].name,)) for a, b in zip(source, target, strict=True)
+    )
     return Matching("structure", pairs, ())
 
 
@@ -330,8 +332,8 @@ def test_dtypes_and_ties_that_differ_are_noted(tmp_path: Path) -> None:
     weight = torch.zeros(3, 2, dtype=torch.float16)
     target = saved(tmp_path / "t.pth", {"x.w": weight, "y.w": torch.zeros(2), "z.w": weight})
     result = ckptfix.match(source, tmp_path / "out.pth", target, by="position")
-    assert "2 of IN are float32 and float16 in TARGET, as a.w: they remain float32" in result.notes
-    assert "TARGET ties z.w to x.w; IN has a tensor for each, and the last one counts" in result.notes
+    assert "2 of IN are float32 but float16 in TARGET, such as a.w: they stay float32" in result.notes
+    assert "TARGET ties z.w to x.w; IN has a tensor for each, and the last one is used" in result.notes
 
 
 def test_the_target_is_not_overwritten(cli: Cli, one: Path, other: Path) -> None:
@@ -363,7 +365,7 @@ def test_names_that_no_line_can_hold(cli: Cli, tmp_path: Path) -> None:
 def test_equal_names_are_an_identical_copy(cli: Cli, one: Path, tmp_path: Path) -> None:
     result = cli("match", one, tmp_path / "out.pth", "--like", one)
     assert result.exit_code == 0
-    assert "all have their names already" in result.stdout
+    assert "all have the right keys already" in result.stdout
     assert (tmp_path / "out.pth").read_bytes() == one.read_bytes()
 
 

@@ -12,7 +12,7 @@ def test_two_files(cli: Cli, tmp_path: Path) -> None:
     one = written(tmp_path / "one.pth", state(a=(1, 2)))
     two = written(tmp_path / "two.pth", state(b=(3,)))
     result = cli("merge", one, two, "-o", tmp_path / "out.pth")
-    assert result.stdout == "merged 2 tensors of 2 inputs, as zip\n"
+    assert result.stdout == "merged 2 tensors from 2 inputs, as zip\n"
     found = torch.load(tmp_path / "out.pth", weights_only=True)
     assert {name: tensor.tolist() for name, tensor in found.items()} == {"a": [1, 2], "b": [3]}
 

@@ -122,7 +122,7 @@ def test_two_ranks_write_what_one_does(cli: Cli, tmp_path: Path) -> None:
 def test_one_file_is_written_by_rank_0(tmp_path: Path) -> None:
     path = written(tmp_path / "a.pth", wrapped())
     first, second = ranks(2, "to-cpu", path, tmp_path / "b.pth")
-    assert first[0] == 0 and "rank 0 has written alone" in first[2], first
+    assert first[0] == 0 and "rank 0 wrote the output alone" in first[2], first
     assert second == (0, "", "")
     assert (tmp_path / "b.pth").exists()
 

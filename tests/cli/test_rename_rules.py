@@ -37,5 +37,5 @@ def test_a_line_that_does_not_fit_names_itself(cli: Cli, tmp_path: Path, fused: 
     rules.write_text("# head\na -> {x,y,z} | split\n")
     done = cli("rename", fused, tmp_path / "out.pth", "--map", rules)
     assert done.exit_code == 2
-    assert f"{rules}: line 2: a [4]: `split`: 4 rows are no 3 equal parts" in done.stderr
+    assert f"{rules}: line 2: a [4]: `split`: 4 rows cannot be divided into 3 equal parts" in done.stderr
     assert not (tmp_path / "out.pth").exists()

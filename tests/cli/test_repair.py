@@ -28,7 +28,7 @@ def test_what_is_whole_is_kept_and_the_rest_named(cli: Cli, cut: Path, tmp_path:
     result = cli("repair", cut, tmp_path / "out.pth")
     assert result.exit_code == 3
     assert result.stdout.startswith("kept 1 of 2 tensors (12 bytes); lost 1: b")
-    assert "warning: b: [2] float32: storage 1: 8 bytes promised, 5 left" in result.stderr
+    assert "warning: b: [2] float32: storage 1: 8 bytes are expected, but only 5 are left" in result.stderr
     loaded = torch.load(tmp_path / "out.pth")
     assert list(loaded) == ["a"] and loaded["a"].tolist() == list(A)
 

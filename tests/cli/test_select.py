@@ -11,7 +11,7 @@ def test_what_is_left_out_is_listed(cli: Cli, ddp: Path, tmp_path: Path) -> None
     result = cli("select", ddp, tmp_path / "out.pth", "--drop", "*.bias", "--drop", "nothing")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "took 1 tensor, left out 1 (model_state_dict)",
+        "kept 1 tensor, left out 1 (model_state_dict)",
         "left behind: model_state_dict/module.fc.bias",
     ]
     assert result.stderr == "warning: nothing: matched no key\n"

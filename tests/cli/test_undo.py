@@ -40,7 +40,7 @@ def test_a_command_changes_its_input_and_undo_takes_that_back(cli: Cli, tmp_path
     assert json.loads(taken.stdout)["undone"] is True
     assert path.read_bytes() == before
     again = cli("undo", path)
-    said = f"nothing to undo: no edit in place of {path} is known, and there is no .a.pth.ckptfix-undo\n"
+    said = f"nothing to undo: {path} has no recorded in-place edits, and there is no .a.pth.ckptfix-undo\n"
     assert (again.exit_code, again.stdout) == (0, said)
 
 
@@ -92,7 +92,7 @@ def test_a_file_in_between_is_refused_and_undo_helps(cli: Cli, tmp_path: Path) -
         done = cli(words[0], path, *words[1:])
         assert done.exit_code == 2, words
         assert "did not finish" in done.stderr + done.stdout
-    assert "would take back" in cli("undo", "-n", path).stdout
+    assert "would undo" in cli("undo", "-n", path).stdout
     done = cli("undo", path)
-    assert done.stdout == "took back an edit that did not finish: it had not begun\n"
+    assert done.stdout == "undid an edit that did not finish: it had not begun\n"
     assert cli("inspect", path).exit_code == 0

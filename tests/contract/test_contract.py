@@ -70,8 +70,10 @@ def edited(name: str, path: Path, *edits: Edit) -> Path:
 
 
 def test_every_format_has_a_sample(name: str) -> None:
-    # An archive is no state dict by itself: test_archives has its files.
-    assert {one for one, format in FORMATS.items() if not format.folder} == {*SAMPLES, "archive"}
+    # An archive is no state dict by itself: test_archives has its files. test_programs has those of programs.
+    programs = {one for one, format in FORMATS.items() if format.program}
+    assert {one for one, format in FORMATS.items() if not format.folder} == {*SAMPLES, "archive", *programs}
+    assert len(programs) == 2
     format = FORMATS[name]
     assert name == format.name and format.title and all(suffix[0] == "." for suffix in format.suffixes)
 

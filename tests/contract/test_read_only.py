@@ -123,7 +123,7 @@ def test_it_is_not_edited(name: str, verb: str, out: str, tmp_path: Path) -> Non
 
 def test_it_is_not_written(name: Any, tmp_path: Path) -> None:
     path = made("zip", tmp_path)
-    with pytest.raises(errors.Unsupported, match=f"the format {name} is read and not written") as caught:
+    with pytest.raises(errors.Unsupported, match=f"ckptfix reads the format {name}, but does not write it") as caught:
         ckptfix.convert(path, tmp_path / "out", to=name)
     assert caught.value.hint == f"formats are {', '.join(one for one, format in FORMATS.items() if format.writes)}"
     with pytest.raises(errors.Unsupported, match="read but not written"):

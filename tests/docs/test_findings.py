@@ -10,7 +10,7 @@ from docs.pages import UPDATE, page_of
 
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
-from ckptfix.findings.row import Entry
+from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
 from ckptfix.findings.verbs import VERBS
 from ckptfix.ops.doctor.report import readable
@@ -50,7 +50,7 @@ def made() -> str:
     return "\n".join(parts)
 
 
-def section(entry: Entry) -> str:
+def section(entry: FindingKind) -> str:
     """What the page says of one finding."""
     said = [f"### {entry.id}", paragraph(f"**{entry.severity}**: {entry.title}"), paragraph(entry.story)]
     if entry.fix:

@@ -195,10 +195,10 @@ MARK = "## The fields\n"
 
 def rendered() -> Iterator[str]:
     """Yield the lines of a section for each definition."""
-    yield "In these lists `a.b` is the field `b` of the object `a`, `a[].b` is a field of"
-    yield "each object of the array `a`, and a map has names of the file as keys. Commands"
-    yield "that write have the fields of \"Commands that write\" too, and all have the first"
-    yield "three."
+    yield "In these lists, `a.b` is the field `b` of the object `a`, and `a[].b` is a field"
+    yield "of each object in the array `a`. The keys of a map come from the file. Every"
+    yield "command has the fields of \"Every object\"; commands that write also have those of"
+    yield "\"Commands that write\"."
     for name, node in DEFS.items():
         yield ""
         yield f"### {node['title']}"
@@ -224,9 +224,9 @@ def said(node: dict[str, Any]) -> set[str]:
     if "anyOf" in node:
         return set().union(*map(said, node["anyOf"]))
     if "$ref" in node:
-        return {node["$ref"].rpartition("/")[2]}
+        return {node["$ref"].rpartition("/")[2].replace("_", " ")}
     if "const" in node or "enum" in node:
-        *most, last = (f"`{value}`" for value in node.get("enum", [node.get("const")]))
+        *most, last = ("null" if value is None else f"`{value}`" for value in node.get("enum", [node.get("const")]))
         return {f"{', '.join(most)} or {last}" if most else last}
     if "items" in node:
         inside = " or ".join(sorted(said(node["items"])))
@@ -239,4 +239,4 @@ def said(node: dict[str, Any]) -> set[str]:
 
 def several(words: str) -> str:
     head, _, rest = words.partition(" ")
-    return words if words in ("any", "values") else f"{head}s" + (f" {rest}" if rest else "")
+    return words if words.split()[0] in ("any", "statistics", "values") else f"{head}s" + (f" {rest}" if rest else "")

@@ -79,7 +79,7 @@ def test_a_terminal_shows_the_lines_whole(topic: str) -> None:
 TASKS = (
     "My keys begin with `module.`", "The class is gone", "It wants cuda:3", "Out of memory while converting",
     "Move to safetensors", "The disk filled up", "Compare two runs", "Resume on other GPUs",
-    "Make one file of what eight ranks wrote",
+    "Make one file from the files of eight ranks",
 )  # fmt: skip
 
 

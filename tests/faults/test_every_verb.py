@@ -246,6 +246,6 @@ def test_a_reader_whose_input_changes(tmp_path: Path, how: str) -> None:
         emptied(tmp_path)
         words = tuple({IN: str(tmp_path / "in"), OTHER: str(tmp_path / "other")}.get(word, word) for word in line)
         done, _ = run_while_read(words, tmp_path / "in", CHANGES[how])
-        if done.failure or "fault in ckptfix" in done.stderr:
+        if done.failure or "bug in ckptfix" in done.stderr:
             wrong.append(f"{name}: exit {done.code} {done.failure[-300:]}{done.stderr}")
     assert not wrong, "\n".join(wrong)

@@ -21,7 +21,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK, RealDisk, RealFile
-from ckptfix.io.inplace.record import MAGIC, Change, Record, decoded
+from ckptfix.io.inplace.record import MAGIC, EditRecord, FileChange, decoded
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import listed
 
@@ -36,7 +36,7 @@ def signed(body: bytes) -> bytes:
     return body + hashlib.blake2b(body, digest_size=32).digest()
 
 
-def parts_of(record: Record) -> tuple[Any, bytes]:
+def parts_of(record: EditRecord) -> tuple[Any, bytes]:
     """What a record says, and the bytes behind that."""
     data = record.encoded()[len(MAGIC) : -32]
     length = int.from_bytes(data[:8], "little")
@@ -66,14 +66,14 @@ def put(value: Any, at: tuple[Any, ...], new: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def shifted(tmp_path_factory: pytest.TempPathFactory) -> Record:
+def shifted(tmp_path_factory: pytest.TempPathFactory) -> EditRecord:
     record = made(tmp_path_factory.mktemp("shifted").resolve(), "safetensors", "random", longer=True).record
     return replace(record, changes=(replace(record.changes[0], name="a.safetensors"),))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [JOURNAL, UNDO])
-def test_what_no_edit_writes_is_refused_in_plain_words(tmp_path: Path, shifted: Record, kind: str) -> None:
+def test_what_no_edit_writes_is_refused_in_plain_words(tmp_path: Path, shifted: EditRecord, kind: str) -> None:
     path, other = tmp_path / "a.safetensors", tmp_path / "other.safetensors"
     plain = safetensors([("module.a", "F32", [10_000], os.urandom(40_000))])
     said, blobs = parts_of(shifted)
@@ -93,7 +93,7 @@ def test_what_no_edit_writes_is_refused_in_plain_words(tmp_path: Path, shifted: 
         Path(beside(str(path), kind)).unlink(missing_ok=True)
 
 
-def test_lengths_that_lead_backwards_are_no_record(shifted: Record) -> None:
+def test_lengths_that_lead_backwards_are_no_record(shifted: EditRecord) -> None:
     said, blobs = parts_of(shifted)
     said["files"][0]["old"] = [[0, -len(blobs) - 10_000]]
     assert list(decoded(joined(json.dumps(said).encode(), blobs))) == []
@@ -320,9 +320,9 @@ def test_zeros_are_of_an_edit_only_behind_the_end_that_the_file_had(
     file = (tmp_path / "a.bin").resolve()
     file.write_bytes(b"x" * 2048)
     grown = after > 2048
-    change = Change(file.name, 2048, after, ((1536, b"x" * 512),) if grown else ((0, b"x" * 1024),),
+    change = FileChange(file.name, 2048, after, ((1536, b"x" * 512),) if grown else ((0, b"x" * 1024),),
                     ((1536, b"x" * 512 + b"y" * 2048),) if grown else ((0, b"y" * 1024),))  # fmt: skip
-    record = Record("1", "an edit", "", (change,))
+    record = EditRecord("1", "an edit", "", (change,))
     journal = beside(str(file), JOURNAL)
     DISK.create(journal, record.encoded(), str(file))
     file.write_bytes(now)

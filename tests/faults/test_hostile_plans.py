@@ -57,7 +57,7 @@ def write(*jobs: Any, name: str = "plan.jsonl") -> Path:
     return path
 
 
-def in_threads(plan: Path, **how: Any) -> fleet.Report:
+def in_threads(plan: Path, **how: Any) -> fleet.FleetReport:
     with ThreadPoolExecutor(1) as executor:
         return fleet.run(str(plan), executor=executor, **how)
 
@@ -150,7 +150,7 @@ def test_what_a_stranger_writes_is_refused_with_its_line(work: Path) -> None:
             outcome = run_command(tuple(call))
             assert not outcome.failure, (name, outcome.failure)
             assert outcome.code == 2 and "plan.jsonl: line 2: " in outcome.stderr, (name, outcome)
-            assert "fault in ckptfix" not in outcome.stderr and len(outcome.stderr) < 2000, (name, outcome.stderr)
+            assert "bug in ckptfix" not in outcome.stderr and len(outcome.stderr) < 2000, (name, outcome.stderr)
         assert not [*Path("plan.jsonl.d").rglob("*.json")], name
         assert names(work) - seen <= {"plan.jsonl", "plan.jsonl.d"}, name
 

@@ -135,7 +135,7 @@ def test_blocks_are_put_in_and_taken_out(on_disk: Path, kind: str) -> None:
     before = path.read_bytes()
     status = path.stat()
     done = ckptfix.add_module(path, prefix="p" * 900, in_place=True)
-    assert "blocks put before the data" in str(done)
+    assert "blocks inserted before the data" in str(done)
     assert path.stat().st_ino == status.st_ino
     assert path.read_bytes()[-(1 << 20) :] == before[-(1 << 20) :]
     assert ckptfix.open_checkpoint(path).entries[0].name.startswith("ppp")

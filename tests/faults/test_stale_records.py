@@ -14,7 +14,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK
-from ckptfix.io.inplace.record import MAGIC, Change, Record, decoded
+from ckptfix.io.inplace.record import MAGIC, EditRecord, FileChange, decoded
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import edits
 
@@ -86,16 +86,16 @@ PLAIN = safetensors([("module.a", "F32", [2000], bytes(range(250)) * 32)])
 SIZE = len(PLAIN)
 
 
-def hostile(name: str) -> dict[str, Change]:
+def hostile(name: str) -> dict[str, FileChange]:
     head, other = PLAIN[:100], bytes(100)
     return {
-        "grow to 4 EB": Change(name, 1 << 62, SIZE, (), ((0, PLAIN),)),
-        "grow by a byte that it has not": Change(name, SIZE + 1, SIZE, ((0, other),), ((0, head),)),
-        "cut to nothing": Change(name, 0, SIZE, (), ((0, PLAIN),)),
-        "from more than it kept": Change(name, SIZE + 500, SIZE, ((SIZE, bytes(499)),), ((0, head),)),
-        "cut what it did not write": Change(name, SIZE - 500, SIZE, ((0, other),), ((0, head),)),
-        "a shift that shows nothing": Change(name, SIZE - 4096, SIZE, ((0, b""),), ((0, b""),), 4096),
-        "nothing": Change(name, SIZE, SIZE, (), ()),
+        "grow to 4 EB": FileChange(name, 1 << 62, SIZE, (), ((0, PLAIN),)),
+        "grow by a byte that it has not": FileChange(name, SIZE + 1, SIZE, ((0, other),), ((0, head),)),
+        "cut to nothing": FileChange(name, 0, SIZE, (), ((0, PLAIN),)),
+        "from more than it kept": FileChange(name, SIZE + 500, SIZE, ((SIZE, bytes(499)),), ((0, head),)),
+        "cut what it did not write": FileChange(name, SIZE - 500, SIZE, ((0, other),), ((0, head),)),
+        "a shift that shows nothing": FileChange(name, SIZE - 4096, SIZE, ((0, b""),), ((0, b""),), 4096),
+        "nothing": FileChange(name, SIZE, SIZE, (), ()),
     }
 
 
@@ -105,7 +105,7 @@ def test_what_no_edit_can_have_done_is_not_believed(tmp_path: Path, kind: str, l
     """The file is as it was, can be read, edited, and taken back."""
     path = (tmp_path / "a.safetensors").resolve()
     path.write_bytes(PLAIN)
-    record = Record("1", "an edit", "2020", (hostile(path.name)[lie],))
+    record = EditRecord("1", "an edit", "2020", (hostile(path.name)[lie],))
     assert not [*decoded(record.encoded())]
     Path(beside(str(path), kind)).write_bytes(record.encoded())
     assert not ckptfix.undo(path).undone or kind == JOURNAL
@@ -116,21 +116,21 @@ def test_what_no_edit_can_have_done_is_not_believed(tmp_path: Path, kind: str, l
     assert path.read_bytes() == PLAIN
 
 
-def _header(name: str) -> Change:
-    return Change(name, 5000, 5000, ((0, bytes(range(1, 200))),), ((0, bytes(range(2, 201))),))
+def _header(name: str) -> FileChange:
+    return FileChange(name, 5000, 5000, ((0, bytes(range(1, 200))),), ((0, bytes(range(2, 201))),))
 
 
-def _grown(name: str) -> Change:
-    return Change(name, 900, 2000, (), ((900, os.urandom(1100)),))
+def _grown(name: str) -> FileChange:
+    return FileChange(name, 900, 2000, (), ((900, os.urandom(1100)),))
 
 
-def _shifted(name: str) -> Change:
+def _shifted(name: str) -> FileChange:
     from ckptfix.io.inplace.record import Probe
 
-    return Change(name, 9000, 13096, ((0, b"old"),), ((0, b"new" * 1000),), 4096, (Probe(4096, 100, "0" * 16),))
+    return FileChange(name, 9000, 13096, ((0, b"old"),), ((0, b"new" * 1000),), 4096, (Probe(4096, 100, "0" * 16),))
 
 
-JOURNALS: dict[str, Callable[[str], Change]] = {"header": _header, "grown": _grown, "shifted": _shifted}
+JOURNALS: dict[str, Callable[[str], FileChange]] = {"header": _header, "grown": _grown, "shifted": _shifted}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,14 +139,14 @@ def test_a_journal_of_another_file_is_removed_and_the_file_is_left(tmp_path: Pat
     """The process was killed in the middle of an edit, and the training has saved anew since."""
     path = (tmp_path / "a.ckpt").resolve()
     before = saved(path, kind, 3)
-    record = Record("1", "an edit", "2020", (JOURNALS[journal](path.name),))
+    record = EditRecord("1", "an edit", "2020", (JOURNALS[journal](path.name),))
     assert [*decoded(record.encoded())] == [record]
     place = Path(beside(str(path), JOURNAL))
     place.write_bytes(record.encoded())
     with pytest.raises(CkptfixError, match="did not finish"):
         ckptfix.inspect(path)
     done = ckptfix.undo(path)
-    assert not done.undone and "about another file" in str(done)
+    assert not done.undone and "the journal of a different file" in str(done)
     assert not place.exists() and path.read_bytes() == before
     assert ckptfix.inspect(path).tensors == 3
     assert ckptfix.strip_module(path, in_place=True).written
@@ -158,7 +158,7 @@ def test_a_journal_of_a_folder_whose_files_are_others(tmp_path: Path) -> None:
     before = saved(folder / "model.safetensors", "safetensors", 1)
     changes = (_header("model.safetensors"), _header("model-00002.safetensors"))
     place = Path(beside(str(folder), JOURNAL))
-    place.write_bytes(Record("1", "an edit", "2020", changes).encoded())
+    place.write_bytes(EditRecord("1", "an edit", "2020", changes).encoded())
     assert not ckptfix.undo(folder).undone
     assert not place.exists() and (folder / "model.safetensors").read_bytes() == before
 
@@ -168,7 +168,7 @@ def test_a_file_between_two_states_and_changed_since_says_the_way_out(tmp_path: 
     path = (tmp_path / "a.safetensors").resolve()
     path.write_bytes(PLAIN)
     old, new = PLAIN[:2048], bytes(2047) + b"x"
-    record = Record("1", "an edit", "2020", (Change(path.name, SIZE, SIZE, ((0, old),), ((0, new),)),))
+    record = EditRecord("1", "an edit", "2020", (FileChange(path.name, SIZE, SIZE, ((0, old),), ((0, new),)),))
     place = beside(str(path), JOURNAL)
     DISK.create(place, record.encoded(), str(path))
     mixed = PLAIN[:1024] + b"foreign" * 100 + PLAIN[1724:]
@@ -205,7 +205,7 @@ HUGE: dict[str, Callable[[Path], None]] = {
     "zeros": sparse(1 << 40),
     "the beginning of a record": sparse(1 << 40, MAGIC),
     "a record of a long text": sparse(1 << 40, MAGIC + (1 << 39).to_bytes(8, "little") + b"{"),
-    "a record, and zeros": sparse(1 << 40, Record("1", "an edit", "2020", (_header("a.ckpt"),)).encoded()),
+    "a record, and zeros": sparse(1 << 40, EditRecord("1", "an edit", "2020", (_header("a.ckpt"),)).encoded()),
     "random bytes": sparse(1 << 40, bytes(range(256))),
 }
 

@@ -76,7 +76,7 @@ def operations(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], obj
 def run(words: list[str]) -> None:
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
         commands.main(words, standalone_mode=False)
-    if "fault in ckptfix" in said.getvalue():
+    if "bug in ckptfix" in said.getvalue():
         raise AssertionError(said.getvalue())
 
 

@@ -110,4 +110,4 @@ def test_bombs_are_refused_by_name(make: Callable[[bytes, Path], str], tmp_path:
         name = paths[path]
         assert said[2], f"{name}: convert takes it"
         assert path in said[2], f"{name}: {said[2]}"
-        assert len(said[2]) < 2000 and "a fault in ckptfix" not in said[2], name
+        assert len(said[2]) < 2000 and "a bug in ckptfix" not in said[2], name

@@ -43,7 +43,7 @@ def survive(kind: str, number: int, place: Path) -> None:
         try:
             operation(folder)
         except CkptfixError as error:
-            assert str(error) and "a fault in ckptfix" not in str(error), what
+            assert str(error) and "a bug in ckptfix" not in str(error), what
         except Exception as error:
             raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
 

@@ -48,7 +48,7 @@ def left(verb: str, path: Path, gadget: str) -> str:
     try:
         result = getattr(ckptfix, verb)(path, out)
     except CkptfixError as error:
-        return str(error) if "fault in ckptfix" in str(error) else ""
+        return str(error) if "bug in ckptfix" in str(error) else ""
     # With a dot it is a word in the text of a version of a module: a pickle names a global in two strings.
     if name.encode() not in out.read_bytes().replace(f"{module}.{name}".encode(), b""):
         return ""

@@ -184,7 +184,7 @@ def wrong(line: tuple[str, ...], done: Outcome, source: Path, out: Path, before:
     said = str(done.said)
     if done.crash or done.code not in (0, 2, 3):
         return f"exit {done.code}: {done.crash or said[:300]}"
-    if "a fault in ckptfix" in said:
+    if "a bug in ckptfix" in said:
         return f"it calls itself faulty: {said[:400]}"
     if done.code == 2:
         return "refused, and something was written" if out.exists() else None

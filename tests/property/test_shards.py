@@ -81,7 +81,7 @@ def test_a_damaged_folder_ends_in_a_result_or_an_error_of_ours(tmp_path: Path, k
             try:
                 done = call()
             except CkptfixError as error:
-                assert "a fault in ckptfix" not in str(error)
+                assert "a bug in ckptfix" not in str(error)
             else:
                 account = getattr(done, "account", None)
                 assert account is None or not account.lost or getattr(done, "exit_code", 0) == 3

@@ -54,7 +54,7 @@ HELD: dict[str, list[Op]] = {
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("keys", [("module.a", "module.b", "module.c"), ("a", "b", "c")], ids=["dotted", "plain"])
 def test_it_is_kept_or_named(held: str, keys: tuple[str, ...], tmp_path: Path) -> None:
-    """No verb ends with a raw error, and none says that a fault in ckptfix lost something."""
+    """No verb ends with a raw error, and none says that a bug in ckptfix lost something."""
     ops = state_dict_ops(dict(zip(keys, (HELD[held], tensor("0"), tensor("2")), strict=True)))
     path = tmp_path / "in.pth"
     path.write_bytes(torch_zip(one_pickle(*ops), [DATA] * 3))

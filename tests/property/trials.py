@@ -24,7 +24,7 @@ CALLS = (*COMMANDS, *LOADERS)
 KEEPING = frozenset({"to-cpu", "convert zip", "convert legacy", "sanitize", "repair", "slim"})
 """Commands whose output must hold the values of the input, where torch reads it and exit code is 0."""
 
-MISREAD = "where other bytes are, which torch loads; kept is what was saved"
+MISREAD = "so torch loads other bytes; the saved ones are kept"
 """What repair says of records that torch reads from the wrong place."""
 
 ELEMENTS = 1 << 16

@@ -132,7 +132,7 @@ def run_command(arguments: tuple[str, ...], name: str = "") -> Outcome:
             raw.append(error)
             code = None
     failure = failure_of(raw[0]) if raw else ""
-    if not failure and (code not in (0, 1, 2, 3) or "fault in ckptfix" in err.getvalue()):
+    if not failure and (code not in (0, 1, 2, 3) or "bug in ckptfix" in err.getvalue()):
         failure = f"exit code {code}: {err.getvalue()[-500:]}"
     return Outcome(name or " ".join(arguments), code, out.getvalue(), err.getvalue(), failure, tuple(errors))
 

@@ -121,7 +121,7 @@ def carry_out(line: Sequence[str], source: Path, dest: Path) -> Outcome:
     except ValueError:
         said, crash = {}, crash or f"no JSON: {result.stdout[:200]!r}"
     message = str(said.get("error", {}).get("message", ""))
-    if "a fault in ckptfix" in message or "Traceback" in result.stderr:
+    if "a bug in ckptfix" in message or "Traceback" in result.stderr:
         crash = crash or message or result.stderr[-300:]
     return Outcome(result.exit_code, said, crash)
 

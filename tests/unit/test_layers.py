@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ PACKAGE = ROOT / "ckptfix"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "arguments", "extras", "commands", "shown", "words", "numbers", "docs", "urls"),
+    ("errors", "arguments", "extras", "commands", "hooks", "shown", "words", "numbers", "docs", "urls"),
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
@@ -55,12 +56,31 @@ OPS: tuple[tuple[str, ...], ...] = (
 BESIDE = {
     *(("errors", name) for name in ("commands", "urls")),
     *((name, "errors") for name in ("arguments", "extras", "shown", "words")),
+    *((name, "hooks") for name in ("shown", "urls")),
 }
 MOST_MODULES = 25
 """A room with more of them has no inner walls."""
 
 FRONT = {"__init__", "__main__"}
-"""The package's own name space (which imports lazily) and ``python -m``: above all layers."""
+"""The package's own name space (which imports lazily, and registers hooks) and ``python -m``: above all layers."""
+
+COMPUTED = {
+    "cli/shared/processes.py": "the module of a command, of which the parent process has the function",
+    "extras.py": "a package that may not be installed",
+    "hooks.py": "what the front of the package, or of a room, has registered: there the names count as imports",
+    "io/remote/clients.py": "the package of a client",
+    "ops/target/model.py": "the module of the user's model",
+}
+"""Modules that import by a name of which no part is written there, and what that is."""
+
+NOT_FORMATS = {
+    "findings/table.py": "words in the names of outputs, in a room below the formats",
+    "ops/doctor/contents.py": "archive is the root of torch's records",
+    "ops/doctor/groups.py": "pickle is a place in a file",
+    "io/remote/folders.py": "hf is a scheme of URLs",
+    "io/remote/write.py": "hf is a scheme of URLs",
+}
+"""Modules that compare a word that is also the name of a format, and what it is."""
 
 ONLY_IN_CLI = {"click", "tabulate"}
 LAZY = {"torch", "numpy", "safetensors", "ml_dtypes", "distributed", "submitit"}
@@ -131,6 +151,64 @@ def parsed(path: Path) -> ast.Module:
         gc.enable()
 
 
+def is_import(node: ast.AST) -> bool:
+    """Whether this calls a function that imports the module of a name."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("import_module", "__import__")
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(text, line) of all strings but docstrings and the parts of f-strings."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value, node.lineno
+        if not isinstance(node, ast.JoinedStr) and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        ):
+            stack += ast.iter_child_nodes(node)
+
+
+def is_module(name: str) -> bool:
+    return name in MODULES or f"{name}.__init__" in MODULES
+
+
+def begun(node: ast.Call) -> str:
+    """The beginning of the name that an f-string gives to an import, such as ``ckptfix.cli.``; empty for others."""
+    name = node.args[0] if node.args else None
+    first = name.values[0] if isinstance(name, ast.JoinedStr) else None
+    text = first.value if isinstance(first, ast.Constant) else ""
+    return text if isinstance(text, str) and text.startswith("ckptfix.") and text.endswith(".") else ""
+
+
+def named(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(dotted name, line) of each module of ours that a string names.
+
+    That is a whole name, as ``ckptfix.ops.rename:unwrap``; or behind an import of f"ckptfix.ops.{name}" every string
+    of the module that ends such a name. Where no string does, the table of names is elsewhere, and all of the room
+    counts.
+    """
+    for text, line in strings(tree):
+        name = text.replace(":", ".")
+        # Of ``ckptfix.jobs``, a key in some dict, the front of the package is not meant.
+        if OURS.fullmatch(text) and (is_module(name) or (name.count(".") > 1 and is_module(name.rpartition(".")[0]))):
+            yield name, line
+    for call in telling(tree):
+        if not isinstance(call, ast.Call) or not is_import(call):
+            continue
+        if isinstance(call.args[0], ast.Constant) and call.args[0].value == "ckptfix":
+            yield "ckptfix.__init__", call.lineno
+        if start := begun(call):
+            ends = {start + text for text, _ in strings(tree)}
+            known = [name for name in MODULES if name.removesuffix(".__init__") in ends]
+            for name in known or [name for name in MODULES if name.startswith(start)]:
+                yield name, call.lineno
+
+
+OURS = re.compile(r"ckptfix(\.\w+)+(:\w+)?")
+IN_QUOTES = re.compile(r"""["']ckptfix[.:"']""")
+
+
 def level(name: str, layers: Sequence[Sequence[str]]) -> int:
     return next((index for index, layer in enumerate(layers) if name in layer), len(layers))
 
@@ -140,9 +218,11 @@ MODULES = {".".join(("ckptfix", *path.relative_to(PACKAGE).with_suffix("").parts
 
 @cache
 def imported(path: Path) -> list[tuple[tuple[str, ...], int]]:
-    """(parts of the module's path in the package, line) of every module of ours that `path` imports, wherever."""
+    """(parts of the module's path in the package, line) of every module of ours that `path` imports or names."""
     found = []
-    for name, line in imports(parsed(path), path):
+    tree = parsed(path)
+    strings_too = named(tree) if IN_QUOTES.search(path.read_text(encoding="utf-8")) else ()
+    for name, line in (*imports(tree, path), *strings_too):
         parts = tuple(name.split("."))
         if parts[0] != "ckptfix":
             continue
@@ -163,6 +243,23 @@ def test_every_room_has_a_layer() -> None:
     assert ops - FRONT == set().union(*OPS)
 
 
+def pictures() -> Iterator[list[str]]:
+    """The rows of the pictures of rooms in design.md, each of which may have several lines."""
+    text = (PACKAGE / "docs/design.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    for block in re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL):
+        yield re.split(r"^ +\|$", block, flags=re.MULTILINE)
+
+
+def test_the_pictures_are_true() -> None:
+    whole, ops = pictures()
+    for picture, layers in ((whole, LAYERS), (ops, OPS)):
+        assert len(picture) == len(layers)
+        for row, names in zip(picture, layers, strict=True):
+            assert not [name for name in names if not re.search(rf"(^|  ){name}/?(  |$)", row, re.MULTILINE)], row
+    assert [sorted(row.replace("/", "").split()) for row in ops] == [sorted(row) for row in OPS]
+
+
 @every_module
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
@@ -176,6 +273,103 @@ def test_imports_point_down(path: Path) -> None:
                 assert level(there[1], OPS) < level(inside, OPS), f"{path}:{line} imports ops.{there[1]}"
         elif (here, there[0]) not in BESIDE:
             assert level(there[0], LAYERS) < level(here, LAYERS), f"{path}:{line} imports {'.'.join(there)}"
+
+
+@every_module
+def test_a_computed_name_is_of_a_known_kind(path: Path) -> None:
+    calls = [node for node in telling(parsed(path)) if isinstance(node, ast.Call) and is_import(node)]
+    hidden = [node for node in calls if not isinstance(node.args[0], ast.Constant) and not begun(node)]
+    inside = path.relative_to(PACKAGE).as_posix()
+    assert bool(hidden) == (inside in COMPUTED), f"imports {[ast.unparse(node.args[0]) for node in hidden]}"
+
+
+def test_names_in_strings_are_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full, behind the beginning that an f-string has, and with the table of names elsewhere."""
+    texts = {
+        "low/full.py": 'HOME = "ckptfix.high.a:f"',
+        "low/call.py": 'def f():\n    __import__("ckptfix.high.a")',
+        "low/table.py": 'HOMES = {"a": "high.a"}\nimportlib.import_module(f"ckptfix.{HOMES[name]}")',
+        "low/other.py": 'import_module(f"ckptfix.high.{name}")',
+        "low/front.py": 'import_module("ckptfix")',
+        "low/said.py": '"""Not `ckptfix.high.a`."""\nTEXT = "see ckptfix.high.a"\nNAME = "ckptfix.none"',
+        "high/__init__.py": "",
+        "__init__.py": "",
+        "high/a.py": "from ckptfix.low.full import HOME",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    module = sys.modules[__name__]
+    files = [tmp_path / name for name in texts]
+    monkeypatch.setattr(module, "PACKAGE", tmp_path)
+    monkeypatch.setattr(module, "MODULES", {".".join(("ckptfix", *Path(n).with_suffix("").parts)): n for n in texts})
+    monkeypatch.setattr(module, "LAYERS", (("low",), ("high",)))
+    up = {path.name: {".".join(there) for there, _ in imported(path) if there[0] == "high"} for path in files}
+    assert up == {
+        **{name: {"high.a"} for name in ("full.py", "call.py", "table.py")},
+        **{name: set() for name in ("front.py", "said.py", "a.py", "__init__.py")},
+        "other.py": {"high.__init__", "high.a"},
+    }
+    monkeypatch.setattr(module, "FILES", files)
+    with pytest.raises(AssertionError) as raised:
+        test_imports_point_down()
+    wrong = {name for name in texts if f"{name}: " in str(raised.value)}
+    assert wrong == {f"low/{name}.py" for name in ("full", "call", "table", "other", "front")}
+    assert set(circle(tmp_path)) == {"low", "high"}
+
+
+def compared(tree: ast.Module, formats: frozenset[str]) -> Iterator[int]:
+    """The lines that compare something with the name of a format, or `x.format` with anything but None."""
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+    def is_name(node: ast.AST) -> bool:
+        if isinstance(node, ast.Name) and node.id in constants:
+            node = constants[node.id]
+        parts = node.elts if isinstance(node, ast.Tuple | ast.List | ast.Set) else [node]
+        return any(isinstance(part, ast.Constant) and part.value in formats for part in parts)
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            own = any(isinstance(side, ast.Attribute) and side.attr == "format" for side in sides)
+            others = [side for side in sides if not isinstance(side, ast.Constant)]
+            if any(map(is_name, sides)) or (own and len(others) > 1):
+                yield node.lineno
+        elif isinstance(node, ast.MatchValue) and is_name(node.value):
+            yield node.value.lineno
+
+
+@every_module
+def test_only_formats_compare_their_names(path: Path) -> None:
+    """Others ask a `Format` what it can do: a new format need not be known to them."""
+    from ckptfix.formats import FORMATS
+
+    if room(path) != "formats":
+        lines = list(compared(parsed(path), frozenset(FORMATS)))
+        known = path.relative_to(PACKAGE).as_posix() in NOT_FORMATS
+        assert bool(lines) == known, f"compares a format's name in the lines {lines}"
+
+
+def test_a_compared_name_is_seen() -> None:
+    lines = (
+        'NAME, FEW, NONE = "a", ("b", "zip"), None',
+        'FEW = ("b", "zip")',
+        'format == "zip"',
+        'checkpoint.format != NAME',
+        'formats == {"zip"}',
+        'word in FEW',
+        'match word:\n    case "zip" | "a":\n        pass',
+        'checkpoint.format is None or checkpoint.format == "folder"',
+        'format = "zip" if FORMATS[checkpoint.format].sized is None else "a"',
+    )
+    found = [bool(list(compared(ast.parse("\n".join((lines[1], line))), frozenset({"zip"})))) for line in lines]
+    assert found == [False, False, True, True, True, True, True, False, False]
 
 
 def circle(folder: Path) -> list[str]:

@@ -25,7 +25,7 @@ Status = Literal["", "?", "=", "~", "+", "-"]
 """With two files: not compared yet, equal, different, only in the second, only in the first. With one file: empty."""
 
 
-class Item:
+class ContentItem:
     """A leaf: a tensor or a value; with two files compared, from both sides.
 
     Attributes:
@@ -93,7 +93,7 @@ class Contents:
     """A checkpoint and everything in it."""
 
     checkpoint: Checkpoint
-    items: Sequence[Item]
+    items: Sequence[ContentItem]
 
     @property
     def path(self) -> str:
@@ -120,7 +120,7 @@ MANY = 10_000
 
 @without_collections
 @opened_once()
-def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Contents:
+def read(path: str, named: Callable[[list[ContentItem]], object] | None = None) -> Contents:
     """Read the headers of the checkpoint at `path`, without any tensor bytes.
 
     Args:
@@ -137,7 +137,9 @@ def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Cont
     known: dict[str, tuple[str, ...]] = {}
     if named is not None and sum(len(site.names) for site in sites) >= MANY:
         pending = [
-            Item(join(site.at, key), parts_of(site.at, key), pending=True) for site in sites for key in site.names
+            ContentItem(join(site.at, key), parts_of(site.at, key), pending=True)
+            for site in sites
+            for key in site.names
         ]
         known = {item.name: item.parts for item in pending}
         named(pending)
@@ -145,13 +147,13 @@ def read(path: str, named: Callable[[list[Item]], object] | None = None) -> Cont
     entries = renamed(checkpoint.entries, modules)
     items = [_item(entry, known) for entry in entries]
     others = values_of(checkpoint, [row.at for row in modules])
-    values = (Item(name, parts, value=value) for name, parts, value in others)
+    values = (ContentItem(name, parts, value=value) for name, parts, value in others)
     return Contents(checkpoint, [*items, *values])
 
 
-def _item(entry: TensorEntry, known: Mapping[str, tuple[str, ...]]) -> Item:
+def _item(entry: TensorEntry, known: Mapping[str, tuple[str, ...]]) -> ContentItem:
     name = entry.name
-    return Item(name, known.get(name) or parts_of(entry.at, entry.key), entry)
+    return ContentItem(name, known.get(name) or parts_of(entry.at, entry.key), entry)
 
 
 def values_of(checkpoint: Checkpoint, modules: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...], object]]:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-from ckptfix.browse.model.contents import Item, Status
+from ckptfix.browse.model.contents import ContentItem, Status
 from ckptfix.browse.model.drawn import bars, shown, value_text
 from ckptfix.browse.model.marks import Marks
-from ckptfix.browse.model.outline import Node
+from ckptfix.browse.model.outline import OutlineNode
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.words import plural, shape, size
 
 if TYPE_CHECKING:
-    from ckptfix.browse.model.summary import Summary
+    from ckptfix.browse.model.summary import TensorSummary
     from ckptfix.ops.diff.result import TensorChange
     from ckptfix.ops.diff.sums import ValueDiff
 
@@ -51,7 +51,7 @@ def of_file(lines: Sequence[str], marks: Marks, notes: Sequence[Finding] = ()) -
     yield from findings([*(row.finding for row in marks.rows if row.finding.severity != "info"), *notes], marks.fix)
 
 
-def of_two(node: Node, paths: Sequence[str], notes: Sequence[Finding] = ()) -> Iterator[Line]:
+def of_two(node: OutlineNode, paths: Sequence[str], notes: Sequence[Finding] = ()) -> Iterator[Line]:
     """Yield the two files, how many of their tensors differ, and the notes about the choice of state dicts."""
     yield "strong", f"A  {shown(paths[0])}"
     yield "strong", f"B  {shown(paths[1])}"
@@ -60,7 +60,7 @@ def of_two(node: Node, paths: Sequence[str], notes: Sequence[Finding] = ()) -> I
     yield from findings(notes)
 
 
-def of_module(node: Node, marks: Marks) -> Iterator[Line]:
+def of_module(node: OutlineNode, marks: Marks) -> Iterator[Line]:
     """Yield the details of a module or mapping."""
     yield "strong", shown(node.address) or "''"
     counted = [plural(node.tensors, "tensor")] if node.tensors else []
@@ -77,7 +77,7 @@ def of_module(node: Node, marks: Marks) -> Iterator[Line]:
         yield from (("", line) for line in largest)
 
 
-def _held(node: Node) -> Sequence[str]:
+def _held(node: OutlineNode) -> Sequence[str]:
     """Return the dtypes of the tensors in a module, and a line for each of the largest."""
     if node.said is not None:
         return node.said
@@ -96,14 +96,14 @@ def _held(node: Node) -> Sequence[str]:
     return node.said
 
 
-def _counts(node: Node) -> Iterator[Line]:
+def _counts(node: OutlineNode) -> Iterator[Line]:
     counts = node.counts()
     for status in ("~", "+", "-", "?", "="):
         if counts[status]:
             yield STYLES[status], f"{status} {counts[status]:,} {WORDS[status]}"
 
 
-def of_value(item: Item, marks: Marks) -> Iterator[Line]:
+def of_value(item: ContentItem, marks: Marks) -> Iterator[Line]:
     """Yield the details of a value that is not a tensor."""
     yield "strong", shown(item.name)
     if item.status in ("", "="):
@@ -116,7 +116,7 @@ def of_value(item: Item, marks: Marks) -> Iterator[Line]:
     yield from findings(marks.at((item.name,)))
 
 
-def of_tensor(item: Item, marks: Marks) -> Iterator[Line]:
+def of_tensor(item: ContentItem, marks: Marks) -> Iterator[Line]:
     """Yield the header facts of a tensor, or of a pair of tensors."""
     yield "strong", shown(item.name)
     if item.status:
@@ -154,7 +154,7 @@ def number(value: object) -> str:
 
 def item_bytes(entry: TensorEntry) -> int:
     """Return the bytes of the elements."""
-    return Item(entry.name, (), entry).nbytes
+    return ContentItem(entry.name, (), entry).nbytes
 
 
 _COMPARED: tuple[tuple[str, Callable[[TensorEntry], object]], ...] = (
@@ -204,7 +204,7 @@ Ends = tuple[float, float]
 
 
 def of_summary(
-    summary: Summary, width: int, title: str = "", ends: Ends | None = None, height: int = HEIGHT
+    summary: TensorSummary, width: int, title: str = "", ends: Ends | None = None, height: int = HEIGHT
 ) -> Iterator[Line]:
     """Yield the statistics of a tensor, and its histogram in at most `width` columns, from `ends` if given."""
     if title:
@@ -227,20 +227,20 @@ def of_summary(
     yield from _histogram(summary, width, ends, height)
 
 
-def ends_of(summaries: Sequence[Summary]) -> Ends | None:
+def ends_of(summaries: Sequence[TensorSummary]) -> Ends | None:
     """Return the common ends of the histograms; None if there are no numbers."""
     found = [ends for summary in summaries if (ends := _ends(summary)) is not None]
     return (min(low for low, _ in found), max(high for _, high in found)) if found else None
 
 
-def _ends(summary: Summary) -> Ends | None:
+def _ends(summary: TensorSummary) -> Ends | None:
     found, histogram = summary.moments, summary.histogram
     if found is None or histogram is None or histogram.counts is None:
         return None
     return histogram.ends() if found.low is None or found.high is None else (float(found.low), float(found.high))
 
 
-def _histogram(summary: Summary, width: int, ends: Ends | None, height: int) -> Iterator[Line]:
+def _histogram(summary: TensorSummary, width: int, ends: Ends | None, height: int) -> Iterator[Line]:
     found, histogram, own = summary.moments, summary.histogram, _ends(summary)
     if found is None or histogram is None or own is None:
         return

@@ -36,7 +36,7 @@ Number = float | int | complex | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class TensorLayout:
     """The layout of a tensor.
 
     Attributes:
@@ -82,7 +82,7 @@ class Grid:
         return row, whole[-1] if whole else 0
 
 
-def grid_of(entry: TensorEntry) -> Grid:
+def grid_of(entry: TensorEntry) -> TensorLayout:
     """Return the layout of a tensor.
 
     Raises:
@@ -97,9 +97,9 @@ def grid_of(entry: TensorEntry) -> Grid:
     if not entry.numel:
         raise Unsupported("it has no elements")
     if len(entry.shape) == 1:
-        return Grid(entry.shape, -(-entry.shape[0] // ACROSS), min(ACROSS, entry.shape[0]), True)
+        return TensorLayout(entry.shape, -(-entry.shape[0] // ACROSS), min(ACROSS, entry.shape[0]), True)
     columns = entry.shape[-1] if entry.shape else 1
-    return Grid(entry.shape, math.prod(entry.shape[:-1]), columns, False)
+    return TensorLayout(entry.shape, math.prod(entry.shape[:-1]), columns, False)
 
 
 def _decodable(name: str) -> Dtype | None:
@@ -159,7 +159,7 @@ class _Reading:
         elif min(entry.offset, *entry.stride) < 0 or end_of(entry) > storage.data.length:
             raise DamagedFile("it reaches outside its storage", where=entry.name)
 
-    def rows_together(self, grid: Grid, count: int) -> bool:
+    def rows_together(self, grid: TensorLayout, count: int) -> bool:
         return self._entry.is_contiguous and grid.columns * count * self._size <= WHOLE_ROWS
 
     def elements(self, start: int, count: int) -> bytes:

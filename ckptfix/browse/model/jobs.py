@@ -20,7 +20,7 @@ class Cancelled(Exception):
     """The job was stopped."""
 
 
-class Job:
+class BackgroundJob:
     """A job that runs, or has run.
 
     Attributes:
@@ -53,12 +53,12 @@ def start(
     done: Callable[[Result], None],
     failed: Callable[[Exception], None],
     post: Post,
-) -> Job:
+) -> BackgroundJob:
     """Run `call` in a thread, and pass its result to `done` or `failed` in the thread of the screen.
 
     A job that was stopped calls neither. The thread does not keep the program alive.
     """
-    job = Job()
+    job = BackgroundJob()
 
     def finish(then: Callable[[], None]) -> None:
         if not job.stopped.is_set():
@@ -79,7 +79,7 @@ def start(
     return job
 
 
-def _unless_stopped(job: Job, then: Callable[[], None]) -> None:
+def _unless_stopped(job: BackgroundJob, then: Callable[[], None]) -> None:
     if not job.stopped.is_set():
         then()
 
@@ -94,4 +94,4 @@ def described(error: Exception) -> tuple[str, str]:
         return "nested too deeply", ""
     if isinstance(error, OSError):
         return error.strerror or str(error), ""
-    return f"a fault in ckptfix: {type(error).__name__}: {error}", ""
+    return f"a bug in ckptfix: {type(error).__name__}: {error}", ""

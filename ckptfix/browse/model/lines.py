@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ckptfix.browse.model.contents import Contents, Item
-from ckptfix.browse.model.outline import Node, Order
+from ckptfix.browse.model.contents import ContentItem, Contents
+from ckptfix.browse.model.outline import Order, OutlineNode
 from ckptfix.browse.model.search import filter_of
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command, word
@@ -29,7 +29,7 @@ def _not_regex(glob: str) -> str:
 
 
 @dataclass(slots=True)
-class Commands:
+class OpenCommands:
     """The commands for what is open: `path`, or with `other` the comparison of two files."""
 
     path: str
@@ -55,7 +55,7 @@ class Commands:
         found = filter_of(text)
         return command("inspect", self.path, filter=found, sort=None if order == "file" else order)
 
-    def of(self, node: Node, order: Order) -> str:
+    def of(self, node: OutlineNode, order: Order) -> str:
         """Return the command for a module, a tensor or a value."""
         item = node.item
         if item is None:
@@ -66,7 +66,7 @@ class Commands:
             return self._diff(self.other, literal(item.name))
         return self._tensor(item)
 
-    def _module(self, node: Node, order: Order) -> str:
+    def _module(self, node: OutlineNode, order: Order) -> str:
         if not node.tensors:
             return self.everything()
         first = node.items[0]
@@ -77,7 +77,7 @@ class Commands:
         sort = None if order == "file" else order
         return command("inspect", self.path, filter=_not_regex(glob), tensors="", sort=sort)
 
-    def _tensor(self, item: Item) -> str:
+    def _tensor(self, item: ContentItem) -> str:
         name = self._in_stats(item.entry) if item.entry is not None else None
         if name is None:
             return command("inspect", self.path, filter=literal(item.name), tensors="")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MarkedFinding:
     """A finding, and the address that it concerns; None if it concerns the whole file."""
 
     finding: Finding
@@ -35,7 +35,7 @@ class Marks:
     """
 
     diagnosis: Diagnosis | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MarkedFinding, ...] = ()
     severities: dict[str, Severity] = field(default_factory=dict)
 
     def at(self, addresses: Iterable[str]) -> list[Finding]:
@@ -91,7 +91,7 @@ def of_path(path: str, progress: Progress) -> Marks:
 
 def _marks(diagnosis: Diagnosis, known: dict[str, str]) -> Marks:
     inside = _prefixes(known.values())
-    rows = tuple(Row(finding, _address(finding.where, known, inside)) for finding in diagnosis.findings)
+    rows = tuple(MarkedFinding(finding, _address(finding.where, known, inside)) for finding in diagnosis.findings)
     severities: dict[str, Severity] = {}
     for row in rows:
         severity = row.finding.severity

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
-from ckptfix.browse.model.contents import Item, Status
+from ckptfix.browse.model.contents import ContentItem, Status
 from ckptfix.words import natural
 
 Order = Literal["file", "name", "size"]
@@ -17,7 +17,7 @@ _WORST: tuple[Status, ...] = ("~", "+", "-", "?", "=")
 """The statuses that a module can show, in order; it shows the first that any of its tensors has."""
 
 
-class Node:
+class OutlineNode:
     """A module or mapping, or a leaf if it has an `item`.
 
     Attributes:
@@ -42,14 +42,14 @@ class Node:
         self,
         label: str,
         address: str,
-        items: Sequence[Item],
+        items: Sequence[ContentItem],
         depth: int,
         level: int,
-        item: Item | None = None,
+        item: ContentItem | None = None,
         covers: Sequence[str] = (),
     ) -> None:
         self.covers = covers or (address,)
-        self.kids: list[Node] | None = None
+        self.kids: list[OutlineNode] | None = None
         self.said: Sequence[str] | None = None
         self.label = label
         self.address = address
@@ -83,7 +83,7 @@ class Node:
         """Count the leaves below by status."""
         return Counter(row.status for row in self.items)
 
-    def children(self, order: Order = "file", *, fold: bool = False) -> list[Node]:
+    def children(self, order: Order = "file", *, fold: bool = False) -> list[OutlineNode]:
         """Return the nodes below; a module with a single child is joined with it, as in ``model.layers``.
 
         Args:
@@ -91,12 +91,12 @@ class Node:
         """
         if self.kids is not None:
             return self.kids
-        groups: dict[tuple[str, bool], list[Item]] = {}
+        groups: dict[tuple[str, bool], list[ContentItem]] = {}
         depth = self.depth
         for item in self.items:
             parts = item.parts
             groups.setdefault((parts[depth], len(parts) == depth + 1), []).append(item)
-        made: list[Node] = []
+        made: list[OutlineNode] = []
         for (_, is_leaf), items in groups.items():
             if is_leaf or len(items) == 1:
                 made += (_leaf(item, depth, self.level + 1) for item in items)
@@ -111,30 +111,30 @@ class Node:
         return made
 
 
-def _leaf(item: Item, depth: int, level: int) -> Node:
+def _leaf(item: ContentItem, depth: int, level: int) -> OutlineNode:
     if len(item.parts) == depth + 1:
-        return Node(item.parts[depth], item.name, (item,), depth + 1, level, item)
+        return OutlineNode(item.parts[depth], item.name, (item,), depth + 1, level, item)
     covers = ["".join(item.parts[:at])[:-1] for at in range(depth + 1, len(item.parts))]
     label = "".join(item.parts[depth:])
-    return Node(label, item.name, (item,), len(item.parts), level, item, covers=(*covers, item.name))
+    return OutlineNode(label, item.name, (item,), len(item.parts), level, item, covers=(*covers, item.name))
 
 
-def _module(items: Sequence[Item], depth: int, level: int) -> Node:
+def _module(items: Sequence[ContentItem], depth: int, level: int) -> OutlineNode:
     first = items[0].parts
     end = depth + 1
     while len(first) > end + 1 and all(len(item.parts) > end + 1 and item.parts[end] == first[end] for item in items):
         end += 1
     covers = ["".join(first[:at])[:-1] for at in range(depth + 1, end + 1)]
-    return Node("".join(first[depth:end])[:-1], covers[-1], items, end, level, covers=covers)
+    return OutlineNode("".join(first[depth:end])[:-1], covers[-1], items, end, level, covers=covers)
 
 
 ALIKE = 3
 """Minimum number of similar modules that are folded into one row."""
 
 
-def _folded(nodes: Sequence[Node], parent: Node) -> list[Node]:
-    made: list[Node] = []
-    run: list[Node] = []
+def _folded(nodes: Sequence[OutlineNode], parent: OutlineNode) -> list[OutlineNode]:
+    made: list[OutlineNode] = []
+    run: list[OutlineNode] = []
     likeness: object = None
     for node in nodes:
         own = _likeness(node)
@@ -146,30 +146,30 @@ def _folded(nodes: Sequence[Node], parent: Node) -> list[Node]:
     return [*made, *_run(run, parent)]
 
 
-def _run(nodes: list[Node], parent: Node) -> list[Node]:
+def _run(nodes: list[OutlineNode], parent: OutlineNode) -> list[OutlineNode]:
     if len(nodes) < ALIKE:
         return nodes
     items = [item for node in nodes for item in node.items]
     label = f"{_number(nodes[0])}-{nodes[-1].label}"
     covers = [address for node in nodes for address in node.covers]
-    made = Node(label, parent.address, items, parent.depth, parent.level + 1, covers=covers)
+    made = OutlineNode(label, parent.address, items, parent.depth, parent.level + 1, covers=covers)
     made.kids = nodes
     for node in nodes:
         node.level += 1
     return [made]
 
 
-def _number(node: Node) -> str:
+def _number(node: OutlineNode) -> str:
     return node.label.partition(".")[0]
 
 
-def _follows(before: Node, node: Node) -> bool:
+def _follows(before: OutlineNode, node: OutlineNode) -> bool:
     """Return whether `node` has the next number; numbers longer than nine digits are not layer numbers."""
     one, two = _number(before), _number(node)
     return one.isdecimal() and two.isdecimal() and len(two) < 10 and str(int(one) + 1) == two
 
 
-def _likeness(node: Node) -> object:
+def _likeness(node: OutlineNode) -> object:
     """Return a key that is equal for modules whose tensors have the same names, dtypes and shapes; None for a leaf."""
     if node.item is not None or not _number(node).isdecimal():
         return None
@@ -194,11 +194,11 @@ class Outline:
         fold: whether similar modules are one row.
     """
 
-    def __init__(self, items: Sequence[Item], like: Outline | None = None) -> None:
-        self.root = Node("", "", items, 0, 0)
+    def __init__(self, items: Sequence[ContentItem], like: Outline | None = None) -> None:
+        self.root = OutlineNode("", "", items, 0, 0)
         self.root.opened = True
         self.order: Order = "file" if like is None else like.order
-        self.rows: list[Node] = []
+        self.rows: list[OutlineNode] = []
         self.fold: bool = False if like is None else like.fold
         self._opened: set[tuple[str, str]] = set() if like is None else set(like._opened)
         self.rebuild()
@@ -211,8 +211,8 @@ class Outline:
             if len(self.rows) == 2:
                 self.expand(1)
 
-    def _below(self, node: Node) -> list[Node]:
-        rows: list[Node] = []
+    def _below(self, node: OutlineNode) -> list[OutlineNode]:
+        rows: list[OutlineNode] = []
         stack = list(reversed(node.children(self.order, fold=self.fold)))
         while stack:
             child = stack.pop()
@@ -258,7 +258,7 @@ class Outline:
         self.order = order
         self.rebuild()
 
-    def show(self, item: Item) -> int:
+    def show(self, item: ContentItem) -> int:
         """Open all modules around `item`, and return its row."""
         self.expand(0)
         index = 1
@@ -289,15 +289,15 @@ class Outline:
         self.rebuild()
 
 
-def sorted_items(items: Iterable[Item], order: Order) -> list[Item]:
+def sorted_items(items: Iterable[ContentItem], order: Order) -> list[ContentItem]:
     """Sort the items that a search found, in the order of the tree."""
-    key: dict[Order, Callable[[Item], Any]] = {
+    key: dict[Order, Callable[[ContentItem], Any]] = {
         "name": lambda item: natural(item.name),
         "size": lambda item: -item.nbytes,
     }
     return sorted(items, key=key[order]) if order in key else list(items)
 
 
-def leaf(item: Item) -> Node:
+def leaf(item: ContentItem) -> OutlineNode:
     """Return a row for an item, under its full name."""
-    return Node(item.name, item.name, (item,), len(item.parts), 0, item)
+    return OutlineNode(item.name, item.name, (item,), len(item.parts), 0, item)

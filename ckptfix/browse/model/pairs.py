@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptfix.browse.model.contents import METADATA, Contents, Item, Status, parts_of, placed, read
+from ckptfix.browse.model.contents import METADATA, ContentItem, Contents, Status, parts_of, placed, read
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of, states
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers, opened_once
 from ckptfix.io.threads import batches
-from ckptfix.ops.diff.pairs import At, Side, doubts, match, sides
+from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import TensorChange
-from ckptfix.ops.diff.tensors import COMPARED, Tensors
+from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors
 from ckptfix.pickles.collector import without_collections
 
 BATCH = 64 << 20
 """Bytes of one side to compare before the results are shown."""
 
-Told = Callable[[Item, Status, tuple[TensorChange, ...]], None]
+Told = Callable[[ContentItem, Status, tuple[TensorChange, ...]], None]
 """Called with an item, its status, and its differences."""
 
 
@@ -37,7 +37,7 @@ class Pairs:
 
     a: Contents
     b: Contents
-    items: Sequence[Item]
+    items: Sequence[ContentItem]
     notes: tuple[Finding, ...] = ()
 
     def refuse_changed(self, *, again: bool = False) -> None:
@@ -61,42 +61,42 @@ def read_pairs(path_a: str, path_b: str, at: At = None) -> Pairs:
     tensors = _tensors(side_a.checkpoint, side_b.checkpoint)
     partner = {id(pair.a): pair.b for pair in matched}
     left = {id(entry) for entry in rest_a}
-    items: list[Item] = []
+    items: list[ContentItem] = []
     for entry in _listed(side_a, matched_a=[pair.a for pair in matched], rest=rest_a):
         other = partner.get(id(entry))
         if other is not None:
             items.append(_pair(entry, other, tensors))
         elif id(entry) in left:
-            items.append(Item(entry.name, parts_of(entry.at, entry.key), entry, status="-"))
-    items += (Item(entry.name, parts_of(entry.at, entry.key), None, entry, status="+") for entry in rest_b)
+            items.append(ContentItem(entry.name, parts_of(entry.at, entry.key), entry, status="-"))
+    items += (ContentItem(entry.name, parts_of(entry.at, entry.key), None, entry, status="+") for entry in rest_b)
     items += _values(side_a, side_b)
     found_a = Contents(side_a.checkpoint, items)
     return Pairs(found_a, Contents(side_b.checkpoint, items), items, notes)
 
 
-def _listed(side: Side, *, matched_a: Sequence[TensorEntry], rest: Sequence[TensorEntry]) -> list[TensorEntry]:
+def _listed(side: DiffInput, *, matched_a: Sequence[TensorEntry], rest: Sequence[TensorEntry]) -> list[TensorEntry]:
     """Return the tensors of A in file order; keys that metadata ties to a tensor come last."""
     taken = {id(entry): entry for entry in (*matched_a, *rest)}
     ordered = [taken.pop(id(entry)) for entry in side.checkpoint.entries if id(entry) in taken]
     return [*ordered, *taken.values()]
 
 
-def _tensors(a: Checkpoint, b: Checkpoint) -> Tensors:
+def _tensors(a: Checkpoint, b: Checkpoint) -> MatchedTensors:
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
-    return Tensors((a.byteorder, b.byteorder), 0.0, 0.0, False, unstated)
+    return MatchedTensors((a.byteorder, b.byteorder), 0.0, 0.0, False, unstated)
 
 
-def _pair(entry: TensorEntry, other: TensorEntry, tensors: Tensors) -> Item:
+def _pair(entry: TensorEntry, other: TensorEntry, tensors: MatchedTensors) -> ContentItem:
     tensors.rows.clear()
     tensors.jobs.clear()
     tensors.add(entry, other, "name")
     differs = any(row.differs for row in tensors.rows)
     to_read = any(row.job is not None and row.job.nbytes for row in tensors.rows)
     status: Status = "~" if differs else "?" if to_read else "="
-    return Item(entry.name, parts_of(entry.at, entry.key), entry, other, status=status)
+    return ContentItem(entry.name, parts_of(entry.at, entry.key), entry, other, status=status)
 
 
-def _values(a: Side, b: Side) -> list[Item]:
+def _values(a: DiffInput, b: DiffInput) -> list[ContentItem]:
     """Return the equal values, in the order of A, and then those that differ, as in `diff`."""
     changes, _ = compare_values(a, b, rtol=0.0, atol=0.0)
     mappings = {state.at for side in (a, b) for state in side.checkpoint.state_dicts}
@@ -106,15 +106,15 @@ def _values(a: Side, b: Side) -> list[Item]:
     for name, value in _compared(a, b):
         # Attributes of a tensor in only one file are internal to the library that wrote them; `diff` leaves them out.
         if name not in differing and name.rpartition("/")[0] not in tensors:
-            items.append(Item(name, placed(name, mappings), value=value, other_value=value, status="="))
+            items.append(ContentItem(name, placed(name, mappings), value=value, other_value=value, status="="))
     for change in changes:
         name = change.name_a if change.name_a is not None else change.name_b or ""
         status: Status = "+" if change.name_a is None else "-" if change.name_b is None else "~"
-        items.append(Item(name, placed(name, mappings), value=change.a, other_value=change.b, status=status))
+        items.append(ContentItem(name, placed(name, mappings), value=change.a, other_value=change.b, status=status))
     return items
 
 
-def _compared(a: Side, b: Side) -> Iterator[tuple[str, object]]:
+def _compared(a: DiffInput, b: DiffInput) -> Iterator[tuple[str, object]]:
     """Yield the values of A that are compared."""
     yield from ((name, value) for name, value in a.checkpoint.values() if a.place(name) is not None)
     if a.everything and all(states(side.checkpoint, "metadata") for side in (a, b)):
@@ -122,7 +122,7 @@ def _compared(a: Side, b: Side) -> Iterator[tuple[str, object]]:
 
 
 @opened_once()
-def compare(pairs: Pairs, items: Sequence[Item], told: Told, progress: Progress) -> None:
+def compare(pairs: Pairs, items: Sequence[ContentItem], told: Told, progress: Progress) -> None:
     """Compare the tensors of `items` that have two sides, in bounded memory.
 
     Args:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 
 from ckptfix.browse.model import facts
-from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.contents import ContentItem
 from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.facts import Line
-from ckptfix.browse.model.outline import Node
+from ckptfix.browse.model.outline import OutlineNode
 from ckptfix.browse.model.session import RUNNING, Session
 from ckptfix.words import plural, short, size
 
@@ -74,7 +74,7 @@ LOW = 14
 
 
 def details(
-    session: Session, node: Node | None, width: int, height: int, *, everything: bool = False
+    session: Session, node: OutlineNode | None, width: int, height: int, *, everything: bool = False
 ) -> Iterator[Line]:
     """Yield the details of a node, for a panel of `width` and `height`; `everything` means the root node."""
     if session.trouble is not None:
@@ -102,7 +102,7 @@ def details(
         yield from _numbers(session, node.item, width, facts.HEIGHT if height >= LOW else facts.HEIGHT // 2)
 
 
-def _numbers(session: Session, item: Item, width: int, height: int) -> Iterator[Line]:
+def _numbers(session: Session, item: ContentItem, width: int, height: int) -> Iterator[Line]:
     """Yield the differences of the two sides and the statistics of each, or the reason why they are missing."""
     if session.stale:
         yield "", ""

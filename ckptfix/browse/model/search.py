@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.contents import ContentItem
 from ckptfix.names.globs import pattern
 
 BATCH = 5000
@@ -31,7 +31,7 @@ def _is_regex(text: str) -> bool:
     return len(text) > 2 and text.startswith("/") and text.endswith("/")
 
 
-def matcher(text: str) -> Callable[[Sequence[Item]], list[Item]]:
+def matcher(text: str) -> Callable[[Sequence[ContentItem]], list[ContentItem]]:
     """Return a function that selects the items that `text` finds.
 
     Raises:
@@ -40,7 +40,7 @@ def matcher(text: str) -> Callable[[Sequence[Item]], list[Item]]:
     if _is_regex(text) or _MAGIC & set(text):
         match = pattern(text)
 
-        def matching(items: Sequence[Item]) -> list[Item]:
+        def matching(items: Sequence[ContentItem]) -> list[ContentItem]:
             names, keys = match([item.name for item in items]), match([key_of(item) for item in items])
             return [item for item, *fits in zip(items, names, keys, strict=True) if any(fits)]
 
@@ -50,13 +50,13 @@ def matcher(text: str) -> Callable[[Sequence[Item]], list[Item]]:
     return lambda items: [item for item in items if text in item.name.lower()]
 
 
-def key_of(item: Item) -> str:
+def key_of(item: ContentItem) -> str:
     """Return the key in the innermost mapping: the part after the last slash that ends a component."""
     shown = item.shown
     return shown.key if shown is not None else item.name.rpartition("/")[2]
 
 
-def find(items: Sequence[Item], text: str) -> Iterator[list[Item]]:
+def find(items: Sequence[ContentItem], text: str) -> Iterator[list[ContentItem]]:
     """Yield what `text` finds among `items`, one batch of names at a time.
 
     Raises:

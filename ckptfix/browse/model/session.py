@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ckptfix.browse.model import jobs, marks
-from ckptfix.browse.model.contents import Contents, Item, Status, read
+from ckptfix.browse.model.contents import ContentItem, Contents, Status, read
 from ckptfix.browse.model.drawn import shown
-from ckptfix.browse.model.jobs import Job, Post
-from ckptfix.browse.model.lines import Commands
+from ckptfix.browse.model.jobs import BackgroundJob, Post
+from ckptfix.browse.model.lines import OpenCommands
 from ckptfix.browse.model.marks import Marks
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
@@ -22,7 +22,7 @@ from ckptfix.io.source import is_local
 
 if TYPE_CHECKING:
     from ckptfix.browse.model import pairs
-    from ckptfix.browse.model.summary import Summary
+    from ckptfix.browse.model.summary import TensorSummary
     from ckptfix.ops.diff.result import TensorChange
     from ckptfix.ops.inspect.describe import Inspection
 
@@ -47,7 +47,7 @@ class Watcher(Protocol):
     def filled(self, *, keep: bool) -> None:
         """Handle new items; with `keep` they are the same, and more is known about them."""
 
-    def told(self, item: Item | None = None) -> None:
+    def told(self, item: ContentItem | None = None) -> None:
         """Handle new information about one item, or about everything."""
 
     def warned(self, text: str) -> None:
@@ -88,8 +88,8 @@ class Session:
         self.at = at
         self._watcher = watcher
         self._post = post
-        self.commands = Commands(path, other, at)
-        self.jobs: dict[str, Job] = {}
+        self.commands = OpenCommands(path, other, at)
+        self.jobs: dict[str, BackgroundJob] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -99,12 +99,12 @@ class Session:
         self.facts: Sequence[str] = ()
         self.notes: Sequence[Finding] = ()
         self.marks = Marks()
-        self.summaries: dict[int, Summary] = {}
+        self.summaries: dict[int, TensorSummary] = {}
         self.changes: dict[int, tuple[TensorChange, ...]] = {}
         self.failures: dict[int, str] = {}
         self.trouble: tuple[str, str] | None = None
         self.stale = False
-        self.items: Sequence[Item] = ()
+        self.items: Sequence[ContentItem] = ()
         self.counts: Counter[Status] = Counter()
         self.began = time.monotonic()
 
@@ -156,10 +156,10 @@ class Session:
 
             self._start("read", call, self._paired, self._not_loaded)
 
-    def _names_known(self, items: list[Item]) -> None:
+    def _names_known(self, items: list[ContentItem]) -> None:
         self._post(lambda: self._named(items))
 
-    def _named(self, items: list[Item]) -> None:
+    def _named(self, items: list[ContentItem]) -> None:
         if "read" in self.jobs:
             self.items = items
             self._watcher.filled(keep=False)
@@ -238,7 +238,7 @@ class Session:
 
     # Computing
 
-    def sides(self, item: Item) -> list[tuple[str, Contents, TensorEntry]]:
+    def sides(self, item: ContentItem) -> list[tuple[str, Contents, TensorEntry]]:
         """Return (side, file, tensor) for each file that has the item; the side is A or B, or ``""`` for one file."""
         if self.contents is None:
             return []
@@ -247,14 +247,14 @@ class Session:
         rows = (("A", self.pairs.a, item.entry), ("B", self.pairs.b, item.other))
         return [(title, contents, entry) for title, contents, entry in rows if entry is not None]
 
-    def compute_small(self, item: Item) -> None:
+    def compute_small(self, item: ContentItem) -> None:
         """Compute the statistics of a tensor if it is small enough to read without a request."""
         from ckptfix.browse.model import summary
 
         if not item.is_value and all(summary.at_once(entry) for _, _, entry in self.sides(item)):
             self.compute(item)
 
-    def compute(self, item: Item) -> None:
+    def compute(self, item: ContentItem) -> None:
         """Compute the statistics of a tensor; with two sides, also compare them."""
         both = self.pairs
         sides = self.sides(item)
@@ -283,7 +283,7 @@ class Session:
         self._start("compute", call, lambda _: self._watcher.told(item), failed)
         self._watcher.told(item)
 
-    def _keep(self, item: Item, entry: TensorEntry, made: Summary) -> None:
+    def _keep(self, item: ContentItem, entry: TensorEntry, made: TensorSummary) -> None:
         if self.stale:
             return
         self.summaries[id(entry)] = made
@@ -291,10 +291,10 @@ class Session:
             self.summaries.pop(next(iter(self.summaries)))
         self._watcher.told(item)
 
-    def _found(self, item: Item, status: Status, changes: tuple[TensorChange, ...]) -> None:
+    def _found(self, item: ContentItem, status: Status, changes: tuple[TensorChange, ...]) -> None:
         self._post(lambda: self._compared(item, status, changes))
 
-    def _compared(self, item: Item, status: Status, changes: tuple[TensorChange, ...]) -> None:
+    def _compared(self, item: ContentItem, status: Status, changes: tuple[TensorChange, ...]) -> None:
         if self.stale:
             return
         self.counts[item.status] -= 1
@@ -303,7 +303,7 @@ class Session:
         self.changes[id(item)] = changes
         self._watcher.told(item)
 
-    def compare(self, items: Sequence[Item]) -> None:
+    def compare(self, items: Sequence[ContentItem]) -> None:
         """Compare the values of the `items` that have two sides and were not compared yet."""
         both = self.pairs
         if both is None or self.stale:
@@ -318,7 +318,7 @@ class Session:
         self._start("compare", call, lambda _: self._watcher.told())
 
 
-def _settle(items: Sequence[Item]) -> None:
+def _settle(items: Sequence[ContentItem]) -> None:
     """Exclude millions of long-lived objects from the cyclic garbage collector, which would scan them repeatedly."""
     if len(items) > MANY:
         gc.freeze()

@@ -20,7 +20,7 @@ from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
 from ckptfix.ops.numbers import decoded
 from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import Moments, moments
+from ckptfix.ops.stats.moments import ElementMoments, moments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,10 +37,10 @@ AT_ONCE_REMOTE = 1 << 20
 """Maximum bytes of a remote tensor that is read without a request."""
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class TensorSummary:
     """The statistics of a tensor; `reason` says why they are missing."""
 
-    moments: Moments | None = None
+    moments: ElementMoments | None = None
     histogram: Histogram | None = None
     reason: str | None = None
 
@@ -53,7 +53,7 @@ def at_once(entry: TensorEntry) -> bool:
 
 
 @opened_once()
-def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Summary:
+def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> TensorSummary:
     """Read a whole tensor and compute its statistics.
 
     Args:
@@ -64,18 +64,18 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Sum
     """
     reason = why_no_numbers(entry)
     if reason is not None:
-        return Summary(reason=reason)
+        return TensorSummary(reason=reason)
     if entry.storage is None or entry.storage.data is None:
-        return Summary(reason="the file does not hold its data")
+        return TensorSummary(reason="the file does not hold its data")
     contents.refuse_changed()
     try:
         whole = content(entry, contents.checkpoint.byteorder)
     except CkptfixError as error:
-        return Summary(reason=error.message)
+        return TensorSummary(reason=error.message)
     if whole.endless:
-        return Summary(reason="a view that repeats its storage too often to be read through")
+        return TensorSummary(reason="a view that repeats its storage too often to be read through")
     dtype = dtypes.by_name(entry.dtype)
-    found, histogram = Moments(), Histogram()
+    found, histogram = ElementMoments(), Histogram()
     done = 0
     progress(0, whole.nbytes)
     with Readers() as readers:
@@ -87,10 +87,10 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Sum
             done += nbytes
             progress(done, whole.nbytes)
     contents.refuse_changed(again=True)
-    return Summary(found, histogram)
+    return TensorSummary(found, histogram)
 
 
-def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[Moments, Histogram, int]]:
+def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[ElementMoments, Histogram, int]]:
     """Yield the results for each part of a tensor; a byte range is split among threads."""
     if isinstance(whole.data, ByteRange):
         starts = range(0, whole.nbytes, TASK)
@@ -103,7 +103,7 @@ def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[Mo
 
 def _of_piece(
     readers: Readers, dtype: Dtype, swap: bool, piece: Content
-) -> Iterator[tuple[Moments, Histogram, int]]:
+) -> Iterator[tuple[ElementMoments, Histogram, int]]:
     for chunk in chunks_of(piece, None, readers):
         yield moments(chunk, dtype, swap), _histogram(chunk, dtype, swap), len(chunk)
 

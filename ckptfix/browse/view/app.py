@@ -39,7 +39,7 @@ HELP: tuple[tuple[str, str], ...] = (
     ("f", "list the findings of ckptfix doctor --fast"),
     ("d", "in a folder: mark one checkpoint, and compare it with a second"),
     ("Other", ""),
-    ("y", "copy the command that does what is shown, and show it"),
+    ("y", "copy the command that prints what you see, and show it"),
     ("r", "read the file again, after it changed on disk"),
     ("esc", "stop a running job; leave a search; go back"),
     ("q", "quit"),
@@ -130,9 +130,9 @@ class BrowseApp(App[None]):
         for number in self.signals:
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         if self.inside:
-            from ckptfix.browse.view.files import Files
+            from ckptfix.browse.view.files import FilesScreen
 
-            self.push_screen(Files(self.path, self.inside))
+            self.push_screen(FilesScreen(self.path, self.inside))
         else:
             self.push_screen(Browser(self.path, self.other, self.at))
 

@@ -15,15 +15,15 @@ from textual.timer import Timer
 from textual.widgets import Footer, Input
 
 from ckptfix.browse.model import said, search
-from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.contents import ContentItem
 from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.outline import ORDERS
 from ckptfix.browse.model.session import RUNNING, Session
 from ckptfix.browse.view.findings import Findings
-from ckptfix.browse.view.parts import Details, State, Title, copy
-from ckptfix.browse.view.rows import Rows
+from ckptfix.browse.view.parts import Details, StatusLine, Title, copy
+from ckptfix.browse.view.rows import LineList
 from ckptfix.browse.view.tree import Tree
-from ckptfix.browse.view.values import Values
+from ckptfix.browse.view.values import ValuesScreen
 from ckptfix.errors import Refused
 
 PAUSE = 0.15
@@ -84,7 +84,7 @@ class Browser(Screen[None]):
         with Container(id="body"):
             yield Tree()
             yield Details()
-        yield State()
+        yield StatusLine()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -108,7 +108,7 @@ class Browser(Screen[None]):
             self._search(text)
         self._show()
 
-    def told(self, item: Item | None = None) -> None:
+    def told(self, item: ContentItem | None = None) -> None:
         """Show new information."""
         tree = self.query_one(Tree)
         tree.marks = self.session.marks
@@ -131,7 +131,7 @@ class Browser(Screen[None]):
         tree = self.query_one(Tree)
         extra = [f"{len(tree.found):,} found"] if tree.found is not None and not error else []
         extra += [f"sorted by {tree.outline.order}"] if tree.outline.order != "file" and not error else []
-        self.query_one(State).show("   ".join([*extra, text]), error=error)
+        self.query_one(StatusLine).show("   ".join([*extra, text]), error=error)
 
     def _show(self, *, top: bool = True) -> None:
         """Show the title, the details of the row under the cursor, and the status line."""
@@ -144,7 +144,7 @@ class Browser(Screen[None]):
         panel.show(said.details(self.session, node, room, height, everything=node is tree.outline.root), top=top)
         self._tick()
 
-    def on_rows_moved(self, event: Rows.Moved) -> None:
+    def on_rows_moved(self, event: LineList.Moved) -> None:
         event.stop()
         self._show()
         if self._resting is not None:
@@ -156,7 +156,7 @@ class Browser(Screen[None]):
         if item is not None and self.is_current:
             self.session.compute_small(item)
 
-    def _item(self) -> Item | None:
+    def _item(self) -> ContentItem | None:
         """Return the leaf under the cursor."""
         node = self.query_one(Tree).node
         return None if node is None or node.item is None or node.item.pending else node.item
@@ -166,7 +166,7 @@ class Browser(Screen[None]):
 
     # Keys
 
-    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+    def on_rows_chosen(self, event: LineList.Chosen) -> None:
         event.stop()
         tree = self.query_one(Tree)
         node = tree.node
@@ -186,7 +186,9 @@ class Browser(Screen[None]):
         if self.session.stale:
             self.notify(said.STALE, severity="error", markup=False)
         else:
-            self.app.push_screen(Values(item.name, self.session.sides(item), self.session.commands.of(node, "file")))
+            self.app.push_screen(
+                ValuesScreen(item.name, self.session.sides(item), self.session.commands.of(node, "file"))
+            )
 
     def action_compute(self) -> None:
         item, node = self._item(), self.query_one(Tree).node
@@ -267,7 +269,7 @@ class Browser(Screen[None]):
         if not text:
             tree.show_found(None)
             return
-        found: list[Item] = []
+        found: list[ContentItem] = []
         try:
             for batch in search.find(self.session.items, text):
                 found += batch
@@ -293,7 +295,7 @@ class Browser(Screen[None]):
             event.stop()
             self.set_focus(self.query_one(Tree))
 
-    def _leave_search(self, item: Item | None) -> None:
+    def _leave_search(self, item: ContentItem | None) -> None:
         self._not_a_search = ""
         box = self.query_one(Input)
         box.display = False

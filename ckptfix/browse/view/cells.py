@@ -12,7 +12,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ckptfix.browse.model.grid import Grid, Number, written
+from ckptfix.browse.model.grid import Number, TensorLayout, written
 
 WIDTHS = {
     "float64": 15, "float32": 13, "complex64": 22, "complex128": 22, "bool": 6, "uint8": 5, "int8": 5, "int16": 8,
@@ -53,7 +53,7 @@ class Cells(ScrollView, can_focus=True):
     }
     """
 
-    def __init__(self, grid: Grid, dtype: str, moved: Callable[[], None]) -> None:
+    def __init__(self, grid: TensorLayout, dtype: str, moved: Callable[[], None]) -> None:
         super().__init__()
         self.grid = grid
         self.dtype = dtype

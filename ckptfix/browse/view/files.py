@@ -12,28 +12,28 @@ from textual.widgets import Footer
 
 from ckptfix.browse.model import jobs
 from ckptfix.browse.model.drawn import shown
-from ckptfix.browse.model.jobs import Job
+from ckptfix.browse.model.jobs import BackgroundJob
 from ckptfix.browse.model.lines import of_folder
 from ckptfix.browse.view.browser import Browser
-from ckptfix.browse.view.parts import State, Title, copy
-from ckptfix.browse.view.rows import Rows, Span, fitted
+from ckptfix.browse.view.parts import StatusLine, Title, copy
+from ckptfix.browse.view.rows import LineList, Span, fitted
 from ckptfix.io.read import Progress
 from ckptfix.words import natural, plural, short, size
 
 if TYPE_CHECKING:
-    from ckptfix.ops.listing import Row
+    from ckptfix.ops.listing import ListedCheckpoint
 
 ORDERS = ("name", "size", "tensors", "finding")
 
 
-class FileRows(Rows):
+class FileRows(LineList):
     """A row for each checkpoint; only its name until it is read."""
 
     def __init__(self, folder: str, paths: Sequence[str]) -> None:
         super().__init__()
         self.folder = folder
         self.paths = list(paths)
-        self.known: dict[str, Row] = {}
+        self.known: dict[str, ListedCheckpoint] = {}
 
     def count(self) -> int:
         return len(self.paths)
@@ -78,7 +78,7 @@ class FileRows(Rows):
             self.place(self.paths.index(here))
 
 
-class Files(Screen[None]):
+class FilesScreen(Screen[None]):
     """A folder of checkpoints."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -97,12 +97,12 @@ class Files(Screen[None]):
         self.paths = paths
         self.order = ORDERS[0]
         self.marked: str | None = None
-        self.job: Job | None = None
+        self.job: BackgroundJob | None = None
 
     def compose(self) -> ComposeResult:
         yield Title()
         yield FileRows(self.folder, self.paths)
-        yield State()
+        yield StatusLine()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -124,7 +124,7 @@ class Files(Screen[None]):
             progress(number, len(self.paths))
             self.call_later(self._know, listed(path))
 
-    def _know(self, row: Row) -> None:
+    def _know(self, row: ListedCheckpoint) -> None:
         rows = self.query_one(FileRows)
         rows.known[row.path] = row
         rows.refresh()
@@ -142,12 +142,12 @@ class Files(Screen[None]):
         words += [f"reading {plural(left, 'more', 'more')} ..."] if left else []
         words += [f"sorted by {self.order}"] if self.order != "name" else []
         words += [f"A is {shown(self.marked, 100)}: d on a second one compares"] if self.marked is not None else []
-        self.query_one(State).show("   ".join(words))
+        self.query_one(StatusLine).show("   ".join(words))
 
-    def on_rows_moved(self, event: Rows.Moved) -> None:
+    def on_rows_moved(self, event: LineList.Moved) -> None:
         event.stop()
 
-    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+    def on_rows_chosen(self, event: LineList.Chosen) -> None:
         event.stop()
         if not event.clicked:
             self.action_choose()

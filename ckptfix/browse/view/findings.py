@@ -15,12 +15,12 @@ from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.facts import Line
 from ckptfix.browse.model.marks import Marks
 from ckptfix.browse.view.parts import Details, Title, copy
-from ckptfix.browse.view.rows import Rows, Span
+from ckptfix.browse.view.rows import LineList, Span
 from ckptfix.findings.table import ENTRIES
 from ckptfix.words import plural
 
 
-class FindingRows(Rows):
+class FindingRows(LineList):
     """A row for each finding."""
 
     def __init__(self, marks: Marks) -> None:
@@ -73,7 +73,7 @@ class Findings(Screen[str | None]):
         rows.focus()
         self.query_one(Title).show(f"{plural(len(self.marks.rows), 'finding')}, without reading tensors")
 
-    def on_rows_moved(self, event: Rows.Moved) -> None:
+    def on_rows_moved(self, event: LineList.Moved) -> None:
         event.stop()
         self.query_one(Details).show(self._lines())
 
@@ -95,7 +95,7 @@ class Findings(Screen[str | None]):
             lines += [("", ""), ("", " ".join(entry.story.split()))]
         return lines
 
-    def on_rows_chosen(self, event: Rows.Chosen) -> None:
+    def on_rows_chosen(self, event: LineList.Chosen) -> None:
         event.stop()
         if not event.clicked:
             self.dismiss(self.marks.rows[self.query_one(FindingRows).cursor].address)

@@ -37,7 +37,7 @@ class Title(Static):
         return Text(f"{left}  {right}" if right else left, no_wrap=True, overflow="ellipsis")
 
 
-class State(Static):
+class StatusLine(Static):
     """The line above the keys: running jobs and findings."""
 
     DEFAULT_CSS = """

@@ -30,7 +30,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-class Rows(ScrollView, can_focus=True):
+class LineList(ScrollView, can_focus=True):
     """Lines made by `spans`; a subclass defines their content and number."""
 
     ALLOW_SELECT = False

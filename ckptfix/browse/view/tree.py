@@ -8,12 +8,12 @@ from typing import ClassVar
 from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 
-from ckptfix.browse.model.contents import Item
+from ckptfix.browse.model.contents import ContentItem
 from ckptfix.browse.model.drawn import shown, value_text
 from ckptfix.browse.model.facts import STYLES
 from ckptfix.browse.model.marks import Marks
-from ckptfix.browse.model.outline import Node, Order, Outline, leaf, sorted_items
-from ckptfix.browse.view.rows import Rows, Span, fitted
+from ckptfix.browse.model.outline import Order, Outline, OutlineNode, leaf, sorted_items
+from ckptfix.browse.view.rows import LineList, Span, fitted
 from ckptfix.words import plural, shape, size
 
 ALL = 20_000
@@ -24,7 +24,7 @@ BAR = 60
 """Minimum number of columns that leaves room for a bar."""
 
 
-class Tree(Rows):
+class Tree(LineList):
     """The outline of a checkpoint. Modules open in place; tensors are chosen.
 
     Attributes:
@@ -45,13 +45,13 @@ class Tree(Rows):
     def __init__(self) -> None:
         super().__init__()
         self.outline = Outline([])
-        self.found: list[Item] | None = None
+        self.found: list[ContentItem] | None = None
         self.marks = Marks()
         self.title = ""
         self.paired = False
-        self._items: list[Item] = []
+        self._items: list[ContentItem] = []
 
-    def fill(self, items: Sequence[Item], title: str, *, paired: bool = False, keep: bool = False) -> None:
+    def fill(self, items: Sequence[ContentItem], title: str, *, paired: bool = False, keep: bool = False) -> None:
         """Show these items; with `keep`, the same nodes stay open, and the cursor stays."""
         before = self.node if keep else None
         self.outline = Outline(items, self.outline)
@@ -65,11 +65,11 @@ class Tree(Rows):
             self._place_at(before)
 
     @property
-    def node(self) -> Node | None:
+    def node(self) -> OutlineNode | None:
         """The node under the cursor."""
         return self.at(self.cursor) if self.cursor < self.count() else None
 
-    def at(self, index: int) -> Node:
+    def at(self, index: int) -> OutlineNode:
         """Return the node of a row."""
         return self.outline.rows[index] if self.found is None else leaf(self.found[index])
 
@@ -87,17 +87,17 @@ class Tree(Rows):
             if node is not None:
                 self._place_at(node)
 
-    def _place_at(self, node: Node) -> None:
+    def _place_at(self, node: OutlineNode) -> None:
         rows = enumerate(self.outline.rows)
         kind = node.item is None
         self.place(next((row for row, one in rows if one.key == node.key and (one.item is None) == kind), 0))
 
-    def show_found(self, items: Sequence[Item] | None) -> None:
+    def show_found(self, items: Sequence[ContentItem] | None) -> None:
         """Show search results, or the tree again."""
         self.found = None if items is None else sorted_items(items, self.outline.order)
         self.changed(keep=False)
 
-    def reveal(self, item: Item) -> None:
+    def reveal(self, item: ContentItem) -> None:
         """Show the tree, with the cursor on `item`."""
         self.found = None
         row = self.outline.show(item)
@@ -141,7 +141,7 @@ class Tree(Rows):
             *([(f" {self._share(node)}", "size")] if bar else []),
         ]
 
-    def _share(self, node: Node) -> str:
+    def _share(self, node: OutlineNode) -> str:
         """Draw a bar of six cells: the share of all bytes that is below a node."""
         whole = self.outline.root.nbytes
         eighths = round(48 * node.nbytes / whole) if whole else 0
@@ -149,12 +149,12 @@ class Tree(Rows):
         part = ("", *"▏▎▍▌▋▊▉")[rest]
         return f"{'█' * full}{part}".ljust(6)
 
-    def _label(self, node: Node) -> str:
+    def _label(self, node: OutlineNode) -> str:
         if node is self.outline.root:
             return self.title
         return shown(node.label, 400) or "''"
 
-    def _about(self, node: Node) -> str:
+    def _about(self, node: OutlineNode) -> str:
         item = node.item
         if item is None:
             counted = plural(node.tensors, "tensor") if node.tensors else plural(node.values, "value")
@@ -174,7 +174,7 @@ class Tree(Rows):
             text += f" -> {shape(item.other.shape)}"
         return text
 
-    def _mark(self, node: Node) -> Span:
+    def _mark(self, node: OutlineNode) -> Span:
         severity = self.marks.severity(node.covers)
         if severity is not None:
             return ("✗ ", "error") if severity == "error" else ("! ", "warning")

@@ -13,10 +13,10 @@ from textual.widgets import Footer, Input
 from ckptfix.browse.model import jobs
 from ckptfix.browse.model.contents import Contents
 from ckptfix.browse.model.drawn import shown
-from ckptfix.browse.model.grid import Grid, Number, grid_of, window
-from ckptfix.browse.model.jobs import Job
+from ckptfix.browse.model.grid import Number, TensorLayout, grid_of, window
+from ckptfix.browse.model.jobs import BackgroundJob
 from ckptfix.browse.view.cells import Cells, Rows
-from ckptfix.browse.view.parts import State, Title, copy
+from ckptfix.browse.view.parts import StatusLine, Title, copy
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import Unsupported
 from ckptfix.io.read import Progress
@@ -24,7 +24,7 @@ from ckptfix.words import shape
 
 Side = tuple[str, Contents, TensorEntry]
 
-class Values(Screen[None]):
+class ValuesScreen(Screen[None]):
     """The numbers of one tensor, or of a pair: of A, of B, or their difference.
 
     Args:
@@ -54,10 +54,10 @@ class Values(Screen[None]):
         self.sides = sides
         self.line = line
         self.side = 0
-        self.job: Job | None = None
+        self.job: BackgroundJob | None = None
         self.trouble = ""
         try:
-            self.grid: Grid | None = grid_of(sides[0][2])
+            self.grid: TensorLayout | None = grid_of(sides[0][2])
         except Unsupported as error:
             self.grid = None
             self.trouble = error.message
@@ -67,7 +67,7 @@ class Values(Screen[None]):
         yield Input(placeholder="index, such as 12, 345", id="index", compact=True)
         if self.grid is not None:
             yield Cells(self.grid, self.sides[0][2].dtype, self._look)
-        yield State()
+        yield StatusLine()
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -99,7 +99,7 @@ class Values(Screen[None]):
         what = f"{title}: " if title else ""
         self.query_one(Title).show(f"{what}{shown(self.tensor, 200)}  {shown(entry.dtype)} {shape(entry.shape)}")
         if self.grid is None or self.trouble:
-            self.query_one(State).show(self.trouble, error=True)
+            self.query_one(StatusLine).show(self.trouble, error=True)
             return
         cells = self.query_one(Cells)
         rows, columns = cells.seen()
@@ -140,7 +140,7 @@ class Values(Screen[None]):
         else:
             place = f"[{first}, {cells.column}]" if len(self.grid.shape) > 1 else f"[{cells.column}]"
         text = "" if value is None else repr(value)
-        self.query_one(State).show(f"{place}  {text}")
+        self.query_one(StatusLine).show(f"{place}  {text}")
 
     def action_side(self) -> None:
         same = grid_of(self.sides[0][2]) == _grid(self.sides[1][2])
@@ -186,7 +186,7 @@ class Values(Screen[None]):
             self.dismiss()
 
 
-def _grid(entry: TensorEntry) -> Grid | None:
+def _grid(entry: TensorEntry) -> TensorLayout | None:
     try:
         return grid_of(entry)
     except Unsupported:

@@ -26,7 +26,7 @@ command = Fleet(
     `plan` writes a plan, one job per line, for you to review. `run` does the jobs that are not done yet; you can stop
     it and start it again at any time. `status` shows what is done, failed and left.
 
-    Records of finished jobs are kept beside the plan, in PLAN.d. They belong to their inputs and outputs, so you can
+    Records of finished jobs are kept next to the plan, in PLAN.d. They belong to their inputs and outputs, so you can
     make the plan again from a longer list.
     """,
 )

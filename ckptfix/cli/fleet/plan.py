@@ -25,7 +25,7 @@ PLAN = "plan.jsonl"
 """Assumed name of a plan that goes to a pipe, in the current folder."""
 
 
-class Plan(Verb):
+class PlanCommand(Verb):
     """A command line that contains another command after ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -94,7 +94,7 @@ def _place() -> str | None:
     return None
 
 
-plan = Plan(
+plan = PlanCommand(
     "plan",
     params=[
         click.Argument(["names"], metavar="NAME...", nargs=-1, required=False),

@@ -12,8 +12,8 @@ from ckptfix.cli.shared.common import FileName, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import Stopped
 from ckptfix.errors import printable
-from ckptfix.fleet.report import Report, Summary
-from ckptfix.fleet.states import Line, Shard
+from ckptfix.fleet.report import FleetReport, JobSummary
+from ckptfix.fleet.states import PlanLine, PlanShard
 from ckptfix.numbers import whole_number
 from ckptfix.words import plural
 
@@ -60,7 +60,7 @@ def run(
     jobs: int | None,
     executor: str,
     slurm: tuple[str, ...],
-    shard: Shard | None,
+    shard: PlanShard | None,
     roots: tuple[str, ...],
     allow_import: bool,
     dry_run: bool,
@@ -88,16 +88,16 @@ def run(
         raise click.UsageError("--slurm needs --executor slurm.")
     if kind == "slurm" and shard is not None:
         raise click.UsageError("--shard does not go with --executor slurm, which makes its own shards.")
-    report = Report()
+    report = FleetReport()
     try:
         with progress(console) as draw:
 
-            def begin(found: Report) -> None:
+            def begin(found: FleetReport) -> None:
                 nonlocal report
                 report = found
                 draw(found)
 
-            def each(summary: Summary, now: Report) -> None:
+            def each(summary: JobSummary, now: FleetReport) -> None:
                 if console.json:
                     console.emit(summary.as_dict(), summary.exit_code, line=True)
                 draw(now)
@@ -118,19 +118,19 @@ def run(
 run.shares = True
 
 
-def _of_rank() -> Shard | None:
+def _of_rank() -> PlanShard | None:
     """Return the shard of this rank if torchrun or srun started several ranks."""
     if "WORLD_SIZE" not in os.environ and "CKPTFIX_RANKS" not in os.environ:
         return None
     from ckptfix.cli.shared.ranks import world
 
     here = world()
-    return None if here is None else Shard(here.rank, here.size)
+    return None if here is None else PlanShard(here.rank, here.size)
 
 
 def _done(
     console: Console, plan: str, kind: str, place: str, *, jobs: int | None, slurm: tuple[str, ...], **how: Any
-) -> Report:
+) -> FleetReport:
     if kind == "slurm":
         from ckptfix.fleet.arrays import run_array
 
@@ -151,18 +151,18 @@ def _done(
     return carry_out(plan, jobs=jobs, **how)
 
 
-def _planned(console: Console, plan: str, shard: Shard | None, roots: tuple[str, ...]) -> int:
+def _planned(console: Console, plan: str, shard: PlanShard | None, roots: tuple[str, ...]) -> int:
     """Show what a run would do."""
     from ckptfix.commands import command
     from ckptfix.fleet.bounds import bounds_of
     from ckptfix.fleet.run import status
 
-    def say(line: Line) -> None:
+    def say(line: PlanLine) -> None:
         if line.state == "done":
             return
         if console.json:
             job = line.job
-            summary = Summary(job.input, job.output, 0, job.bytes, 0.0, argv=job.argv)
+            summary = JobSummary(job.input, job.output, 0, job.bytes, 0.0, argv=job.argv)
             console.emit({**summary.as_dict(), "state": line.state}, 0, line=True)
         else:
             verb, *words = line.job.argv

@@ -13,8 +13,8 @@ from ckptfix.cli.shared.progress import Progress
 from ckptfix.cli.shared.tables import duration, size, table
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
-from ckptfix.fleet.report import TROUBLE, Report
-from ckptfix.fleet.states import Shard
+from ckptfix.fleet.report import TROUBLE, FleetReport
+from ckptfix.fleet.states import PlanShard
 from ckptfix.numbers import whole_number
 from ckptfix.words import plural
 
@@ -28,13 +28,13 @@ WHAT = {0: "warning", 1: "finding", TROUBLE: "failed", 3: "losses"}
 """Exit code of a job -> its word in the table."""
 
 
-class ShardType(click.ParamType[Shard]):
+class ShardType(click.ParamType[PlanShard]):
     """``I/N``, or ``auto`` to read the shard from the environment of Slurm or torchrun."""
 
     name = "shard"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
-        if isinstance(value, Shard):
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> PlanShard:
+        if isinstance(value, PlanShard):
             return value
         text = str(value)
         if text == "auto":
@@ -50,7 +50,7 @@ class ShardType(click.ParamType[Shard]):
             self.fail(f"{text!r} is not I/N, such as 0/8, or auto.", param, ctx)
         if part >= parts:
             self.fail(f"{text}: I counts from 0, so the last of {parts} is {parts - 1}/{parts}.", param, ctx)
-        return Shard(part, parts)
+        return PlanShard(part, parts)
 
 
 def shard_option() -> click.Option:
@@ -64,7 +64,7 @@ def shard_option() -> click.Option:
 class Bar(Progress):
     """The progress line of a fleet: files, bytes, rate, failures."""
 
-    report = Report()
+    report = FleetReport()
 
     def _line(self, done: int, total: int) -> str:
         report = self.report
@@ -78,14 +78,14 @@ class Bar(Progress):
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Callable[[Report], None]]:
+def progress(console: Console) -> Iterator[Callable[[FleetReport], None]]:
     """Yield a function that draws the progress on a terminal, and does nothing elsewhere."""
     if console.quiet or not is_terminal(sys.stderr):
         yield lambda report: None
         return
     bar = Bar(sys.stderr)
 
-    def draw(report: Report) -> None:
+    def draw(report: FleetReport) -> None:
         bar.report = report
         bar(report.done_bytes, report.bytes)
 
@@ -95,7 +95,7 @@ def progress(console: Console) -> Iterator[Callable[[Report], None]]:
         bar.clear()
 
 
-def counts(report: Report, *, ran: bool = False) -> str:
+def counts(report: FleetReport, *, ran: bool = False) -> str:
     """Return the counts as a sentence; with `ran`, some finished jobs may be older than this run."""
     before = f" ({report.before:,} of them before)" if report.before and ran else ""
     parts = [f"{report.done:,} done{before}"]
@@ -106,7 +106,7 @@ def counts(report: Report, *, ran: bool = False) -> str:
     return f"{plural(report.jobs, 'job')}, {size(report.bytes)}: {', '.join(parts)}."
 
 
-def show(console: Console, plan: str, report: Report, *, ran: bool = False) -> None:
+def show(console: Console, plan: str, report: FleetReport, *, ran: bool = False) -> None:
     """Show the counts, the table of causes, and the fix for each cause; `ran` as in `counts`."""
     console.prose(counts(report, ran=ran))
     causes = report.by_cause

@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.fleet.shown import shard_option, show
 from ckptfix.cli.shared.common import FileName, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.fleet.states import Line, Shard
+from ckptfix.fleet.states import PlanLine, PlanShard
 
 STATES = ("done", "failed", "left", "changed")
 
@@ -22,7 +22,7 @@ STATES = ("done", "failed", "left", "changed")
     ),
     example="ckptfix fleet status plan.jsonl",
 )  # fmt: skip
-def status(console: Console, *, plan: str, shard: Shard | None, listed: str | None) -> int:
+def status(console: Console, *, plan: str, shard: PlanShard | None, listed: str | None) -> int:
     """Show which jobs of PLAN are done, failed or left.
 
     It also shows why jobs failed, and which jobs changed since they were done. Only the records and the files' stat
@@ -30,7 +30,7 @@ def status(console: Console, *, plan: str, shard: Shard | None, listed: str | No
     """
     from ckptfix.fleet.run import status as find
 
-    def say(line: Line) -> None:
+    def say(line: PlanLine) -> None:
         cause = None if line.record is None or line.state not in ("done", "failed") else line.record["cause"]
         if listed in (line.state, cause):
             found.append(line.job.input)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Literal
 
 import click
 
 from ckptfix.cli.shared.common import Verb
-from ckptfix.cli.shared.many import Outcome, Recording, Settings, one
+from ckptfix.cli.shared.console import GROUP
+from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.written import reported
 
 NOT_IN_A_FLEET = {
-    "fleet": "it is the fleet itself",
+    "fleet": "a fleet cannot contain fleets",
     "help": "it reads no file",
     "completion": "it reads no file",
     "git": "git runs it",
     "browse": "it is an interactive screen",
     "ls": "it makes one list of all inputs: `ckptfix ls -r FOLDER`",
-    "undo": "the undo journal is beside each file, and a plan must not ask for it",
+    "undo": "the undo journal is next to each file, and a plan must not ask for it",
     "average": "it makes one output from several inputs",
     "merge": "it makes one output from several inputs",
 }
 """Commands that make no sense for one file of many, and why."""
 
-_SETTINGS = Settings(json=True, quiet=False, width=0, rows=False)
+_SETTINGS = ConsoleSettings(json=True, quiet=False, width=0, rows=False)
 
 
 def verb_called(name: str) -> Verb:
@@ -37,21 +37,16 @@ def verb_called(name: str) -> Verb:
     Raises:
         click.UsageError: there is no such command, or it cannot run in a fleet.
     """
-    known = _group().list_commands(click.Context(_group()))
+    group = GROUP.get()
+    known = group.list_commands(click.Context(group))
     if name in NOT_IN_A_FLEET:
         raise click.UsageError(f"{name} cannot run in a fleet: {NOT_IN_A_FLEET[name]}.")
     if name not in known:
         raise click.UsageError(f"No such command {printable(name)!r} for a fleet.{_advice(name, known)}")
-    found = _group().get_command(click.Context(_group()), name)
+    found = group.get_command(click.Context(group), name)
     if not isinstance(found, Verb):
         raise click.UsageError(f"{name} cannot run in a fleet: it is a group of commands.")
     return found
-
-
-def _group() -> click.Group:
-    """Return the group of all commands, which is above this package: import it by name, like each command."""
-    group: click.Group = import_module("ckptfix.cli").commands
-    return group
 
 
 def _advice(name: str, known: Sequence[str]) -> str:
@@ -74,7 +69,7 @@ def parsed(verb: Verb, words: Sequence[str], console: Recording | None = None) -
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class LineUses:
     """The files and permissions that a command line needs.
 
     Attributes:
@@ -88,7 +83,7 @@ class Uses:
     imports: bool
 
 
-def uses(argv: Sequence[str]) -> Uses | str:
+def uses(argv: Sequence[str]) -> LineUses | str:
     """Return what the command line `argv` uses, or a sentence on why it cannot run in a fleet. Nothing is run."""
     try:
         verb = verb_called(argv[0])
@@ -104,7 +99,7 @@ def uses(argv: Sequence[str]) -> Uses | str:
         return f"its command line is not valid: {error}"
 
 
-def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
+def _uses(verb: Verb, ctx: click.Context) -> LineUses | str:
     params = ctx.params
     if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in params.values()):
         return "- (a stream) cannot be shared by the jobs of a fleet"
@@ -125,7 +120,7 @@ def _uses(verb: Verb, ctx: click.Context) -> Uses | str:
     writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
     if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):
         return "it does not name its output"
-    return Uses(first, tuple(writes), bool(params.get("allow_import")))
+    return LineUses(first, tuple(writes), bool(params.get("allow_import")))
 
 
 WITHOUT = ("dry_run", "check_only", "report", "rules_file")

@@ -18,7 +18,7 @@ from ckptfix.errors import Unsupported, printable
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Plan
-    from ckptfix.cli.shared.many import Job
+    from ckptfix.cli.shared.many import BatchCommand
     from ckptfix.findings.row import Finding
 
 
@@ -70,10 +70,12 @@ class Verb(click.Command):
         console = ctx.ensure_object(Console)
         with contextlib.ExitStack() as stack:
             if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in ctx.params.values()):
-                from ckptfix.cli.shared.streams import Place, standing_in
+                from ckptfix.cli.shared.streams import StreamParameter, standing_in
 
                 types = [(str(param.name), param.type) for param in self.params]
-                places = [Place(name, type.dash) for name, type in types if isinstance(type, FileName | Message)]
+                places = [
+                    StreamParameter(name, type.dash) for name, type in types if isinstance(type, FileName | MessageType)
+                ]
                 stack.enter_context(standing_in(ctx.params, places, console))
             if console.record:
                 from ckptfix.ops.record import recording
@@ -89,7 +91,7 @@ class Verb(click.Command):
                 return among(ctx, console, job is None, invoke)
             return invoke()
 
-    def _invoke(self, ctx: click.Context, console: Console, job: Job | None) -> int:
+    def _invoke(self, ctx: click.Context, console: Console, job: BatchCommand | None) -> int:
         if job is None:
             return int(super().invoke(ctx))
         from ckptfix.cli.shared.jobs import run
@@ -116,7 +118,7 @@ class FileName(click.Path):
         self.dash: Dash = "output" if output else "input"
 
 
-class Message(click.types.StringParamType):
+class MessageType(click.types.StringParamType):
     """Text; ``@FILE`` reads it from a file, and ``-`` from standard input."""
 
     dash: Dash = "text"
@@ -214,7 +216,7 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
         click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
         click.Option(
             ["--record"], is_flag=True, is_eager=True, expose_value=False, callback=_set("record"),
-            help="Save a record beside OUT: SHA-256 of the inputs, command, version.",
+            help="Save a record next to OUT: SHA-256 of the inputs, command, version.",
         ),
         *folder_options(),
     ]  # fmt: skip
@@ -266,7 +268,7 @@ def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
     format = named_format(options["to"])
     if verb == "convert":
         return _Name(format.name, folder=format.folder)
-    return _Name(word, ".safetensors" if format.name == "safetensors" else None, format.folder)
+    return _Name(word, format.own_suffix, format.folder)
 
 
 def default_name(verb: str, source: str, options: Mapping[str, Any]) -> str | None:
@@ -334,11 +336,11 @@ def writes(name: str, *params: click.Parameter, example: str) -> Callable[[Calla
             named = out is None and not in_place
             if named:
                 out = default_name(name, source, options)
-            from ckptfix.ops.writing import How
+            from ckptfix.ops.writing import WriteOptions
 
             with console.progress(at_end="flushing to disk") as progress:
                 link = options.pop("link", False)
-                how = How(
+                how = WriteOptions(
                     force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress
                 )
                 result = function(source, out, how, **options)

@@ -16,11 +16,18 @@ import click
 from ckptfix.cli.shared.fit import width_of, wrapped
 from ckptfix.cli.shared.paint import Meaning, When, painted, wanted
 from ckptfix.errors import printable
+from ckptfix.hooks import Hook
 
 if TYPE_CHECKING:
     from ckptfix.cli.shared.progress import Progress as Bar
     from ckptfix.findings.row import Finding
     from ckptfix.io.read import Progress
+
+GROUP: Hook[click.Group] = Hook("commands")
+"""The group of all commands, which is above this package and above each of its commands."""
+
+COMPLETE = "_CKPTFIX_COMPLETE"
+"""Environment variable in which the completion script of a shell passes its request."""
 
 SCHEMA_VERSION = 1
 """Version of the ``--json`` output (``docs/schema.json``); it increases if a field goes or changes its meaning."""
@@ -181,7 +188,7 @@ class Console:
             bar.clear()
 
 
-class Lines(Console):
+class TextConsole(Console):
     """A console that collects its lines, all rows and whole names, for the text of a result."""
 
     def __init__(self) -> None:

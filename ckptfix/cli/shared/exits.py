@@ -144,7 +144,7 @@ def describe(error: Exception) -> dict[str, Any]:
         case RecursionError():
             fields["message"] = "nested too deeply"
         case _:
-            fields["message"] = f"a fault in ckptfix: {type(error).__name__}: {error}"
+            fields["message"] = f"a bug in ckptfix: {type(error).__name__}: {error}"
             fields["hint"] = f"please report it, with the output of {DEBUG}=1"
     return fields
 

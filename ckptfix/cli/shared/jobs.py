@@ -11,7 +11,7 @@ import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
-from ckptfix.cli.shared.many import LOSSES, Job, Outcome, Recording, Report, Settings, Step, one
+from ckptfix.cli.shared.many import LOSSES, BatchCommand, ConsoleSettings, Outcome, OutcomeReport, Recording, Step, one
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.written import reported
@@ -19,9 +19,9 @@ from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
 
-def run(job: Job, console: Console) -> int:
+def run(job: BatchCommand, console: Console) -> int:
     """Run a job, show it, and return the exit code: 2 if an input failed, else 3 if one has losses, else 1, else 0."""
-    settings = Settings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
+    settings = ConsoleSettings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
     report = job.report(console, job)
     codes: list[int] = []
     waiting: dict[int, Outcome] = {}  # finished, but an earlier input is not
@@ -46,7 +46,7 @@ def run(job: Job, console: Console) -> int:
     return next((code for code in (TROUBLE, LOSSES) if code in codes), max(codes, default=0))
 
 
-def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None:
+def _show(console: Console, report: OutcomeReport, path: str, outcome: Outcome) -> None:
     name = printable(path)
     if not report.add(name, outcome):
         for note in outcome.notes:
@@ -57,7 +57,7 @@ def _show(console: Console, report: Report, path: str, outcome: Outcome) -> None
 
 
 @contextlib.contextmanager
-def _folders(job: Job) -> Iterator[None]:
+def _folders(job: BatchCommand) -> Iterator[None]:
     """Remove the new folders for outputs at the end, if they are empty."""
     new: set[Path] = set()
     for folder in {as_path(input.dest).parent for input in job.inputs if input.dest and not is_url(input.dest)}:
@@ -72,7 +72,7 @@ def _folders(job: Job) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _each(job: Job, settings: Settings, bar: Step | None) -> Generator[tuple[int, Outcome]]:
+def _each(job: BatchCommand, settings: ConsoleSettings, bar: Step | None) -> Generator[tuple[int, Outcome]]:
     """Yield (number of the input, outcome) as the inputs finish."""
     total = _Total(job, bar) if bar is not None else None
     count = min(job.jobs, len(job.inputs))
@@ -91,7 +91,7 @@ def _each(job: Job, settings: Settings, bar: Step | None) -> Generator[tuple[int
 class _Total:
     """The progress of the whole job, in bytes of the inputs."""
 
-    def __init__(self, job: Job, bar: Step) -> None:
+    def __init__(self, job: BatchCommand, bar: Step) -> None:
         self._sizes = [_size(input.path) for input in job.inputs]
         self._parts: dict[int, int] = {}
         self._all, self._done = sum(self._sizes), 0

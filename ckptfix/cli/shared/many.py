@@ -34,7 +34,7 @@ Step = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsoleSettings:
     """The display settings for results, as in `Console`; `rows` means that lists are cut."""
 
     json: bool
@@ -68,7 +68,7 @@ class Outcome:
     written: tuple[str, ...] = ()
 
 
-class Report(Protocol):
+class OutcomeReport(Protocol):
     """The display of the outcomes."""
 
     def add(self, name: str, outcome: Outcome) -> bool:
@@ -79,7 +79,7 @@ class Report(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class BatchCommand:
     """A command, and the inputs to run it on.
 
     Attributes:
@@ -94,7 +94,7 @@ class Job:
     argument: str
     params: Mapping[str, Any]
     inputs: Sequence[Input]
-    report: Callable[[Console, Job], Report]
+    report: Callable[[Console, BatchCommand], OutcomeReport]
     jobs: int = 1
     out_dir: str | None = None
 
@@ -107,7 +107,7 @@ class Job:
 class Recording(Console):
     """A console that records its output."""
 
-    def __init__(self, settings: Settings, step: Step | None) -> None:
+    def __init__(self, settings: ConsoleSettings, step: Step | None) -> None:
         super().__init__()
         self.json, self.quiet = settings.json, settings.quiet
         self._settings, self._step = settings, step
@@ -172,10 +172,10 @@ def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], 
     )
 
 
-class Lines:
+class LineReport:
     """The result lines, one for each input, and a summary."""
 
-    def __init__(self, console: Console, job: Job) -> None:
+    def __init__(self, console: Console, job: BatchCommand) -> None:
         self._console = console
         self._job = job
         self._names = max((len(printable(input.path)) for input in job.inputs), default=0)
@@ -202,10 +202,10 @@ class Lines:
         self._console.prose(f"{plural(len(codes), 'file')}: {', '.join(parts)}.")
 
 
-class Whole:
+class FullText:
     """The full output for each input, one below the other, with a title if the output does not name the input."""
 
-    def __init__(self, console: Console, job: Job) -> None:
+    def __init__(self, console: Console, job: BatchCommand) -> None:
         self._console = console
         self._titled = bool(job.params.get("tensors"))
         self._first = True

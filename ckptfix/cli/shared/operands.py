@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import Job, Lines, Report
+from ckptfix.cli.shared.many import BatchCommand, LineReport, OutcomeReport
 from ckptfix.errors import CkptfixError
 from ckptfix.urls import as_path
 
@@ -22,7 +22,7 @@ class Operands(Protocol):
     usage: str
     """The second usage line; empty if there is only one."""
 
-    def job(self, command: click.Command, ctx: click.Context) -> Job | None:
+    def job(self, command: click.Command, ctx: click.Context) -> BatchCommand | None:
         """Return the job that the command line asks for; None for a single input, which is then in the parameters."""
 
 
@@ -76,11 +76,11 @@ class Inputs:
 
     usage = ""
 
-    def __init__(self, argument: str, report: Callable[[Console, Job], Report]) -> None:
+    def __init__(self, argument: str, report: Callable[[Console, BatchCommand], OutcomeReport]) -> None:
         self.argument = argument
         self.report = report
 
-    def job(self, command: click.Command, ctx: click.Context) -> Job | None:
+    def job(self, command: click.Command, ctx: click.Context) -> BatchCommand | None:
         names: tuple[str, ...] = ctx.params[self.argument]
         recursive = ctx.params.pop("recursive")
         ctx.meta[JOBS] = ctx.params.pop("jobs")
@@ -96,13 +96,13 @@ class Inputs:
 
     def of(
         self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
-    ) -> Job:
+    ) -> BatchCommand:
         """Return the job that reads these inputs, with the options of the command line."""
         if ctx.params.get("html"):
             raise click.UsageError("--html writes one page for one input: name one, or run the command for each.", ctx)
         from ckptfix.cli.shared.inputs import expanded
 
-        return Job(
+        return BatchCommand(
             callback=_function(command),
             argument=self.argument,
             params={name: value for name, value in ctx.params.items() if name != self.argument},
@@ -128,7 +128,7 @@ class InAndOut:
         if isinstance(rest, Last):
             self.usage += f" {rest.metavar}"
 
-    def job(self, command: click.Command, ctx: click.Context) -> Job | None:
+    def job(self, command: click.Command, ctx: click.Context) -> BatchCommand | None:
         params = ctx.params
         out_dir, recursive = params.pop("out_dir"), params.pop("recursive")
         ctx.meta[JOBS] = params.pop("jobs")
@@ -161,7 +161,7 @@ class InAndOut:
 
     def _in_place(
         self, command: click.Command, ctx: click.Context, others: Sequence[str], out_dir: str | None, *, recursive: bool
-    ) -> Job | None:
+    ) -> BatchCommand | None:
         """Return the job that changes each input in place; None for one input, which is then in the parameters."""
         from ckptfix.cli.shared.inputs import expanded, is_pattern
 
@@ -174,12 +174,12 @@ class InAndOut:
         if len(words) == 1 and not recursive and not is_pattern(words[0]):
             ctx.params["source"] = words[0]
             return None
-        return Job(
+        return BatchCommand(
             callback=_function(command),
             argument="source",
             params=ctx.params,
             inputs=expanded(words, recursive=recursive),
-            report=Lines,
+            report=LineReport,
             jobs=ctx.meta[JOBS],
         )
 
@@ -215,7 +215,7 @@ class InAndOut:
 
     def _job(
         self, command: click.Command, ctx: click.Context, words: Sequence[str], out_dir: str, *, recursive: bool
-    ) -> Job:
+    ) -> BatchCommand:
         from ckptfix.cli.shared.inputs import expanded, with_outputs
 
         console = ctx.ensure_object(Console)
@@ -223,12 +223,12 @@ class InAndOut:
             raise click.UsageError("- (standard input) has no name for an output in --out-dir.", ctx)
         inputs = expanded(words, recursive=recursive, leave_out=out_dir)
         names = [self.name_of(str(command.name), input.path, ctx.params) for input in inputs]
-        return Job(
+        return BatchCommand(
             callback=_function(command),
             argument="source",
             params=ctx.params,
             inputs=with_outputs(inputs, out_dir, names),
-            report=Lines,
+            report=LineReport,
             jobs=ctx.meta[JOBS],
             out_dir=out_dir,
         )

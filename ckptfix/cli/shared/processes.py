@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
-from ckptfix.cli.shared.many import Job, Outcome, Recording, Settings, Step, one
+from ckptfix.cli.shared.many import BatchCommand, ConsoleSettings, Outcome, Recording, Step, one
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.written import record, recorded, reported
 from ckptfix.urls import secrets, share
@@ -33,7 +33,7 @@ _BLOCKED = {signal.SIGINT, signal.SIGHUP}
 class _Worker:
     """A process, and the input that it works on."""
 
-    def __init__(self, job: Job, settings: Settings, watched: bool) -> None:
+    def __init__(self, job: BatchCommand, settings: ConsoleSettings, watched: bool) -> None:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         module = job.callback.__module__
@@ -55,7 +55,7 @@ class _Worker:
 
 
 def by_processes(
-    job: Job, settings: Settings, count: int, step: Callable[[int, int, int], None] | None
+    job: BatchCommand, settings: ConsoleSettings, count: int, step: Callable[[int, int, int], None] | None
 ) -> Generator[tuple[int, Outcome]]:
     """Yield (number of the input, outcome) as the inputs finish; `count` of them run at a time.
 
@@ -131,7 +131,7 @@ def _died(worker: _Worker, path: str) -> Outcome:
 
 
 def _serve(
-    connection: Connection, module: str, argument: str, settings: Settings, watched: bool, hidden: dict[str, str]
+    connection: Connection, module: str, argument: str, settings: ConsoleSettings, watched: bool, hidden: dict[str, str]
 ) -> None:
     """Run the worker loop: receive parameters and send outcomes, until None comes or the other side is gone."""
     share(hidden)

@@ -11,7 +11,7 @@ from ckptfix.commands import word
 from ckptfix.errors import printable
 
 
-class Html(click.Option):
+class HtmlOption(click.Option):
     """The option ``--html FILE``, for a command that accepts one input with it."""
 
 
@@ -20,7 +20,7 @@ def html_options() -> list[click.Parameter]:
     from ckptfix.cli.shared.common import FileName
 
     return [
-        Html(
+        HtmlOption(
             ["--html"], metavar="OUT", type=FileName(output=True),
             help="Write the result as one HTML page, which needs no network. - is standard output.",
         ),

@@ -30,7 +30,7 @@ LOOK = 0.25
 """Seconds between polls of a silent standard input."""
 
 
-class Place(NamedTuple):
+class StreamParameter(NamedTuple):
     """A parameter that accepts ``-``, and its meaning: standard input as a file or as text, or standard output."""
 
     name: str
@@ -38,7 +38,7 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def standing_in(params: dict[str, Any], places: Sequence[Place], console: Console) -> Iterator[None]:
+def standing_in(params: dict[str, Any], places: Sequence[StreamParameter], console: Console) -> Iterator[None]:
     """Replace the streams that `params` name with files; at the end, copy the output file to stdout.
 
     Raises:

@@ -16,7 +16,7 @@ DEPTH = 100
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     """A module, or a tensor if it has an `entry`.
 
     Attributes:
@@ -29,10 +29,10 @@ class Node:
 
     name: str
     entry: TensorEntry | None = None
-    children: dict[str, Node] = field(default_factory=dict)
+    children: dict[str, TreeNode] = field(default_factory=dict)
     tensors: int = 0
     nbytes: int = 0
-    folded: list[Node] = field(default_factory=list)
+    folded: list[TreeNode] = field(default_factory=list)
     likeness: int = -1
     last: str = ""
     count: int = 1
@@ -60,24 +60,24 @@ def lines(entries: Iterable[TensorEntry], *, depth: int = DEPTH, width: int = 0)
         yield f"{label.ljust(labels)}  {detail}".rstrip()
 
 
-def _grow(entries: Iterable[TensorEntry]) -> Node:
-    root = Node("")
+def _grow(entries: Iterable[TensorEntry]) -> TreeNode:
+    root = TreeNode("")
     for entry in entries:
         parts = [f"{part}/" for part in entry.at.split("/") if part] + entry.key.split(".")
         if len(parts) > DEPTH:
             parts[DEPTH - 1 :] = [".".join(parts[DEPTH - 1 :])]
         path = [root]
         for part in parts[:-1]:
-            path.append(path[-1].children.setdefault(part, Node(part)))
+            path.append(path[-1].children.setdefault(part, TreeNode(part)))
         # A key may be both a tensor ("a") and a module ("a.b"); the colon keeps the two apart.
-        path.append(path[-1].children.setdefault(f"{parts[-1]}:", Node(parts[-1], entry)))
+        path.append(path[-1].children.setdefault(f"{parts[-1]}:", TreeNode(parts[-1], entry)))
         for node in path:
             node.tensors += 1
             node.nbytes += entry.nbytes
     return root
 
 
-def _fold(node: Node, seen: dict[object, int]) -> None:
+def _fold(node: TreeNode, seen: dict[object, int]) -> None:
     """Set the likeness of every node, and fold its similar children."""
     for child in node.children.values():
         _fold(child, seen)
@@ -91,9 +91,9 @@ def _fold(node: Node, seen: dict[object, int]) -> None:
     node.folded = list(_runs(node.children.values()))
 
 
-def _runs(children: Iterable[Node]) -> Iterator[Node]:
+def _runs(children: Iterable[TreeNode]) -> Iterator[TreeNode]:
     """Yield `children`, with each run of similar numbered ones as one node: layers 0 to 11."""
-    run: Node | None = None
+    run: TreeNode | None = None
     for child in children:
         if run is not None and child.likeness == run.likeness and _follows(run.last or run.name, child.name):
             run.last = child.name
@@ -113,7 +113,7 @@ def _follows(name: str, after: str) -> bool:
     return name.isdecimal() and after.isdecimal() and len(after) < 10 and str(int(name) + 1) == after
 
 
-def _walk(node: Node, level: int, depth: int) -> Iterator[tuple[str, str]]:
+def _walk(node: TreeNode, level: int, depth: int) -> Iterator[tuple[str, str]]:
     for child in node.folded:
         label, count, bottom = _label(child), child.count, child
         while len(bottom.folded) == 1:
@@ -130,7 +130,7 @@ def _walk(node: Node, level: int, depth: int) -> Iterator[tuple[str, str]]:
                 yield from _walk(bottom, level + 1, depth)
 
 
-def _label(node: Node) -> str:
+def _label(node: TreeNode) -> str:
     return printable(f"{node.name}-{node.last}" if node.last else node.name)
 
 

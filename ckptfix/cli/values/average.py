@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.shared.common import FileName, Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops import average
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -28,7 +28,7 @@ from ckptfix.ops.writing import How
 def command(
     source: str,
     dest: str,
-    how: How,
+    how: WriteOptions,
     *,
     more: tuple[str, ...],
     weights: str | None,

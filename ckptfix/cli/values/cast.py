@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops import cast
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -31,7 +31,7 @@ from ckptfix.ops.writing import How
 def command(
     source: str,
     dest: str,
-    how: How,
+    how: WriteOptions,
     *,
     dtype: str,
     only: tuple[str, ...],

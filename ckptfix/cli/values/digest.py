@@ -9,14 +9,14 @@ import click
 
 from ckptfix.cli.shared.common import FileName, files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import Whole
+from ckptfix.cli.shared.many import FullText
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.errors import printable
 from ckptfix.ops import digest
 
 if TYPE_CHECKING:
     from ckptfix.ops.digest import Algorithm
-    from ckptfix.ops.digest.compare import Check
+    from ckptfix.ops.digest.compare import DigestCheck
 
 ROWS = 40
 """Names of each kind shown on a terminal; a pipe gets all of them."""
@@ -42,7 +42,7 @@ ROWS = 40
     click.Option(["-f", "--force"], is_flag=True, help="Replace the manifest if it exists."),
     *search_options(),
     example="ckptfix digest model.safetensors --check original.pth",
-    operands=Inputs("path", Whole),
+    operands=Inputs("path", FullText),
 )  # fmt: skip
 def command(
     console: Console,
@@ -97,7 +97,7 @@ def command(
     return done.exit_code
 
 
-def _show(console: Console, check: Check, lines: Sequence[str]) -> None:
+def _show(console: Console, check: DigestCheck, lines: Sequence[str]) -> None:
     most = console.rows(None, ROWS)
     console.done(lines[:1])
     for names, what in check.rows:

@@ -9,7 +9,7 @@ from ckptfix.cli.shared.common import FileName, Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.formats.target import FormatName
 from ckptfix.ops import merge
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -25,7 +25,7 @@ from ckptfix.ops.writing import How
     example="ckptfix merge encoder.pth decoder.safetensors -o model.pth",
 )
 def command(
-    source: str, dest: str, how: How, *, more: tuple[str, ...], at: str | None, to: FormatName | None
+    source: str, dest: str, how: WriteOptions, *, more: tuple[str, ...], at: str | None, to: FormatName | None
 ) -> Written:
     """Combine the state dicts of all inputs into one.
 

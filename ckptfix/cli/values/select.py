@@ -7,7 +7,7 @@ import click
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops import select
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -20,7 +20,7 @@ from ckptfix.ops.writing import How
     example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
 )
 def command(
-    source: str, dest: str, how: How, *, keep: tuple[str, ...], drop: tuple[str, ...], at: str | None
+    source: str, dest: str, how: WriteOptions, *, keep: tuple[str, ...], drop: tuple[str, ...], at: str | None
 ) -> Written:
     """Keep or drop tensors of IN by their keys.
 

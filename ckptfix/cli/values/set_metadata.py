@@ -9,7 +9,7 @@ import click
 from ckptfix.cli.shared.common import Written, writes
 from ckptfix.cli.shared.options import in_place_option
 from ckptfix.ops import set_metadata
-from ckptfix.ops.writing import How
+from ckptfix.ops.writing import WriteOptions
 
 
 @writes(
@@ -20,7 +20,7 @@ from ckptfix.ops.writing import How
     example="ckptfix set-metadata model.safetensors named.safetensors --set license=apache-2.0",
 )
 def command(
-    source: str, dest: str | None, how: How, *, pairs: tuple[str, ...], delete: tuple[str, ...]
+    source: str, dest: str | None, how: WriteOptions, *, pairs: tuple[str, ...], delete: tuple[str, ...]
 ) -> Written:
     """Change the pairs in the __metadata__ of a safetensors file.
 

@@ -12,13 +12,13 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import Whole
+from ckptfix.cli.shared.many import FullText
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops import stats
 
 if TYPE_CHECKING:
-    from ckptfix.ops.stats import Row
+    from ckptfix.ops.stats import TensorStats
 
 ROWS = 40
 """Rows shown on a terminal, unless --limit changes that."""
@@ -41,7 +41,7 @@ ROWS = 40
     ),
     *search_options(),
     example="ckptfix stats model.safetensors --by-layer",
-    operands=Inputs("path", Whole),
+    operands=Inputs("path", FullText),
 )  # fmt: skip
 def command(
     console: Console,
@@ -89,7 +89,7 @@ def command(
     return done.exit_code
 
 
-def written(rows: Iterable[Row]) -> list[str]:
+def written(rows: Iterable[TensorStats]) -> list[str]:
     """Return the rows as comma-separated values, with a header line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptfix.checkpoint import ByteRange, Segment
-from ckptfix.formats.dcp.metadata import Metadata, Place
-from ckptfix.formats.dcp.pickled import Row
-from ckptfix.formats.dcp.read import Files
+from ckptfix.formats.dcp.metadata import Metadata, StorageInfo
+from ckptfix.formats.dcp.pickled import EditedKey
+from ckptfix.formats.dcp.read import ItemFiles
 
 
 def compacted(
-    said: Metadata, rows: Sequence[Row], files: Files
-) -> tuple[Mapping[str, Sequence[Segment]], Mapping[Place, Place]]:
+    said: Metadata, rows: Sequence[EditedKey], files: ItemFiles
+) -> tuple[Mapping[str, Sequence[Segment]], Mapping[StorageInfo, StorageInfo]]:
     """Return name -> the new content of each file, and the new places of items that moved.
 
     A file without remaining items is dropped. A file in which items overlap, or extend beyond the end, is copied whole.
@@ -23,11 +23,11 @@ def compacted(
         return whole, {}
     used = set(_used(said, rows))
     gone = {part.place.name for _, part in said.places() if part.place is not None and part.place not in used}
-    kept: dict[str, list[Place]] = {name: [] for name in whole}
+    kept: dict[str, list[StorageInfo]] = {name: [] for name in whole}
     for place in sorted(used):
         kept.setdefault(place.name, []).append(place)
     made: dict[str, Sequence[Segment]] = {}
-    moved: dict[Place, Place] = {}
+    moved: dict[StorageInfo, StorageInfo] = {}
     for name, copy in whole.items():
         places = kept[name]
         if name not in gone or not _apart(places, files.sizes[name]):
@@ -35,14 +35,14 @@ def compacted(
             continue
         cursor = 0
         for place in places:
-            moved[place] = Place(name, cursor, place.length)
+            moved[place] = StorageInfo(name, cursor, place.length)
             cursor += place.length
         if places:
             made[name] = [files.range(place) for place in places]
     return made, moved
 
 
-def _used(said: Metadata, rows: Sequence[Row]) -> Iterator[Place]:
+def _used(said: Metadata, rows: Sequence[EditedKey]) -> Iterator[StorageInfo]:
     """Yield the items that are neither dropped nor replaced; also those of rewritten values, which are small."""
     yield from (place for _, place in said.unused)
     for row in rows:
@@ -50,7 +50,7 @@ def _used(said: Metadata, rows: Sequence[Row]) -> Iterator[Place]:
             yield from (part.place for part in row.saved.parts if part.place is not None)
 
 
-def _apart(places: Sequence[Place], size: int) -> bool:
+def _apart(places: Sequence[StorageInfo], size: int) -> bool:
     """Return whether sorted items do not overlap and fit in a file of `size` bytes."""
     at = 0
     for place in places:

@@ -1,13 +1,15 @@
 """Edits of a folder: keys are in the `.metadata`, which is rewritten; files of tensors are copied whole.
 
 Names inside a value (an optimizer's ``params``) and replaced tensors are written as new items, to an additional
-``.distcp`` file.
+``.distcp`` file; an in-place edit appends them to a file of the folder.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 from ckptfix.checkpoint import (
@@ -28,16 +30,17 @@ from ckptfix.commands import command
 from ckptfix.errors import KeyConflict, Unsupported
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.compact import compacted
-from ckptfix.formats.dcp.metadata import Metadata, Place, Saved
-from ckptfix.formats.dcp.pickled import Row, rewritten
+from ckptfix.formats.dcp.metadata import Metadata, SavedKey, StorageInfo
+from ckptfix.formats.dcp.pickled import EditedKey, rewritten
 from ckptfix.formats.dcp.planned import planned_metadata
-from ckptfix.formats.dcp.read import RANKS, Files, Folder, folder_of
-from ckptfix.formats.dcp.window import Window
+from ckptfix.formats.dcp.read import RANKS, Folder, ItemFiles, folder_of
+from ckptfix.formats.dcp.window import ItemWindow
 from ckptfix.formats.dcp.write import tensor_items
 from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.in_place import data_moves
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import parts_of
-from ckptfix.formats.torch.object import Site
+from ckptfix.formats.torch.object import NodeSite
 from ckptfix.io.planned import PlannedFile
 from ckptfix.pickles import Text
 from ckptfix.pickles.graph import Node, pairs
@@ -68,14 +71,53 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     return Plan((*copies, *new, *around.copied_to(dest), last), around.findings())
 
 
-def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
+def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
+    """Plan an in-place edit (`Format.in_place`): the items of an additional file go to the end of a file of the folder.
+
+    Raises:
+        Unsupported: the edit removes or replaces items, which changes data too.
+    """
+    files = folder_of(checkpoint).files
+    dest, said = os.path.dirname(plan.files[-1].path), planned_metadata(plan)  # noqa: PTH120 (a name, not a place)
+    planned = {os.path.relpath(file.path, dest): file for file in plan.files}
+    for name, path in files.paths.items():
+        whole = OutputFile.of(path, [ByteRange(path, 0, files.sizes[name])])
+        if name not in planned or planned[name].segments != whole.segments:
+            raise data_moves(path)
+    if said is None:
+        return plan
+    places = [*(part.place for _, part in said.places() if part.place), *(place for _, place in said.unused)]
+    added = sorted({place.name for place in places} & planned.keys() - files.paths.keys())
+    home = next((name for name in files.paths if _may_grow(name, files.sizes[name], places)), None)
+    if not added or home is None:
+        return plan
+    segments = list(planned[home].segments)
+    moved: dict[StorageInfo, StorageInfo] = {}
+    for name in added:
+        start = sum(map(segment_length, segments))
+        for place in places:
+            if place.name == name:
+                moved[place] = StorageInfo(home, start + place.offset, place.length)
+        segments += planned.pop(name).segments
+    planned[home] = OutputFile.of(planned[home].path, segments)
+    metadata = rewritten(said, [EditedKey(saved, saved.path) for saved in said.saved], moved)
+    planned[dcp_metadata.NAME] = OutputFile.of(plan.files[-1].path, [metadata])
+    return replace(plan, files=tuple(planned.values()))
+
+
+def _may_grow(name: str, size: int, places: Iterable[StorageInfo]) -> bool:
+    """Return whether items can be appended to a file: it is not empty, not in a subfolder, and not cut short."""
+    return size > 0 and "/" not in name and all(row.offset + row.length <= size for row in places if row.name == name)
+
+
+def edited(said: Metadata, edits: Iterable[Edit]) -> list[EditedKey]:
     """Return a row for each key, with the effect of the edits.
 
     Raises:
         KeyConflict: two keys would have the same name.
         Unsupported: a folder does not support an edit.
     """
-    rows = [Row(saved, saved.path) for saved in said.saved]
+    rows = [EditedKey(saved, saved.path) for saved in said.saved]
     below = _Below(rows)
     for edit in edits:
         if isinstance(edit, SetLocation):
@@ -96,7 +138,7 @@ def edited(said: Metadata, edits: Iterable[Edit]) -> list[Row]:
         name = row.fqn(said.nested)
         if not row.gone and taken.setdefault(name, row.saved.fqn) != row.saved.fqn:
             pair = (name, (taken[name], row.saved.fqn))
-            raise KeyConflict(f"two keys would be called {name}: {', '.join(pair[1])}", pairs=(pair,))
+            raise KeyConflict(f"two keys would become {name}: {', '.join(pair[1])}", pairs=(pair,))
     return rows
 
 
@@ -109,15 +151,15 @@ def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Pla
     ranks = checkpoint.format == RANKS
     message = "each rank has its own metadata" if ranks else "its tensors are in safetensors files, by name"
     hint = f"`{command('convert', checkpoint.path, 'OUT', to='dcp')}` writes a folder that can be edited"
-    raise Unsupported(f"{message}: it is read, and not edited", path=checkpoint.path, hint=hint)
+    raise Unsupported(f"{message}: ckptfix reads it, but does not edit it", path=checkpoint.path, hint=hint)
 
 
 class _Below:
     """The keys below each address of a dict."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows: dict[str, dict[str, list[tuple[Row, int]]]] = {}
-        self._values: dict[str, Row] = {}
+    def __init__(self, rows: Sequence[EditedKey]) -> None:
+        self._rows: dict[str, dict[str, list[tuple[EditedKey, int]]]] = {}
+        self._values: dict[str, EditedKey] = {}
         for row in rows:
             path = row.saved.path
             address = ""
@@ -127,14 +169,14 @@ class _Below:
             if row.saved.dtype is None:
                 self._values[address] = row
 
-    def places(self, at: str, name: str) -> list[tuple[Row, int]]:
+    def places(self, at: str, name: str) -> list[tuple[EditedKey, int]]:
         """Return the keys under `name` of the dict `at`, and the position of the name in their paths."""
         return self._rows.get(at, {}).get(name, [])
 
-    def named(self, at: str, names: Iterable[str]) -> Iterable[Row]:
+    def named(self, at: str, names: Iterable[str]) -> Iterable[EditedKey]:
         return (row for name in names for row, _ in self.places(at, name))
 
-    def around(self, at: str) -> Iterable[tuple[Row, str]]:
+    def around(self, at: str) -> Iterable[tuple[EditedKey, str]]:
         """Return the value that contains the address `at`, if there is one, and the rest of the address inside it."""
         found = [address for address in self._values if is_inside(at, address)]
         return [(self._values[address], of_keys(keys_of(at)[len(keys_of(address)) :])) for address in found]
@@ -161,7 +203,7 @@ def _put(below: _Below, edit: Put) -> None:
         rows[0].put = entry
 
 
-def _moved(rows: Iterable[Row], edit: SetLocation) -> None:
+def _moved(rows: Iterable[EditedKey], edit: SetLocation) -> None:
     """Record a change of devices: tensors in a folder have no device, but tensors inside values do."""
     if "cpu" in edit.moves:
         raise Unsupported(
@@ -179,7 +221,7 @@ def _free_name(folder: Folder, others: Iterable[str]) -> str:
     return next(name for number in count() if (name := f"__0_{number}.distcp") not in taken)
 
 
-def _new_items(rows: Sequence[Row], files: Files, name: str) -> tuple[str, list[Segment]] | None:
+def _new_items(rows: Sequence[EditedKey], files: ItemFiles, name: str) -> tuple[str, list[Segment]] | None:
     """Return the file of changed items, and record the new places in their rows."""
     segments: list[Segment] = []
     cursor = 0
@@ -187,23 +229,23 @@ def _new_items(rows: Sequence[Row], files: Files, name: str) -> tuple[str, list[
     made = tensor_items([row.put for row in puts if row.put is not None])
     for row, item in [*zip(puts, made, strict=True), *_new_values(rows, files)]:
         length = sum(map(segment_length, item))
-        row.place = Place(name, cursor, length)
+        row.place = StorageInfo(name, cursor, length)
         segments += item
         cursor += length
     return (name, segments) if segments else None
 
 
-def _new_values(rows: Iterable[Row], files: Files) -> Iterable[tuple[Row, list[Segment]]]:
+def _new_values(rows: Iterable[EditedKey], files: ItemFiles) -> Iterable[tuple[EditedKey, list[Segment]]]:
     for row in rows:
         place = row.saved.parts[0].place if row.saved.parts else None
         if row.inner and not row.gone and place is not None and files.has(place):
-            window = Window(files.range(place))
+            window = ItemWindow(files.range(place))
             item = _edited_value(window, row.inner)
             if item != [window.where]:
                 yield row, item
 
 
-def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
+def _edited_value(window: ItemWindow, edits: Sequence[Edit]) -> list[Segment]:
     """Return the archive of a value with its content edited."""
     checkpoint = torch_zip.read(window)
     found = parts_of(checkpoint).found
@@ -211,7 +253,7 @@ def _edited_value(window: Window, edits: Sequence[Edit]) -> list[Segment]:
     for edit in edits:
         if isinstance(edit, Rename) and (edit.at, edit.kind) not in known:
             # Only the context of the value tells that these are names.
-            found.sites.append(Site(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at, found.holders))))
+            found.sites.append(NodeSite(edit.at, edit.kind, _uses(node_at(found.graph.root, edit.at, found.holders))))
     moves = [edit for edit in edits if not isinstance(edit, SetLocation) or set(edit.moves) & set(checkpoint.devices)]
     (file,) = torch_zip.plan_edit(checkpoint, moves, window).files
     return [_real(segment, window) for segment in file.segments]
@@ -226,7 +268,7 @@ def _uses(node: Node) -> list[Text]:
     return [name for name in names if type(name) is Text]
 
 
-def _real(segment: Segment, window: Window) -> Segment:
+def _real(segment: Segment, window: ItemWindow) -> Segment:
     if isinstance(segment, ByteRange) and segment.path == window:
         return window.real(segment)
     return segment
@@ -250,7 +292,7 @@ def keeps_all(checkpoint: Checkpoint, plan: Plan, but: Collection[str] = ()) -> 
     return now == was
 
 
-def _origin(file: PlannedFile | None, place: Place, sizes: Mapping[str, int]) -> Place | None:
+def _origin(file: PlannedFile | None, place: StorageInfo, sizes: Mapping[str, int]) -> StorageInfo | None:
     """Return the source of the item at `place` of a planned file; None if it is not copied from one range."""
     if file is None:
         return place
@@ -261,10 +303,12 @@ def _origin(file: PlannedFile | None, place: Place, sizes: Mapping[str, int]) ->
     is_whole = segment.offset == 0 and segment.length == file.size == sizes.get(segment.path)
     if start + place.length > segment.length and not is_whole:
         return None
-    return Place(segment.path, segment.offset + start, place.length)
+    return StorageInfo(segment.path, segment.offset + start, place.length)
 
 
-def _tensors(saved: Iterable[Saved], origin: Callable[[Place], Place | None], *, named: bool) -> Counter[object]:
+def _tensors(
+    saved: Iterable[SavedKey], origin: Callable[[StorageInfo], StorageInfo | None], *, named: bool
+) -> Counter[object]:
     """Count each distinct tensor by its dtype, shape and origin.
 
     Args:

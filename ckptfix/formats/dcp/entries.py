@@ -25,7 +25,7 @@ class Boxes(NamedTuple):
     boxes: tuple[tuple[Sizes, Sizes], ...]
 
 
-class Item(NamedTuple):
+class StoredItem(NamedTuple):
     """The location of an item: its key, its offsets in the tensor, and `length` bytes at `offset` of a file."""
 
     fqn: str
@@ -46,7 +46,7 @@ WIDTHS = {0x4B: 2, 0x4D: 3, 0x4A: 5, 0x8A: 2}
 TUPLES = {0x29: 0, 0x85: 1, 0x86: 2, 0x87: 3}
 
 
-class Entries:
+class EntryReader:
     """A reader of entries and the memo numbers that they assign.
 
     A method that reads an entry takes the offset at which it begins, and returns its end. If the entry is written
@@ -67,7 +67,7 @@ class Entries:
         self.memo: dict[int, Node] = {}
         self.sizes: dict[int, Sizes] = {}
         self.kinds: dict[int, str] = {}
-        self.made: list[Item | Row] = []
+        self.made: list[StoredItem | Row] = []
         # Keyed by opcodes: since a number is assigned only once, the same opcodes mean the same everywhere.
         self._dtypes: dict[bytes, str] = {}
         self._known: dict[bytes, Sizes] = {}
@@ -281,7 +281,7 @@ class Entries:
                 self.count = before
                 return pos
             self._same.add(names)
-        self.made.append(Item(fqn, box, name, pushed_int(begin), pushed_int(size)))
+        self.made.append(StoredItem(fqn, box, name, pushed_int(begin), pushed_int(size)))
         return place.end()
 
 

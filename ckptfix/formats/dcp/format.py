@@ -21,13 +21,12 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp import ranks
-from ckptfix.formats.dcp.edit import keeps_all, plan_edit, refuse_edit
+from ckptfix.formats.dcp.edit import in_place, keeps_all, plan_edit, refuse_edit
 from ckptfix.formats.dcp.judge import judge, skim
 from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
 from ckptfix.formats.dcp.write import plan_write, recode, sized, sized_recode
-from ckptfix.formats.in_place import as_planned
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import as_path
 
@@ -91,7 +90,7 @@ FORMAT = Format(
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
-    in_place=as_planned,
+    in_place=in_place,
     plan_write=plan_write,
     folder=True,
     remarks=remarks,

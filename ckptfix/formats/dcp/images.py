@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.formats.dcp.entries import Sizes
-from ckptfix.formats.dcp.window import Window, in_file
+from ckptfix.formats.dcp.window import ItemWindow, in_file
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.io.source import open_source
 
@@ -93,7 +93,7 @@ def _read(path: str, offset: int) -> Image | None:
         head = source.read(offset, min(where.length, 8 + len(_START)))
     if not head[8:].startswith(_START[: len(head) - 8]):
         return None
-    window = Window(where)
+    window = ItemWindow(where)
     with in_file(window, "safetensors"):
         length = int.from_bytes(head[:8], "little")
         if length > where.length - 8:

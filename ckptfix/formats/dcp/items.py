@@ -12,16 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckptfix.checkpoint import ByteRange, Check, Data, Derived, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, Data, Derived, RangeCheck, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.molds import Molds
-from ckptfix.formats.dcp.window import Window, in_file
+from ckptfix.formats.dcp.window import ItemWindow, in_file
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import ByteOrder, Storages, little_endian
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
-from ckptfix.formats.torch.zip_layout import Archive, Places
+from ckptfix.formats.torch.zip_layout import ZipCheckpoint, ZipStorages
 from ckptfix.io.elements import row_major
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Graph
@@ -34,10 +34,10 @@ class TensorItem:
     """The elements of a chunk in row-major order, and the checksum that its archive states for them."""
 
     data: Data
-    check: Check | None
+    check: RangeCheck | None
 
 
-class Named(NamedTuple):
+class ChunkName(NamedTuple):
     """The identity of a chunk in a safetensors file: `fqn` and its offsets; `images` are those files."""
 
     images: Images
@@ -46,7 +46,7 @@ class Named(NamedTuple):
 
 
 def tensor_item(
-    where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Molds, named: Named | None = None
+    where: ByteRange, name: str, dtype: str, shape: Sizes, molds: Molds, named: ChunkName | None = None
 ) -> TensorItem:
     """Return the chunk in the item at `where`, which must have this dtype and shape.
 
@@ -58,7 +58,7 @@ def tensor_item(
         DamagedFile: it holds something else, or is incomplete.
         Unsupported: it does not hold a dense tensor.
     """
-    window = Window(where)
+    window = ItemWindow(where)
     with in_file(window, name), open_source(window) as source:
         if source.read(0, min(4, where.length)) != _ZIP:
             image = None if named is None else named.images.at(where.path, where.offset)
@@ -68,12 +68,12 @@ def tensor_item(
         known = molds.find(source, dtype, shape)
         if known is not None:
             data, crc32 = window.real(known[0]), known[1]
-            return TensorItem(data, Check(name, data, crc32))
+            return TensorItem(data, RangeCheck(name, data, crc32))
         return _understood(window, source, name, dtype, shape, molds)
 
 
 def _understood(
-    window: Window, source: Source, name: str, dtype: str, shape: Sizes, molds: Molds
+    window: ItemWindow, source: Source, name: str, dtype: str, shape: Sizes, molds: Molds
 ) -> TensorItem:
     """Return the chunk in an archive, as in `tensor_item`."""
     archive, graph = torch_zip.read_object(window)
@@ -96,7 +96,7 @@ def _understood(
     if not isinstance(storage.data, ByteRange):
         return _inflated(entry, storage.data, storage.crc32, big=_is_big(window, archive))
     whole = window.real(storage.data)
-    check = Check(name, whole, storage.crc32) if storage.crc32 is not None else None
+    check = RangeCheck(name, whole, storage.crc32) if storage.crc32 is not None else None
     big = _is_big(window, archive)
     data: Data = whole
     if not entry.is_contiguous or entry.lazy:
@@ -114,18 +114,18 @@ def _inflated(entry: TensorEntry, data: Derived, crc32: int | None, *, big: bool
     """Return the elements of an archive that was compressed after torch wrote it, to be inflated when read."""
     if not entry.is_contiguous or entry.offset or entry.nbytes != data.length:
         raise Unsupported("its item is compressed, and is a view of a larger storage")
-    check = Check(entry.name, data, crc32) if crc32 is not None else None
+    check = RangeCheck(entry.name, data, crc32) if crc32 is not None else None
     order: ByteOrder = "big" if big else "little"
     return TensorItem(little_endian(row_major(entry, order), order, dtypes.by_name(entry.dtype).unit), check)
 
 
-def _places(window: Window, archive: Archive, graph: Graph) -> Places:
+def _places(window: ItemWindow, archive: ZipCheckpoint, graph: Graph) -> ZipStorages:
     if any(type(persid.pid) is not tuple for persid in graph.persids):
         raise DamagedFile("its item refers to a storage in a way that torch never does")
-    return Places(window, archive)
+    return ZipStorages(window, archive)
 
 
-def _is_big(window: Window, archive: Archive) -> bool:
+def _is_big(window: ItemWindow, archive: ZipCheckpoint) -> bool:
     """Return whether the archive states that its numbers are big-endian."""
     with open_source(window) as source:
         return torch_zip.small_record(source, archive.directory, f"{archive.root}/byteorder") == "big"
@@ -162,7 +162,7 @@ def value_item(where: ByteRange, name: str) -> ValueItem:
         DamagedFile: it is incomplete.
         Unsupported: torch.save does not write such an item.
     """
-    window = Window(where)
+    window = ItemWindow(where)
     with in_file(window, name):
         with open_source(window) as source:
             zipped = source.read(0, min(4, where.length)) == _ZIP
@@ -171,7 +171,7 @@ def value_item(where: ByteRange, name: str) -> ValueItem:
         archive, graph = torch_zip.read_object(window)
         if not archive.pickle_ok:
             raise DamagedFile("the pickle of its item does not match its CRC-32")
-        places = Places(window, archive)
+        places = ZipStorages(window, archive)
 
         def place(key: str) -> tuple[Data | None, int, int | None]:
             data, nbytes, crc32 = places(key)

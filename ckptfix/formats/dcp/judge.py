@@ -13,7 +13,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.dcp.images import Images
-from ckptfix.formats.dcp.metadata import Place
+from ckptfix.formats.dcp.metadata import StorageInfo
 from ckptfix.formats.dcp.part import SUFFIX
 from ckptfix.formats.dcp.read import Folder, folder_of
 from ckptfix.formats.folders.steps import element
@@ -101,7 +101,7 @@ def _other_steps(folder: Folder) -> Iterator[Finding]:
             yield found("steps-differ", message, where=name)
 
 
-def _in_image(folder: Folder, place: Place) -> bool:
+def _in_image(folder: Folder, place: StorageInfo) -> bool:
     """Return whether a safetensors file begins there; all of its tensors then state the same place."""
     try:
         return folder.files.images.at(folder.files.paths[place.name], place.offset) is not None

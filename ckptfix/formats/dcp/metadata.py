@@ -24,7 +24,7 @@ from typing import NamedTuple, cast
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import of_keys
 from ckptfix.errors import DamagedFile, Unsupported, about
-from ckptfix.formats.dcp.entries import MAX_PARTS, MAX_SIZE, Boxes, Item, Sizes
+from ckptfix.formats.dcp.entries import MAX_PARTS, MAX_SIZE, Boxes, Sizes, StoredItem
 from ckptfix.formats.dcp.skim import Skimmed, skim
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name
 from ckptfix.pickles import Call, Dict, Graph, parse
@@ -44,7 +44,7 @@ UNDO = (
 )
 
 
-class Place(NamedTuple):
+class StorageInfo(NamedTuple):
     """The location of an item as a ``_StorageInfo`` states it: `length` bytes at `offset` of the file `name`."""
 
     name: str
@@ -52,12 +52,12 @@ class Place(NamedTuple):
     length: int
 
 
-class Part(NamedTuple):
+class SavedChunk(NamedTuple):
     """A chunk of a tensor: its box, and the item that holds its elements; None if the metadata lists no item."""
 
     offsets: Sizes
     sizes: Sizes
-    place: Place | None
+    place: StorageInfo | None
 
     @property
     def is_lost(self) -> bool:
@@ -66,7 +66,7 @@ class Part(NamedTuple):
 
 
 @dataclass(slots=True)
-class Saved:
+class SavedKey:
     """A key of the flattened object.
 
     Attributes:
@@ -81,7 +81,7 @@ class Saved:
     path: Path
     dtype: str | None
     shape: Sizes
-    parts: tuple[Part, ...]
+    parts: tuple[SavedChunk, ...]
 
     @property
     def address(self) -> str:
@@ -108,11 +108,11 @@ class Metadata:
     """
 
     source: Graph | bytes
-    saved: list[Saved] = field(default_factory=list)
+    saved: list[SavedKey] = field(default_factory=list)
     nested: bool = False
     version: str | None = None
     saved_at: str | None = None
-    unused: list[tuple[str, Place]] = field(default_factory=list)
+    unused: list[tuple[str, StorageInfo]] = field(default_factory=list)
     wrong: list[tuple[str, str]] = field(default_factory=list)
 
     @property
@@ -127,7 +127,7 @@ class Metadata:
         """The size of the pickle in bytes."""
         return len(self.source if isinstance(self.source, bytes) else self.source.data)
 
-    def places(self) -> Iterator[tuple[Saved, Part]]:
+    def places(self) -> Iterator[tuple[SavedKey, SavedChunk]]:
         """Yield every part that has an item, with its key."""
         for saved in self.saved:
             for part in saved.parts:
@@ -257,13 +257,13 @@ def _sizes(node: Node) -> Sizes:
 
 
 def _saved(
-    fqn: str, path: Path, node: Node | Boxes, items: Mapping[Sizes | None, Place], known: Sizer, made: Metadata,
+    fqn: str, path: Path, node: Node | Boxes, items: Mapping[Sizes | None, StorageInfo], known: Sizer, made: Metadata,
     whole: bool,
-) -> Saved | None:
+) -> SavedKey | None:
     """Return the key `fqn`; None if its metadata cannot be understood, which is recorded."""
     if not isinstance(node, Boxes) and _is_value(node):
         made.unused += [(fqn, place) for offsets, place in items.items() if offsets is not None]
-        return Saved(fqn, path, None, (), (Part((), (), items.get(None)),))
+        return SavedKey(fqn, path, None, (), (SavedChunk((), (), items.get(None)),))
     where = "/".join(map(str, path))
     try:
         dtype, shape, boxes = node if isinstance(node, Boxes) else _boxes(node, known)
@@ -272,7 +272,7 @@ def _saved(
             raise BadTensor(f"its shape {list(shape)} is over the limit of 2**63 bytes")
         # Older versions list a replicated chunk once for each rank, although it is one item.
         distinct = dict.fromkeys(boxes) if len(boxes) > 1 else boxes
-        parts = tuple(Part(*box, items.get(box[0])) for box in distinct)
+        parts = tuple(SavedChunk(*box, items.get(box[0])) for box in distinct)
         check_volume(row, shape, parts, whole=whole)
     except (BadTensor, Unsupported) as error:
         made.wrong.append((where, error.message))
@@ -280,7 +280,7 @@ def _saved(
     if len(items) > len(parts):
         listed = {part.offsets for part in parts}
         made.unused += [(fqn, place) for offsets, place in items.items() if offsets is None or offsets not in listed]
-    return Saved(fqn, path, dtype, shape, parts)
+    return SavedKey(fqn, path, dtype, shape, parts)
 
 
 def _is_value(node: Node) -> bool:
@@ -300,7 +300,7 @@ def _boxes(node: Node, known: Sizer) -> Boxes:
     return Boxes(dtype, shape, tuple((known(row.get("offsets")), known(row.get("sizes"))) for row in rows))
 
 
-def check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[Part], *, whole: bool = True) -> None:
+def check_volume(row: dtypes.Dtype, shape: Sizes, parts: Sequence[SavedChunk], *, whole: bool = True) -> None:
     """Refuse sizes that the items cannot have: if they were believed, outputs could get any length.
 
     Args:
@@ -358,20 +358,20 @@ def _path(node: Node) -> Path | None:
 
 
 def _items(
-    rows: Sequence[Item | tuple[Node, Node]], bad: dict[str, str]
-) -> dict[str, dict[Sizes | None, Place]]:
+    rows: Sequence[StoredItem | tuple[Node, Node]], bad: dict[str, str]
+) -> dict[str, dict[Sizes | None, StorageInfo]]:
     """Return fqn -> offsets of a chunk (None for a value) -> location; `bad` gets the keys of invalid entries."""
-    found: dict[str, dict[Sizes | None, Place]] = {}
+    found: dict[str, dict[Sizes | None, StorageInfo]] = {}
     known = Sizer(0)
     files: dict[str, str] = {}
     for row in rows:
-        if isinstance(row, Item):
+        if isinstance(row, StoredItem):
             if row.offset < 0 or row.length < 0 or row.offset + row.length >= MAX_SIZE:
                 bad[row.fqn] = _no_place(row.offset, row.length)
                 continue
             # As in a dict, the last one of equal keys counts.
             file = files.setdefault(row.name, row.name)
-            found.setdefault(row.fqn, {})[row.box] = Place(file, row.offset, row.length)
+            found.setdefault(row.fqn, {})[row.box] = StorageInfo(file, row.offset, row.length)
             continue
         index, info = row
         key, said = fields_of(index), fields_of(info)
@@ -397,7 +397,7 @@ def _items(
             bad[str(fqn)] = f"an entry of its storage_data is invalid: {error.message}"
             continue
         file = files.setdefault(name, str(name))
-        found.setdefault(str(fqn), {})[box] = Place(file, offset, length)
+        found.setdefault(str(fqn), {})[box] = StorageInfo(file, offset, length)
     return found
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import CkptfixError
-from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.source import Source
 from ckptfix.zips.local import read_local
-from ckptfix.zips.read import DESCRIPTOR_FOLLOWS, Record
+from ckptfix.zips.read import DESCRIPTOR_FOLLOWS, DirectoryRecord
 
 CRC_IN_ROW, CRC_IN_LOCAL, CRC_IN_DESCRIPTOR = 16, 14, 4
 """The offset of the four bytes of a checksum in a row of the directory, a local header, and a data descriptor."""
@@ -27,7 +27,7 @@ MOST = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Mold:
+class ItemTemplate:
     """The common bytes of items.
 
     Attributes:
@@ -49,7 +49,7 @@ class Molds:
     """The known patterns of a folder's items, by item length and by the dtype and shape in the metadata."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str, tuple[int, ...]], Mold] = {}
+        self._known: dict[tuple[int, str, tuple[int, ...]], ItemTemplate] = {}
 
     def find(self, source: Source, dtype: str, shape: tuple[int, ...]) -> tuple[ByteRange, int] | None:
         """Return the range of the elements in `source`, an item, and their checksum; None if no pattern fits."""
@@ -62,7 +62,9 @@ class Molds:
             return None
         return ByteRange(source.name, mold.data, mold.nbytes), crc32
 
-    def learn(self, source: Source, archive: Archive, dtype: str, shape: tuple[int, ...], data: ByteRange) -> None:
+    def learn(
+        self, source: Source, archive: ZipCheckpoint, dtype: str, shape: tuple[int, ...], data: ByteRange
+    ) -> None:
         """Remember an item that was parsed; `data` is exactly its elements, in row-major order."""
         key = source.size, dtype, shape
         if key in self._known or len(self._known) >= MOST or source.size - data.length > MOST_AROUND:
@@ -85,10 +87,10 @@ class Molds:
         for at, length in [*cuts, (len(around), 0)]:
             fixed.append((start, around[start:at]))
             start = at + length
-        self._known[key] = Mold(data.offset, data.length, tuple(fixed), _outside(crc32, data))
+        self._known[key] = ItemTemplate(data.offset, data.length, tuple(fixed), _outside(crc32, data))
 
 
-def _checksums(archive: Archive, record: Record, data: int) -> list[tuple[int, int]]:
+def _checksums(archive: ZipCheckpoint, record: DirectoryRecord, data: int) -> list[tuple[int, int]]:
     """Return the locations of a record's checksum: (offset, bytes)."""
     found = [(archive.directory.offset + record.position + CRC_IN_ROW, 4), (record.header + CRC_IN_LOCAL, 4)]
     if record.flags & DESCRIPTOR_FOLLOWS:

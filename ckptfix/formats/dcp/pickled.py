@@ -13,7 +13,7 @@ from typing import cast
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
 from ckptfix.formats.dcp.cut import without
 from ckptfix.formats.dcp.entries import Sizes
-from ckptfix.formats.dcp.metadata import Metadata, Path, Place, Saved, fields_of
+from ckptfix.formats.dcp.metadata import Metadata, Path, SavedKey, StorageInfo, fields_of
 from ckptfix.formats.dcp.respell import Moves, respelled
 from ckptfix.pickles import Call, Dict, Global, Graph
 from ckptfix.pickles.graph import Node, pairs
@@ -34,7 +34,7 @@ VERSION = "1.0.0"
 
 
 @dataclass(slots=True)
-class Row:
+class EditedKey:
     """A key during an edit.
 
     Attributes:
@@ -46,12 +46,12 @@ class Row:
         place: the location of its new item.
     """
 
-    saved: Saved
+    saved: SavedKey
     path: Path
     gone: bool = False
     inner: list[Edit] = field(default_factory=list)
     put: TensorEntry | None = None
-    place: Place | None = None
+    place: StorageInfo | None = None
 
     def fqn(self, nested: bool) -> str:
         """Return its new name; a name that is not derived from its path is kept as long as the path is."""
@@ -60,7 +60,7 @@ class Row:
         return ".".join(map(str, self.path)) if nested else str(self.path[0])
 
 
-def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
+def fresh(saved: Sequence[SavedKey], paths: Mapping[str, Path]) -> bytes:
     """Return the pickle of a new Metadata with these keys; each key has one part."""
     make = _Nodes()
     keys, items = Dict(), Dict()
@@ -86,7 +86,7 @@ def fresh(saved: Sequence[Saved], paths: Mapping[str, Path]) -> bytes:
     return _written(root, Graph(bytes((0x80, PROTOCOL)), 0), PROTOCOL)
 
 
-def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place]) -> bytes:
+def rewritten(said: Metadata, rows: Sequence[EditedKey], moved: Mapping[StorageInfo, StorageInfo]) -> bytes:
     """Return the pickle of the metadata that was read, with its keys as in `rows` and its items where they `moved`."""
     if isinstance(said.source, bytes) and not any(row.put is not None for row in rows):
         made = _edited_text(said.source, rows, moved, said.nested)
@@ -136,7 +136,9 @@ def rewritten(said: Metadata, rows: Sequence[Row], moved: Mapping[Place, Place])
     return _written(_with(root, **new), Graph(said.graph.data, said.graph.start), said.graph.protocol)
 
 
-def _edited_text(text: bytes, rows: Sequence[Row], moved: Mapping[Place, Place], nested: bool) -> bytes | None:
+def _edited_text(
+    text: bytes, rows: Sequence[EditedKey], moved: Mapping[StorageInfo, StorageInfo], nested: bool
+) -> bytes | None:
     """Return the same by editing the text, if no tensor is replaced; None if the nodes must be edited."""
     gone = {row.saved.fqn for row in rows if row.gone}
     kept = without(text, gone) if gone else text
@@ -146,10 +148,10 @@ def _edited_text(text: bytes, rows: Sequence[Row], moved: Mapping[Place, Place],
     return kept if kept is None or not (names or moves) else respelled(kept, names, moves)
 
 
-def _place(info: Node) -> Place:
+def _place(info: Node) -> StorageInfo:
     """Return the location in a ``_StorageInfo``, which is known to be valid."""
     said = fields_of(info)
-    return Place(str(said.get("relative_path")), cast("int", said.get("offset")), cast("int", said.get("length")))
+    return StorageInfo(str(said.get("relative_path")), cast("int", said.get("offset")), cast("int", said.get("length")))
 
 
 def _written(root: Node, graph: Graph, protocol: int) -> bytes:
@@ -219,12 +221,12 @@ class _Nodes:
             fields = {"fqn": fqn, "index": 0, "offset": self.size(offsets)}
         return self.object("MetadataIndex", fields)
 
-    def info(self, place: Place) -> Call:
+    def info(self, place: StorageInfo) -> Call:
         made = Call(_STORAGE_INFO, (), "NEWOBJ", 0)
         state = Dict()
         state.items = list(self.place(place).items())
         made.state = state
         return made
 
-    def place(self, place: Place) -> dict[str, Node]:
+    def place(self, place: StorageInfo) -> dict[str, Node]:
         return {"relative_path": place.name, "offset": place.offset, "length": place.length}

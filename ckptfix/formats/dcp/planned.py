@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from ckptfix.checkpoint import Checkpoint, Mark, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint import Checkpoint, FileVersion, Plan
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.metadata import Metadata
-from ckptfix.formats.dcp.read import Files, assembled
+from ckptfix.formats.dcp.read import ItemFiles, assembled
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import open_source
 
@@ -40,5 +40,5 @@ def read_planned(plan: Plan) -> Checkpoint:
     folder = os.path.dirname(last.path)  # noqa: PTH120 (a name, not a place)
     paths: dict[str, str] = {os.path.relpath(file.path, folder): PlannedFile(file) for file in plan.files}
     sizes = {name: planned.size for name, planned in paths.items() if isinstance(planned, PlannedFile)}
-    mark = Mark(PlannedFile(last), Stamp(last.nbytes))
-    return assembled(folder, said, Files(folder, sizes, paths, (mark,)))
+    mark = FileVersion(PlannedFile(last), FileStat(last.nbytes))
+    return assembled(folder, said, ItemFiles(folder, sizes, paths, (mark,)))

@@ -17,12 +17,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ckptfix.checkpoint import ByteRange, Mark, dtypes
+from ckptfix.checkpoint import ByteRange, FileVersion, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.dcp.entries import Sizes
-from ckptfix.formats.dcp.metadata import Metadata, Part, Saved, check_volume
+from ckptfix.formats.dcp.metadata import Metadata, SavedChunk, SavedKey, check_volume
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.urls import as_path
@@ -46,7 +46,7 @@ def names(folder: str) -> dict[int, str]:
 
 
 @dataclass(slots=True)
-class Together:
+class MergedMetadata:
     """The combined metadata of all ranks.
 
     Attributes:
@@ -57,12 +57,12 @@ class Together:
     """
 
     said: Metadata
-    marks: list[Mark]
-    doubles: list[tuple[Saved, Part, Part]] = field(default_factory=list)
+    marks: list[FileVersion]
+    doubles: list[tuple[SavedKey, SavedChunk, SavedChunk]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
-def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Together:
+def together(folder: str, read: Callable[[str], tuple[Metadata, FileVersion]]) -> MergedMetadata:
     """Combine the metadata of all ranks.
 
     Args:
@@ -72,7 +72,7 @@ def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Toget
         DamagedFile: no metadata can be read, or there are more ranks than any job has.
     """
     there: dict[int, Metadata] = {}
-    marks: list[Mark] = []
+    marks: list[FileVersion] = []
     lost: dict[int, str] = {}
     own = names(folder)
     if max(own) >= MOST_RANKS:
@@ -93,7 +93,7 @@ def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Toget
         lost[missing[MOST_NAMED]] = f"and {len(missing) - MOST_NAMED - 1:,} more are missing"
     first = there[min(there)]
     nested = all(one.nested for one in there.values())
-    made = Together(replace(first, saved=[], unused=[], wrong=[], nested=nested), marks)
+    made = MergedMetadata(replace(first, saved=[], unused=[], wrong=[], nested=nested), marks)
     _merge(made, there)
     holes = list(_holes(made))
     for rank, why in sorted(lost.items()):
@@ -103,11 +103,11 @@ def together(folder: str, read: Callable[[str], tuple[Metadata, Mark]]) -> Toget
     return made
 
 
-def _merge(made: Together, there: Mapping[int, Metadata]) -> None:
+def _merge(made: MergedMetadata, there: Mapping[int, Metadata]) -> None:
     """Combine the keys of all ranks: the chunks of each, in the copy of the first rank that has it."""
     said = made.said
-    keys: dict[str, Saved] = {}
-    chunks: dict[str, dict[tuple[Sizes, Sizes], Part]] = {}
+    keys: dict[str, SavedKey] = {}
+    chunks: dict[str, dict[tuple[Sizes, Sizes], SavedChunk]] = {}
     wrong: dict[str, str] = {}
     for rank, own in there.items():
         said.unused += own.unused
@@ -129,13 +129,13 @@ def _merge(made: Together, there: Mapping[int, Metadata]) -> None:
     said.wrong += wrong.items()
 
 
-def _kind(saved: Saved) -> str:
+def _kind(saved: SavedKey) -> str:
     return "a value" if saved.dtype is None else f"{saved.dtype} {list(saved.shape)}"
 
 
-def _holes(made: Together) -> Iterator[str]:
+def _holes(made: MergedMetadata) -> Iterator[str]:
     """Remove tensors that the ranks hold only in part, and yield each with its missing rows."""
-    whole: list[Saved] = []
+    whole: list[SavedKey] = []
     for saved in made.said.saved:
         if saved.dtype is not None:
             row = dtypes.by_name(saved.dtype)
@@ -150,7 +150,7 @@ def _holes(made: Together) -> Iterator[str]:
     made.said.saved = whole
 
 
-def _lacking(saved: Saved, itemsize: int) -> str | None:
+def _lacking(saved: SavedKey, itemsize: int) -> str | None:
     """Return the fault in the chunks of a tensor, as reported by `tiled`; None if the chunks are right."""
     chunks = [
         Chunk(part.offsets, part.sizes, ByteRange("", 0, math.prod(part.sizes) * itemsize)) for part in saved.parts

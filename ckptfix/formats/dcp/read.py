@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, Mark, dtypes
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, FileVersion, RangeCheck, dtypes
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import ranks
 from ckptfix.formats.dcp.images import Images
-from ckptfix.formats.dcp.items import Named, TensorItem, tensor_item, value_item
-from ckptfix.formats.dcp.metadata import Metadata, Part, Place, Saved
+from ckptfix.formats.dcp.items import ChunkName, TensorItem, tensor_item, value_item
+from ckptfix.formats.dcp.metadata import Metadata, SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.nested import Nesting
 from ckptfix.formats.folders.assembled import Assembled, Assembly
 from ckptfix.formats.folders.copies import differing
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.torch.common import parts_of
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.urls import as_path
@@ -35,7 +35,7 @@ MAX_VALUE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class ItemFiles:
     """The files of a folder that its metadata names.
 
     Attributes:
@@ -51,7 +51,7 @@ class Files:
     folder: str
     sizes: dict[str, int]
     paths: dict[str, str]
-    marks: tuple[Mark, ...]
+    marks: tuple[FileVersion, ...]
     refused: dict[str, str] = field(default_factory=dict)
     molds: Molds = field(default_factory=Molds, repr=False, compare=False)
     images: Images = field(default_factory=Images, repr=False, compare=False)
@@ -60,11 +60,11 @@ class Files:
     def metadata(self) -> str:
         return self.marks[0].path
 
-    def has(self, place: Place) -> bool:
+    def has(self, place: StorageInfo) -> bool:
         """Return whether its file exists and is long enough."""
         return place.offset + place.length <= self.sizes.get(place.name, -1)
 
-    def range(self, place: Place) -> ByteRange:
+    def range(self, place: StorageInfo) -> ByteRange:
         """Return the bytes of an item.
 
         Raises:
@@ -93,14 +93,14 @@ class Folder(Assembled):
 
     __slots__ = ("files", "metadata", "spliced", "tensors")
 
-    def __init__(self, metadata: Metadata, files: Files, tensors: list[Saved], spliced: SplicedFile) -> None:
+    def __init__(self, metadata: Metadata, files: ItemFiles, tensors: list[SavedKey], spliced: SplicedFile) -> None:
         self.metadata = metadata
         self.files = files
         self.tensors = tensors
         self.spliced = spliced
 
 
-def read_metadata(folder: str, name: str = dcp_metadata.NAME) -> tuple[Metadata, Mark]:
+def read_metadata(folder: str, name: str = dcp_metadata.NAME) -> tuple[Metadata, FileVersion]:
     """Return the metadata `name` of a folder, and the file as it was read.
 
     Raises:
@@ -116,7 +116,7 @@ def read_metadata(folder: str, name: str = dcp_metadata.NAME) -> tuple[Metadata,
     return dcp_metadata.understood(data, path, whole=name == dcp_metadata.NAME), before
 
 
-def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
+def read_folder(path: str) -> tuple[Metadata, ItemFiles, list[Finding]]:
     """Return a folder's metadata (combined over ranks), the files that it names, and findings about ranks.
 
     Raises:
@@ -132,7 +132,7 @@ def read_folder(path: str) -> tuple[Metadata, Files, list[Finding]]:
     return made.said, files, made.findings + _differing(made.doubles, files)
 
 
-def _differing(doubles: Sequence[tuple[Saved, Part, Part]], files: Files) -> list[Finding]:
+def _differing(doubles: Sequence[tuple[SavedKey, SavedChunk, SavedChunk]], files: ItemFiles) -> list[Finding]:
     """Return a finding for data whose copies differ between ranks, as far as lengths and checksums show it."""
     unequal: dict[str, None] = {}
     for saved, first, other in doubles:
@@ -145,7 +145,7 @@ def _differing(doubles: Sequence[tuple[Saved, Part, Part]], files: Files) -> lis
     return differing(list(unequal))
 
 
-def _sum(saved: Saved, part: Part, files: Files) -> object:
+def _sum(saved: SavedKey, part: SavedChunk, files: ItemFiles) -> object:
     """Return a value that is equal for two items with equal content."""
     place = place_of(part)
     if saved.dtype is None:
@@ -157,7 +157,7 @@ def _sum(saved: Saved, part: Part, files: Files) -> object:
     return check.crc32 if check is not None else None
 
 
-def find_files(folder: str, said: Metadata, before: Sequence[Mark], more: Iterable[str] = ()) -> Files:
+def find_files(folder: str, said: Metadata, before: Sequence[FileVersion], more: Iterable[str] = ()) -> ItemFiles:
     """Return the files that the metadata names, and `more`; a file whose name leads out of the folder is not opened."""
     names = dict.fromkeys(part.place.name for _, part in said.places() if part.place is not None)
     names |= dict.fromkeys(chain((place.name for _, place in said.unused), more))
@@ -176,7 +176,7 @@ def find_files(folder: str, said: Metadata, before: Sequence[Mark], more: Iterab
         paths[name] = path
         marks.append(mark(path))
         sizes[name] = marks[-1].stamp.size
-    return Files(folder, sizes, paths, tuple(marks), refused)
+    return ItemFiles(folder, sizes, paths, tuple(marks), refused)
 
 
 def read(path: str) -> Checkpoint:
@@ -185,7 +185,7 @@ def read(path: str) -> Checkpoint:
     return assembled(path, said, files, findings)
 
 
-def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] = ()) -> Checkpoint:
+def assembled(path: str, said: Metadata, files: ItemFiles, rows: Sequence[Finding] = ()) -> Checkpoint:
     """Return the checkpoint that the metadata describes, in these files; `rows` are findings about the ranks."""
     findings = [*rows, *(found("bad-tensor", what, where=where) for where, what in said.wrong)]
     tensors = [saved for saved in said.saved if saved.dtype is not None]
@@ -210,7 +210,7 @@ def assembled(path: str, said: Metadata, files: Files, rows: Sequence[Finding] =
     return checkpoint
 
 
-def _without_items(saved: Saved) -> Iterator[Finding]:
+def _without_items(saved: SavedKey) -> Iterator[Finding]:
     """Yield a finding for a tensor with a chunk that is in no file, judged by the metadata alone."""
     for part in saved.parts:
         if part.is_lost:
@@ -218,11 +218,11 @@ def _without_items(saved: Saved) -> Iterator[Finding]:
             return
 
 
-def _no_item(part: Part) -> str:
+def _no_item(part: SavedChunk) -> str:
     return f"its metadata lists no item for the chunk of {list(part.sizes)} at {list(part.offsets)}"
 
 
-def _kind(tensors: Sequence[Saved], files: Files) -> str:
+def _kind(tensors: Sequence[SavedKey], files: ItemFiles) -> str:
     """Return the name of a folder's format, judged by the files that have its names and tensors."""
     if not files.metadata.endswith(f"/{dcp_metadata.NAME}"):
         return RANKS
@@ -242,7 +242,7 @@ def folder_of(checkpoint: Checkpoint) -> Folder:
     return folder
 
 
-def _traits(said: Metadata, files: Files) -> dict[str, object]:
+def _traits(said: Metadata, files: ItemFiles) -> dict[str, object]:
     items = sum(1 for _ in said.places())
     traits: dict[str, object] = {"files": len(files.paths), "items": items}
     if said.version is not None:
@@ -255,7 +255,7 @@ def _traits(said: Metadata, files: Files) -> dict[str, object]:
 
 
 def _put_value(
-    saved: Saved, index: int, files: Files, assembly: Assembly, nesting: Nesting, findings: list[Finding]
+    saved: SavedKey, index: int, files: ItemFiles, assembly: Assembly, nesting: Nesting, findings: list[Finding]
 ) -> None:
     """Read the value and put it at its path; a damaged one is reported and left out."""
     place = saved.parts[0].place
@@ -271,7 +271,7 @@ def _put_value(
     nesting.put(saved.path, assembly.adopt(item.graph.root, item.storages, f"{index}-"))
 
 
-def _cut(said: Metadata, files: Files) -> list[Finding]:
+def _cut(said: Metadata, files: ItemFiles) -> list[Finding]:
     """Return a finding for each file that is missing or shorter than the metadata states."""
     ends: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -295,10 +295,10 @@ def _cut(said: Metadata, files: Files) -> list[Finding]:
     return rows
 
 
-def _maker(tensors: list[Saved], files: Files) -> Callable[[int], Piece]:
+def _maker(tensors: list[SavedKey], files: ItemFiles) -> Callable[[int], SplicedPiece]:
     """Return a function that assembles the pieces of the tensors from their items."""
 
-    def make(index: int) -> Piece:
+    def make(index: int) -> SplicedPiece:
         saved = tensors[index]
         try:
             return tensor_piece(saved, files)
@@ -310,7 +310,7 @@ def _maker(tensors: list[Saved], files: Files) -> Callable[[int], Piece]:
     return make
 
 
-def tensor_piece(saved: Saved, files: Files) -> Piece:
+def tensor_piece(saved: SavedKey, files: ItemFiles) -> SplicedPiece:
     """Return the elements of a tensor in row-major order, assembled from its items, and their checksums.
 
     Raises:
@@ -319,7 +319,7 @@ def tensor_piece(saved: Saved, files: Files) -> Piece:
     assert saved.dtype is not None
     row = dtypes.by_name(saved.dtype)
     chunks: list[Chunk] = []
-    checks: list[Check] = []
+    checks: list[RangeCheck] = []
     for part in saved.parts:
         nbytes = row.nbytes(math.prod(part.sizes))
         if not nbytes:
@@ -329,17 +329,17 @@ def tensor_piece(saved: Saved, files: Files) -> Piece:
         chunks.append(Chunk(part.offsets, part.sizes, _as_range(item.data, saved.address)))
         if item.check is not None:
             checks.append(item.check)
-    return Piece(tiled(saved.shape, row.itemsize, chunks), tuple(checks))
+    return SplicedPiece(tiled(saved.shape, row.itemsize, chunks), tuple(checks))
 
 
-def chunk_item(saved: Saved, part: Part, files: Files) -> TensorItem:
+def chunk_item(saved: SavedKey, part: SavedChunk, files: ItemFiles) -> TensorItem:
     """Return the item of a chunk of a tensor. Raises as `tensor_item`."""
     assert saved.dtype is not None
-    named = Named(files.images, saved.fqn, part.offsets)
+    named = ChunkName(files.images, saved.fqn, part.offsets)
     return tensor_item(files.range(place_of(part)), saved.address, saved.dtype, part.sizes, files.molds, named)
 
 
-def place_of(part: Part) -> Place:
+def place_of(part: SavedChunk) -> StorageInfo:
     """Return the location of the item of a chunk. Raises DamagedFile if the metadata lists none."""
     if part.place is None:
         raise DamagedFile(_no_item(part))
@@ -350,4 +350,4 @@ def _as_range(data: Data, name: str) -> ByteRange:
     """Return `data` as a range; for a stream, as a range of a virtual file."""
     if isinstance(data, ByteRange):
         return data
-    return SplicedFile(name, [data.length], lambda index: Piece((data,))).place(0)
+    return SplicedFile(name, [data.length], lambda index: SplicedPiece((data,))).place(0)

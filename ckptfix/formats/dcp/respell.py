@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ckptfix.formats.dcp.entries import Item, Otherwise
-from ckptfix.formats.dcp.metadata import Path, Place, fields_of
+from ckptfix.formats.dcp.entries import Otherwise, StoredItem
+from ckptfix.formats.dcp.metadata import Path, StorageInfo, fields_of
 from ckptfix.formats.dcp.phrases import GET, INT
 from ckptfix.formats.dcp.skim import OTHERWISE, Skimmed, Skimmer, opcodes_of
 from ckptfix.pickles import Graph, Text
@@ -28,8 +28,8 @@ Names = Mapping[str, tuple[str, Path]]
 class Moves(NamedTuple):
     """The new locations of items: by the name of their key, or else by their old location."""
 
-    named: Mapping[str, Place]
-    placed: Mapping[Place, Place]
+    named: Mapping[str, StorageInfo]
+    placed: Mapping[StorageInfo, StorageInfo]
 
     def __bool__(self) -> bool:
         return bool(self.named or self.placed)
@@ -159,9 +159,9 @@ def _names(said: Skimmed, names: Names, moves: Moves) -> Iterator[tuple[Node, st
         yield file, str(file) if place is None else place.name
 
 
-def names_of(row: Item | tuple[Node, Node]) -> tuple[Node, Node]:
+def names_of(row: StoredItem | tuple[Node, Node]) -> tuple[Node, Node]:
     """Return the key of an item, and the name of its file."""
-    if isinstance(row, Item):
+    if isinstance(row, StoredItem):
         return row.fqn, row.name
     return fields_of(row[0]).get("fqn"), fields_of(row[1]).get("relative_path")
 
@@ -169,7 +169,7 @@ def names_of(row: Item | tuple[Node, Node]) -> tuple[Node, Node]:
 _FIELDS = ["relative_path", "offset", "length"]
 
 
-def _moved(row: Item | tuple[Node, Node], moves: Moves) -> Place | None:
+def _moved(row: StoredItem | tuple[Node, Node], moves: Moves) -> StorageInfo | None:
     """Return the new location of an item; None if it did not move."""
     if not moves:
         return None
@@ -177,12 +177,12 @@ def _moved(row: Item | tuple[Node, Node], moves: Moves) -> Place | None:
     named = moves.named.get(str(fqn))
     if named is not None or not moves.placed:
         return named
-    return moves.placed.get(Place(str(file), *_numbers_of(row)))
+    return moves.placed.get(StorageInfo(str(file), *_numbers_of(row)))
 
 
-def _numbers_of(row: Item | tuple[Node, Node]) -> tuple[int, int]:
+def _numbers_of(row: StoredItem | tuple[Node, Node]) -> tuple[int, int]:
     """Return the offset and the length of an item. Raises Otherwise unless they are the last fields, in this order."""
-    if isinstance(row, Item):
+    if isinstance(row, StoredItem):
         return row.offset, row.length
     fields = fields_of(row[1])
     offset, length = fields.get("offset"), fields.get("length")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ckptfix.formats.dcp.entries import SIZE, TUPLES, WIDTHS, Boxes, Entries, Item, Otherwise, Row
+from ckptfix.formats.dcp.entries import SIZE, TUPLES, WIDTHS, Boxes, EntryReader, Otherwise, Row, StoredItem
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Global
 from ckptfix.pickles.collector import without_collections
@@ -31,7 +31,7 @@ class Skimmed:
 
     keys: list[tuple[Node, Node | Boxes]] = field(default_factory=list)
     paths: list[tuple[Node, Node]] | None = None
-    items: list[Item | tuple[Node, Node]] = field(default_factory=list)
+    items: list[StoredItem | tuple[Node, Node]] = field(default_factory=list)
     rest: Mapping[str, Node] = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ READ = {KEYS: "tensor", PATHS: "path", ITEMS: "item"}
 _CONSTANTS: dict[int, Node] = {0x4E: None, 0x88: True, 0x89: False}
 
 
-class Skimmer(Entries):
+class Skimmer(EntryReader):
     """The machine that runs the opcodes of a `.metadata`."""
 
     def __init__(self, data: bytes, frames: list[int]) -> None:
@@ -90,7 +90,7 @@ class Skimmer(Entries):
         self.begins: dict[int, str] = {}
         self.keys: list[Row] = []
         self.paths: list[Row] = []
-        self.items: list[Item | Row] = []
+        self.items: list[StoredItem | Row] = []
 
     def run(self) -> Skimmed:
         root = self._root()
@@ -109,7 +109,7 @@ class Skimmer(Entries):
         for rows in (self.keys, paths):
             if not all(isinstance(name, str) for name, _ in rows) or len({name for name, _ in rows}) != len(rows):
                 raise Otherwise
-        items = [row if type(row) is Item else (row[0], row[1]) for row in self.items]
+        items = [row if type(row) is StoredItem else (row[0], row[1]) for row in self.items]
         return Skimmed(self.keys, paths if PATHS in self.bulk else None, items, rest)
 
     def _root(self) -> Node:
@@ -236,13 +236,13 @@ class Skimmer(Entries):
         else:
             self._add(name, rows)
 
-    def _add(self, name: str, rows: Iterable[Item | Row]) -> None:
+    def _add(self, name: str, rows: Iterable[StoredItem | Row]) -> None:
         """Add entries of the dict `name`."""
         if name == ITEMS:
             self.items += rows
         else:
             into = self.keys if name == KEYS else self.paths
-            into += (row for row in rows if not isinstance(row, Item))
+            into += (row for row in rows if not isinstance(row, StoredItem))
 
     def _entries(self, name: str, stack: list[Node], pos: int) -> int:
         """Read the entries of the dict `name` from `pos` on, and return their end."""

@@ -16,7 +16,7 @@ HEAD, TAIL = 1024, 2048
 """The bytes at the ends of a larger item that are read at once: its pickle, its directory."""
 
 
-class Window(Name):
+class ItemWindow(Name):
     """The name of a range of a file that is read as a separate file.
 
     Attributes:
@@ -25,7 +25,7 @@ class Window(Name):
 
     where: ByteRange
 
-    def __new__(cls, where: ByteRange) -> Window:
+    def __new__(cls, where: ByteRange) -> ItemWindow:
         name = super().__new__(cls, f"{where.path}[{where.offset:#x}:{where.end:#x}]")
         name.where = where
         return name
@@ -41,7 +41,7 @@ class Window(Name):
 class _WindowSource(Source):
     """A reader of a window; reads at its ends are answered from data that was read when it was opened."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: ItemWindow) -> None:
         where = window.where
         self._file = open_source(where.path)
         try:
@@ -66,7 +66,7 @@ class _WindowSource(Source):
 
 
 @contextmanager
-def in_file(window: Window, name: str) -> Iterator[None]:
+def in_file(window: ItemWindow, name: str) -> Iterator[None]:
     """Report errors about the window as errors about the item `name` of its file."""
     try:
         yield

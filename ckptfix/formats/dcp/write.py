@@ -33,7 +33,7 @@ from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.entries import MAX_PARTS
-from ckptfix.formats.dcp.metadata import Part, Place, Saved
+from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.folders.assembled import grafted
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of, view_of
@@ -162,7 +162,7 @@ def _flatten(root: Node, entries: Mapping[int, TensorEntry], flat: _Flat) -> Non
             names = [label(key) for key, _ in rows]
             if len(set(names)) < len(names):
                 name = _shown((*path, Counter(names).most_common(1)[0][0]))
-                raise KeyConflict(f"two keys would be called {name}", pairs=((name, (name, name)),))
+                raise KeyConflict(f"two keys would become {name}", pairs=((name, (name, name)),))
             below = [((*path, name), value) for name, (_, value) in zip(names, rows, strict=True)]
         elif isinstance(node, list) and not _is_value(node):
             below = [((*path, number), value) for number, value in enumerate(node)]
@@ -222,7 +222,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
         name = ".".join(map(str, path))
         if name in names:
             pair = (name, (_shown(names[name]), _shown(path)))
-            raise KeyConflict(f"two keys would be called {name}: {' and '.join(pair[1])}", pairs=(pair,))
+            raise KeyConflict(f"two keys would become {name}: {' and '.join(pair[1])}", pairs=(pair,))
         names[name] = path
     byteorder = "little" if checkpoint is None else checkpoint.byteorder
     archives: list[list[NewRecord]] = []
@@ -240,14 +240,14 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
         shared.append(unique[same])
     archives += [_tensor_records(entry, byteorder) for entry in kept]
     files: list[list[Segment]] = [[]]
-    places: list[Place] = []
+    places: list[StorageInfo] = []
     cursor = 0
     for item in fresh_archives(archives):
         length = sum(map(segment_length, item))
         if cursor and cursor + length > size:
             files.append([])
             cursor = 0
-        places.append(Place(file_name(len(files) - 1), cursor, length))
+        places.append(StorageInfo(file_name(len(files) - 1), cursor, length))
         files[-1] += item
         cursor += length
     saved = dict(_saved(flat, places, shared))
@@ -258,14 +258,14 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
 
 
 def _saved(
-    flat: _Flat, places: Sequence[Place], shared: Iterable[int]
-) -> Iterator[tuple[dcp_metadata.Path, Saved]]:
+    flat: _Flat, places: Sequence[StorageInfo], shared: Iterable[int]
+) -> Iterator[tuple[dcp_metadata.Path, SavedKey]]:
     for number, (path, _) in enumerate(flat.values):
-        yield path, Saved(".".join(map(str, path)), path, None, (), (Part((), (), places[number]),))
+        yield path, SavedKey(".".join(map(str, path)), path, None, (), (SavedChunk((), (), places[number]),))
     first = len(flat.values)
     for (path, entry), number in zip(flat.tensors, shared, strict=True):
-        part = Part((0,) * len(entry.shape), entry.shape, places[first + number])
-        yield path, Saved(".".join(map(str, path)), path, entry.dtype, entry.shape, (part,))
+        part = SavedChunk((0,) * len(entry.shape), entry.shape, places[first + number])
+        yield path, SavedKey(".".join(map(str, path)), path, entry.dtype, entry.shape, (part,))
 
 
 def tensor_items(entries: Sequence[TensorEntry]) -> list[list[Segment]]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Data, Mark, contiguous_stride, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, FileVersion, contiguous_stride, dtypes
 from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import calls, common
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
-from ckptfix.pickles.fresh import Fresh
+from ckptfix.pickles.fresh import NewTensorArguments
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import reemit
 
@@ -60,7 +60,9 @@ class Assembly:
             kind = self._kinds[dtype] = Global("torch", row.storage_class, 0)
         if kind is not None:
             layout = shape, contiguous_stride(shape)
-            made: Any = Fresh(kind, key, "cpu", nbytes // row.itemsize, layout, requires_grad, _ORDERED_DICT)
+            made: Any = NewTensorArguments(
+                kind, key, "cpu", nbytes // row.itemsize, layout, requires_grad, _ORDERED_DICT
+            )
             return Call.folded_at(_TENSOR, 0, made)
 
         def refer(kind: Global, count: int) -> PersId:
@@ -109,7 +111,7 @@ class Assembly:
         path: str,
         *,
         format: str,
-        files: tuple[Mark, ...],
+        files: tuple[FileVersion, ...],
         traits: Mapping[str, Any],
         findings: Iterable[Finding] = (),
     ) -> Checkpoint:

@@ -12,7 +12,7 @@ from ckptfix.formats.torch import legacy, zip
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.state import state_rows
-from ckptfix.formats.torch.zip_layout import Places, refuse_damaged_pickle
+from ckptfix.formats.torch.zip_layout import ZipStorages, refuse_damaged_pickle
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node, pairs
@@ -45,7 +45,7 @@ def read_torch(path: str) -> Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class ParsedFile:
     """A torch file whose object was parsed and not interpreted: no names, state dicts or findings were derived.
 
     Attributes:
@@ -61,21 +61,21 @@ class Opened:
     saved_as: str = ""
 
 
-def open_torch(path: str) -> Opened:
+def open_torch(path: str) -> ParsedFile:
     """Return the object of the torch file at `path`. Raises the same errors as `read_torch`."""
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
         if zip.FORMAT.score(path, head, source.size) < WHOLE_ZIP:
             checkpoint = read_torch(path)
             parts = parts_of(checkpoint)
-            return Opened(path, parts.graph.root, parts.storages)
+            return ParsedFile(path, parts.graph.root, parts.storages)
         archive, graph = zip.read_object(path)
         if zip.small_record(source, archive.directory, f"{archive.root}/byteorder") == "big":
             raise _big_endian(path)
         refuse_damaged_pickle(archive, path)
-        places = Places(path, archive)
+        places = ZipStorages(path, archive)
         storages = Storages(places, meta_has_bytes=True, sizes=places.sizes, graph=graph)
-        return Opened(path, graph.root, storages, archive.root)
+        return ParsedFile(path, graph.root, storages, archive.root)
 
 
 def _big_endian(path: str) -> Unsupported:

@@ -11,7 +11,7 @@ from pathlib import Path
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
-from ckptfix.formats.foreign.file import Answer, File
+from ckptfix.formats.foreign.file import Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.io.source import Source, open_source
 from ckptfix.urls import as_path
@@ -23,7 +23,7 @@ _MAX_MEMBERS = 1000
 _REPACK = "zip it again so that data.pkl is in one folder: zip -0 -r FIXED.pth FOLDER"
 
 
-def zip_archive(file: File) -> Answer | None:
+def zip_archive(file: UnknownFile) -> Answer | None:
     """Identify a zip archive, also one with other bytes before it."""
     if not file.head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         before = _bytes_before_zip(file)
@@ -42,7 +42,7 @@ def zip_archive(file: File) -> Answer | None:
     return _zip_of(names, file)
 
 
-def _bytes_before_zip(file: File) -> int:
+def _bytes_before_zip(file: UnknownFile) -> int:
     """Return how many bytes the zip directory is behind the offset in its end record; 0 if there is no directory."""
     start = max(0, file.size - END.size - MAX16)
     tail = file.read(start, file.size - start)
@@ -59,7 +59,7 @@ def _bytes_before_zip(file: File) -> int:
     return first - offset if first > offset and file.read(first, 4) == b"PK\x01\x02" else 0
 
 
-def _zip_of(names: Sequence[str], file: File) -> Answer:
+def _zip_of(names: Sequence[str], file: UnknownFile) -> Answer:
     lasts = [name.rpartition("/")[2] for name in names]
     files = [name for name, last in zip(names, lasts, strict=True) if last]
     if not files:
@@ -108,7 +108,7 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(ordered) - 4} more" if len(ordered) > 4 else shown
 
 
-def tar_archive(file: File) -> Answer | None:
+def tar_archive(file: UnknownFile) -> Answer | None:
     """Identify a tar archive; the tar that torch wrote before 0.1.10 is a format of its own."""
     if len(file.head) < 512 or not is_tar_header(file.head[:512]):
         return None

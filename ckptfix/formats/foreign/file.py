@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class UnknownFile:
     """A path, the first bytes of its file, and the size."""
 
     path: str

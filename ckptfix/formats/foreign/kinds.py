@@ -19,7 +19,7 @@ from typing import Any
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
-from ckptfix.formats.foreign.file import Answer, File
+from ckptfix.formats.foreign.file import Answer, UnknownFile
 from ckptfix.io.source import found_as
 from ckptfix.pickles import survey
 from ckptfix.urls import as_path
@@ -67,7 +67,7 @@ def describe(path: str, head: bytes, size: int) -> Answer:
     """
     if not head and found_as(path) == "folder":
         return folder(path)
-    file = File(path, head, size)
+    file = UnknownFile(path, head, size)
     for probe in _PROBES:
         answer = probe(file)
         if answer is not None:
@@ -76,7 +76,7 @@ def describe(path: str, head: bytes, size: int) -> Answer:
     return Answer("unknown-format", f"not a format that ckptfix knows; it begins with the bytes {begin}")
 
 
-def _empty(file: File) -> Answer | None:
+def _empty(file: UnknownFile) -> Answer | None:
     if file.size:
         return None
     return Answer(
@@ -84,7 +84,7 @@ def _empty(file: File) -> Answer | None:
     )
 
 
-def _zeros(file: File) -> Answer | None:
+def _zeros(file: UnknownFile) -> Answer | None:
     if file.head.strip(b"\0"):
         return None
     step = max(1, file.size // _MANY_ZEROS)
@@ -98,7 +98,7 @@ def _zeros(file: File) -> Answer | None:
     return Answer("zero-filled", f"{file.size} zero bytes", hint)
 
 
-def _lfs_pointer(file: File) -> Answer | None:
+def _lfs_pointer(file: UnknownFile) -> Answer | None:
     if not re.match(rb"version https://(git-lfs\.github\.com|hawser\.github\.com)/spec/v1", file.head):
         return None
     oid = re.search(rb"oid sha256:([0-9a-f]{64})", file.head)
@@ -109,14 +109,14 @@ def _lfs_pointer(file: File) -> Answer | None:
     return Answer("lfs-pointer", what, f"git lfs pull --include={quoted(file.name)}")
 
 
-def _magic(file: File) -> Answer | None:
+def _magic(file: UnknownFile) -> Answer | None:
     for at, magic, id, what, hint in _MAGIC:
         if file.head.startswith(magic, at):
             return Answer(id, what, hint.format(file=quoted(file.path)) if hint else None)
     return None
 
 
-def _compressed(file: File) -> Answer | None:
+def _compressed(file: UnknownFile) -> Answer | None:
     """Identify gzip, zlib, bzip2 and xz, and their content if its first bytes can be decompressed."""
     head = file.head
     if head.startswith(b"\x1f\x8b"):
@@ -158,11 +158,11 @@ def _inside(head: bytes) -> str:
     # The magic number 0x1950a86a20f9469cfc6c of torch/serialization.py, as a pickled long.
     if b"\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19" in head[:24]:
         return "a torch checkpoint (legacy)"
-    answer = _pickle(File("", head, len(head)))
+    answer = _pickle(UnknownFile("", head, len(head)))
     return answer.what if answer else "something that ckptfix does not know"
 
 
-def _numpy(file: File) -> Answer | None:
+def _numpy(file: UnknownFile) -> Answer | None:
     if not file.head.startswith(b"\x93NUMPY"):
         return None
     dtype = re.search(rb"'descr': *'([^']{1,20})'", file.head)
@@ -173,7 +173,7 @@ def _numpy(file: File) -> Answer | None:
     return Answer("numpy-file", what, f"torch.from_numpy(numpy.load({file.name!r})) reads it")
 
 
-def _gguf(file: File) -> Answer | None:
+def _gguf(file: UnknownFile) -> Answer | None:
     if not file.head.startswith(b"GGUF"):
         return None
     version = int.from_bytes(file.head[4:8], "little")
@@ -183,7 +183,7 @@ def _gguf(file: File) -> Answer | None:
     )
 
 
-def _hdf5(file: File) -> Answer | None:
+def _hdf5(file: UnknownFile) -> Answer | None:
     # The signature is at 0, or behind a user block of 512, 1024, ... bytes.
     if not any(file.head.startswith(b"\x89HDF\r\n\x1a\n", at) for at in (0, 512, 1024, 2048)):
         return None
@@ -192,7 +192,7 @@ def _hdf5(file: File) -> Answer | None:
     return Answer("other-framework", what, "the Python package h5py reads it")
 
 
-def _tensorflow(file: File) -> Answer | None:
+def _tensorflow(file: UnknownFile) -> Answer | None:
     if file.size > 48 and file.read(file.size - 8, 8) == _TENSORFLOW_INDEX:
         return Answer(
             "other-framework", "the index of a TensorFlow checkpoint", "transformers reads it with from_tf=True"
@@ -206,7 +206,7 @@ def _tensorflow(file: File) -> Answer | None:
     return None
 
 
-def _onnx(file: File) -> Answer | None:
+def _onnx(file: UnknownFile) -> Answer | None:
     # onnx.proto, ModelProto: field 1 ir_version (a small varint), then field 2 producer_name or 7 graph or 8 opset.
     head = file.head
     if len(head) < 6 or head[0] != 0x08 or not 1 <= head[1] <= 0x20 or head[2] not in (0x12, 0x3A, 0x42):
@@ -220,7 +220,7 @@ def _onnx(file: File) -> Answer | None:
     )
 
 
-def _pickle(file: File) -> Answer | None:
+def _pickle(file: UnknownFile) -> Answer | None:
     head = file.head
     if head[:1] == b"\x80" and head[1:2] and head[1] <= 5 and len(head) > 2:
         protocol = str(head[1])
@@ -248,7 +248,7 @@ def _pickle(file: File) -> Answer | None:
 _OLD = re.compile(rb"\(*[SVILFNU\]})ctld0-9]")
 
 
-def _is_old_pickle(file: File) -> bool:
+def _is_old_pickle(file: UnknownFile) -> bool:
     """Return whether a text is a pickle of protocol 0 that begins with a plain value and names a global."""
     if not _OLD.match(file.head):
         return False
@@ -261,7 +261,7 @@ _MOST_OPCODES = 100_000
 """The limit of opcodes to scan: in ordinary text, the first line that is not an opcode ends the scan."""
 
 
-def _markup(file: File) -> Answer | None:
+def _markup(file: UnknownFile) -> Answer | None:
     start = file.head.lstrip(b"\xef\xbb\xbf \t\r\n")[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head", b"<body", b"<script")):
         title = re.search(rb"<title[^>]*>([^<]{1,200})", file.head, re.IGNORECASE)
@@ -276,7 +276,7 @@ def _markup(file: File) -> Answer | None:
     return None
 
 
-def _json(file: File) -> Answer | None:
+def _json(file: UnknownFile) -> Answer | None:
     start = file.head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not re.match(rb'(\{\s*("|\}|$)|\[\s*["{\[\d\]-])', start):
         return None
@@ -296,7 +296,7 @@ def _json(file: File) -> Answer | None:
     return Answer("json-file", "a JSON file")
 
 
-def _text(file: File) -> Answer | None:
+def _text(file: UnknownFile) -> Answer | None:
     try:
         # The last character of the head may be incomplete.
         text = codecs.getincrementaldecoder("utf-8")().decode(file.head, final=file.size <= len(file.head))
@@ -314,7 +314,7 @@ def _line(text: bytes) -> str:
     return printable(shown if len(shown) <= 60 else shown[:57] + "...")
 
 
-_PROBES: tuple[Callable[[File], Answer | None], ...] = (
+_PROBES: tuple[Callable[[UnknownFile], Answer | None], ...] = (
     _empty,
     _zeros,
     _lfs_pointer,

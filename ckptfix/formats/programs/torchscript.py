@@ -21,10 +21,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.errors import BadDirectory, BadPickle, CkptfixError, NoSuchTensor, Unsupported, WouldLoseData, about
+from ckptfix.errors import (
+    BadDirectory,
+    BadPickle,
+    CkptfixError,
+    DamagedFile,
+    NoSuchTensor,
+    Unsupported,
+    WouldLoseData,
+    about,
+)
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
@@ -33,13 +42,14 @@ from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights, check_whole
-from ckptfix.formats.torch.zip_layout import Archive, Places, ambiguous_names
+from ckptfix.formats.torch.zip_layout import ZipCheckpoint, ZipStorages, ambiguous_names
+from ckptfix.io.crc import checksum
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Call, Dict, Global, Graph, Text, parse
 from ckptfix.pickles.graph import Node, attributes
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Directory, Record, read_directory
+from ckptfix.zips.read import Directory, DirectoryRecord, read_directory
 
 CONSTANTS = "constants"
 """The address of the constants of a program, c0 to cN: a frozen module has nothing else."""
@@ -70,12 +80,17 @@ class Program:
     path: str
     size: int
     directory: Directory
-    records: Mapping[str, Record]
+    records: Mapping[str, DirectoryRecord]
     root: str
     byteorder: Literal["little", "big"]
 
     def text(self, name: str) -> bytes | None:
-        """Return the bytes of a record below the root; None if it does not exist."""
+        """Return the bytes of a record below the root; None if it does not exist.
+
+        Raises:
+            DamagedFile: the bytes do not match their checksum, so they may name and describe other tensors.
+            Unsupported: the record is too large.
+        """
         record = self.records.get(f"{self.root}/{name}")
         if record is None:
             return None
@@ -84,7 +99,11 @@ class Program:
                 f"a record of {record.size:,} bytes is too large to read", path=self.path, where=record.name
             )
         with open_source(self.path) as reader:
-            return b"".join(read_chunks(record_data(reader, record)))
+            data = b"".join(read_chunks(record_data(reader, record)))
+        if record.crc32 not in (0, checksum(data)):
+            message = "the bytes do not match their CRC-32: the file is damaged"
+            raise DamagedFile(message, path=self.path, where=record.name, offset=record.header)
+        return data
 
     def pickle(self, name: str, folder: str) -> tuple[Graph, Storages]:
         """Return the parsed pickle, and the storages in `folder` that it refers to.
@@ -99,9 +118,9 @@ class Program:
         twice = ambiguous_names(self.directory)
         if where in twice:
             raise BadDirectory("several records have the name of the pickle", path=self.path, where=where)
-        archive = Archive(self.directory, self.root, self.records[where], True, twice)
+        archive = ZipCheckpoint(self.directory, self.root, self.records[where], True, twice)
         graph = parse(data, path=self.path, where=where)
-        return graph, Storages(Places(self.path, archive, folder), graph=graph)
+        return graph, Storages(ZipStorages(self.path, archive, folder), graph=graph)
 
 
 def open_program(path: str, marker: str) -> Program | None:
@@ -114,7 +133,7 @@ def open_program(path: str, marker: str) -> Program | None:
         except CkptfixError:
             return None
         size = reader.size
-    records: dict[str, Record] = {}
+    records: dict[str, DirectoryRecord] = {}
     for record in directory.records:
         records.setdefault(record.name, record)
     roots = [name.removesuffix(f"/{marker}") for name in records if name.endswith(f"/{marker}")]
@@ -182,6 +201,7 @@ def _weights(
     findings: tuple[Finding, ...],
 ) -> Weights:
     entries: list[TensorEntry] = []
+    tensors = tuple((name, _without_tags(node)) for name, node in tensors)
     for name, node in tensors:
         try:
             entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
@@ -202,6 +222,23 @@ def _weights(
     )
     check_whole(made, lambda _: program.size)
     return made
+
+
+def _without_tags(node: Call) -> Call:
+    """Return the rebuild call of a tensor with plain arguments.
+
+    TorchScript writes the dict of the marks of a tensor (conj, neg) as ``restore_type_tag({...}, 'Dict[str, bool]')``.
+    """
+    if not any(_is_tag(argument) for argument in node.arguments):
+        return node
+    arguments = tuple(part.arguments[0] if _is_tag(part) else part for part in node.arguments)
+    made = Call(node.func, arguments, node.how, node.position, node.kwargs)
+    made.items, made.elements, made.state = node.items, node.elements, node.state
+    return made
+
+
+def _is_tag(node: Node) -> TypeGuard[Call]:
+    return type(node) is Call and node.is_call_of("torch.jit._pickle", "restore_type_tag") and bool(node.arguments)
 
 
 def _unsaid(tensors: tuple[tuple[str, Call], ...]) -> Iterator[Finding]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import about
-from ckptfix.formats.ranks.shards import Held, held, wrapped
+from ckptfix.formats.ranks.shards import RankTensor, held, wrapped
 from ckptfix.formats.torch.common import Parts, parts_of
 from ckptfix.formats.torch.tensors import tensor_entry
 from ckptfix.pickles.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class RankFile:
     """A rank's file as it was read.
 
     Attributes:
@@ -23,10 +23,10 @@ class File:
     """
 
     path: str
-    mark: Mark
+    mark: FileVersion
     checkpoint: Checkpoint
     nodes: Mapping[str, tuple[str, str, Node]]
-    _held: dict[str, Held | None] = field(default_factory=dict)
+    _held: dict[str, RankTensor | None] = field(default_factory=dict)
 
     @property
     def parts(self) -> Parts:
@@ -37,7 +37,7 @@ class File:
         at, key, node = self.nodes[address]
         return tensor_entry(node, key, at, self.parts.storages)
 
-    def held(self, address: str) -> Held | None:
+    def held(self, address: str) -> RankTensor | None:
         """Return the file's description of the sharded tensor at an address; None for a whole tensor.
 
         Raises the same errors as `shards.held`.
@@ -50,6 +50,6 @@ class File:
         return self._held[address]
 
 
-def open_file(checkpoint: Checkpoint, mark: Mark) -> File:
+def open_file(checkpoint: Checkpoint, mark: FileVersion) -> RankFile:
     tensors = parts_of(checkpoint).found.tensors
-    return File(checkpoint.path, mark, checkpoint, {join(at, key): (at, key, node) for at, key, node in tensors})
+    return RankFile(checkpoint.path, mark, checkpoint, {join(at, key): (at, key, node) for at, key, node in tensors})

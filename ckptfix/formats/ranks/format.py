@@ -20,7 +20,7 @@ from ckptfix.errors import (
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import read_torch
-from ckptfix.formats.ranks.file import File, open_file
+from ckptfix.formats.ranks.file import RankFile, open_file
 from ckptfix.formats.ranks.merge import NAME, assembled, together
 from ckptfix.formats.ranks.names import meant, rank_of
 from ckptfix.formats.ranks.shards import is_flat
@@ -67,7 +67,7 @@ def read(path: str) -> Checkpoint:
     family = meant(path)
     if family is None:
         raise DamagedFile("the folder contains no files of several ranks", path=path)
-    files: dict[int, File] = {}
+    files: dict[int, RankFile] = {}
     why: dict[int, str] = {}
     for rank, name in sorted(family.files.items()):
         place = file_inside(path, name, where=path)
@@ -87,7 +87,7 @@ def read_files(paths: Sequence[StrPath]) -> Checkpoint:
         Refused: they are not files of ranks, or two belong to the same rank.
         CkptfixError: an error of `open_checkpoint`.
     """
-    files: dict[int, File] = {}
+    files: dict[int, RankFile] = {}
     for place, path in enumerate(paths):
         name = file_name(path)
         there = as_path(name)
@@ -114,12 +114,12 @@ def read_files(paths: Sequence[StrPath]) -> Checkpoint:
     return _checkpoint(files[min(files)].path, files, None, {}, "")
 
 
-def _open(path: str) -> File:
+def _open(path: str) -> RankFile:
     before = mark(path)
     return open_file(read_torch(path), before)
 
 
-def _rank(file: File) -> int | None:
+def _rank(file: RankFile) -> int | None:
     """Return the rank of a file, as its tensors state it or, without that, its name."""
     for address in file.nodes:
         try:
@@ -131,7 +131,9 @@ def _rank(file: File) -> int | None:
     return rank_of(as_path(file.path).name)
 
 
-def _checkpoint(path: str, files: dict[int, File], world: int | None, why: dict[int, str], pattern: str) -> Checkpoint:
+def _checkpoint(
+    path: str, files: dict[int, RankFile], world: int | None, why: dict[int, str], pattern: str
+) -> Checkpoint:
     world = _world(files, world)
     for rank in range(world or 0):
         if rank not in files and rank not in why:
@@ -146,7 +148,7 @@ def _checkpoint(path: str, files: dict[int, File], world: int | None, why: dict[
     return assembled(made, traits)
 
 
-def _world(files: Mapping[int, File], named: int | None) -> int | None:
+def _world(files: Mapping[int, RankFile], named: int | None) -> int | None:
     """Return the number of ranks: the number in the file names, or else the most that any tensor states.
 
     Raises:
@@ -173,17 +175,20 @@ def _world(files: Mapping[int, File], named: int | None) -> int | None:
     return named if named is not None else found or None
 
 
+_READ_ONLY = "ckptfix reads files of ranks, but does not write them"
+
+
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     raise _read_only(checkpoint.files[0].path if as_path(checkpoint.path).is_file() else checkpoint.path, dest)
 
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
-    raise Unsupported("files of ranks are read, and not written", path=dest, hint="--to zip, legacy or safetensors")
+    raise Unsupported(_READ_ONLY, path=dest, hint="use --to zip, legacy or safetensors")
 
 
 def _read_only(path: str, dest: str) -> CkptfixError:
     hint = f"`{command('convert', path, 'OUT.pth')}` joins them into one file; edit that file"
-    return Unsupported("files of ranks are read, and not written", path=dest, hint=hint)
+    return Unsupported(_READ_ONLY, path=dest, hint=hint)
 
 
 FORMAT = Format(
@@ -201,4 +206,5 @@ FORMAT = Format(
     folder=True,
     edits=False,
     writes=False,
+    joins_ranks=True,
 )

@@ -6,19 +6,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, TensorEntry, dtypes, same_place
+from ckptfix.checkpoint import ByteRange, Checkpoint, RangeCheck, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.folders.copies import alike, differing
-from ckptfix.formats.ranks.file import File
-from ckptfix.formats.ranks.shards import Box, Held, is_flat
+from ckptfix.formats.ranks.file import RankFile
+from ckptfix.formats.ranks.shards import Box, RankTensor, is_flat
 from ckptfix.formats.ranks.steps import other_saves
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.elements import row_major
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.tiles import Chunk, tiled
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
@@ -28,7 +28,7 @@ NAME = "ranks"
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class JoinedTensor:
     """A tensor whose parts are on several ranks.
 
     Attributes:
@@ -38,25 +38,25 @@ class Whole:
     """
 
     entry: TensorEntry
-    chunks: tuple[tuple[Box, TensorEntry, File], ...]
+    chunks: tuple[tuple[Box, TensorEntry, RankFile], ...]
     lost: Mapping[int, tuple[Box, ...]]
 
 
 @dataclass(slots=True)
-class Together:
+class RankFiles:
     """All files of one job."""
 
     path: str
-    files: Mapping[int, File]
-    wholes: dict[str, Whole] = field(default_factory=dict)
+    files: Mapping[int, RankFile]
+    wholes: dict[str, JoinedTensor] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def first(self) -> File:
+    def first(self) -> RankFile:
         return self.files[min(self.files)]
 
 
-def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why: Mapping[int, str]) -> Together:
+def together(path: str, files: Mapping[int, RankFile], lost: Mapping[int, str], why: Mapping[int, str]) -> RankFiles:
     """Combine the files, and return the tensors and findings.
 
     Args:
@@ -66,7 +66,7 @@ def together(path: str, files: Mapping[int, File], lost: Mapping[int, str], why:
         Unsupported: a part is a term of a sum.
         DamagedFile: the files do not belong together.
     """
-    made = Together(path, files)
+    made = RankFiles(path, files)
     first = made.first
     unequal: list[str] = []
     copies: list[str] = []
@@ -108,7 +108,7 @@ _NAMED = 8
 class _Budget:
     left: int = MOST_PARTS
 
-    def take(self, count: int, where: str, made: Together) -> None:
+    def take(self, count: int, where: str, made: RankFiles) -> None:
         """Raise DamagedFile once the parts exceed the limit."""
         self.left -= count
         if self.left < 0:
@@ -118,7 +118,7 @@ class _Budget:
             raise DamagedFile(message, path=made.path, where=where)
 
 
-def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Whole, bool]:
+def _whole(made: RankFiles, address: str, own: RankTensor, budget: _Budget) -> tuple[JoinedTensor, bool]:
     """Return the parts of one tensor in all files, and whether files with the same part agree.
 
     Raises:
@@ -126,7 +126,7 @@ def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Wh
     """
     first = made.first
     entry = first.entry(address)
-    chunks: dict[Box, tuple[TensorEntry, File]] = {}
+    chunks: dict[Box, tuple[TensorEntry, RankFile]] = {}
     same = True
     for file in made.files.values():
         other = own if file is first else file.held(address) if address in file.nodes else None
@@ -150,10 +150,10 @@ def _whole(made: Together, address: str, own: Held, budget: _Budget) -> tuple[Wh
             budget.take(_NAMED, address, made)
             lost.setdefault(rank, []).append(box)
     rows = tuple((box, local, file) for box, (local, file) in sorted(chunks.items(), key=lambda row: row[0]))
-    return Whole(entry, rows, {rank: tuple(boxes) for rank, boxes in lost.items()}), same
+    return JoinedTensor(entry, rows, {rank: tuple(boxes) for rank, boxes in lost.items()}), same
 
 
-def _equal(made: Together, address: str) -> bool:
+def _equal(made: RankFiles, address: str) -> bool:
     """Return whether all ranks have the same tensor at `address`, as far as checksums tell without reading data."""
     try:
         entries = [file.entry(address) for file in made.files.values() if address in file.nodes]
@@ -164,7 +164,7 @@ def _equal(made: Together, address: str) -> bool:
     return all(alike(entries[0], other) for other in entries[1:])
 
 
-def _refuse_others(made: Together) -> None:
+def _refuse_others(made: RankFiles) -> None:
     """Refuse files with parts of tensors that the first file does not have; report other extra tensors as findings."""
     first = made.first
     known = set(first.nodes)
@@ -181,7 +181,7 @@ def _refuse_others(made: Together) -> None:
             made.findings.append(found("ranks-differ", message, where=more[0]))
 
 
-def _missing(made: Together, lost: Mapping[int, str], why: Mapping[int, str]) -> list[Finding]:
+def _missing(made: RankFiles, lost: Mapping[int, str], why: Mapping[int, str]) -> list[Finding]:
     """Return a finding for each rank whose file is missing and holds parts that no other file has."""
     held: dict[int, list[str]] = {}
     for address, whole in made.wholes.items():
@@ -214,26 +214,26 @@ def _rows(box: Box) -> str:
     return f"{what} {offsets[dim]} to {offsets[dim] + extent[dim] - 1}"
 
 
-def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
+def assembled(made: RankFiles, traits: Mapping[str, object]) -> Checkpoint:
     """Return the joined checkpoint of all files."""
     first = made.first
     rows = list(made.wholes.items())
     claimed: set[tuple[str, str]] = set()
-    claims: list[list[Check]] = []
+    claims: list[list[RangeCheck]] = []
     for _, whole in rows:
-        checks: list[Check] = []
+        checks: list[RangeCheck] = []
         for _, local, _ in whole.chunks:
             storage = local.storage
             if storage is None or storage.data is None or storage.crc32 is None or storage.identity in claimed:
                 continue
             claimed.add(storage.identity)
-            checks.append(Check(storage.key, storage.data, storage.crc32))
+            checks.append(RangeCheck(storage.key, storage.data, storage.crc32))
         claims.append(checks)
 
-    def make(number: int) -> Piece:
+    def make(number: int) -> SplicedPiece:
         address, whole = rows[number]
         with about(made.path):
-            return Piece(_tiled(address, whole), tuple(claims[number]))
+            return SplicedPiece(_tiled(address, whole), tuple(claims[number]))
 
     lengths = [dtypes.by_name(whole.entry.dtype).nbytes(math.prod(whole.entry.shape)) for _, whole in rows]
     file = SplicedFile(made.path, lengths, make)
@@ -253,7 +253,7 @@ def assembled(made: Together, traits: Mapping[str, object]) -> Checkpoint:
     return assembly.checkpoint(root, made.path, format=NAME, files=marks, traits=traits, findings=made.findings)
 
 
-def _tie(whole: Whole) -> object:
+def _tie(whole: JoinedTensor) -> object:
     """Return a value that is equal for two names of one tensor: their parts have the same bytes on every rank."""
     own = [
         (file.path, place, box) for box, local, file in whole.chunks if (place := same_place(local)) is not None
@@ -261,7 +261,7 @@ def _tie(whole: Whole) -> object:
     return (whole.entry.shape, *own) if own else None
 
 
-def _tiled(address: str, whole: Whole) -> tuple[ByteRange, ...]:
+def _tiled(address: str, whole: JoinedTensor) -> tuple[ByteRange, ...]:
     itemsize = dtypes.by_name(whole.entry.dtype).itemsize
     chunks = [Chunk(box[0], box[1], _data(local, file)) for box, local, file in whole.chunks]
     try:
@@ -271,9 +271,9 @@ def _tiled(address: str, whole: Whole) -> tuple[ByteRange, ...]:
         raise
 
 
-def _data(local: TensorEntry, file: File) -> ByteRange:
+def _data(local: TensorEntry, file: RankFile) -> ByteRange:
     """Return the elements of a part in row-major order, also of a strided view."""
     data = row_major(local, file.checkpoint.byteorder)
     if isinstance(data, ByteRange):
         return data
-    return SplicedFile(file.path, [data.length], lambda _: Piece((data,))).place(0)
+    return SplicedFile(file.path, [data.length], lambda _: SplicedPiece((data,))).place(0)

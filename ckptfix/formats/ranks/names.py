@@ -27,7 +27,7 @@ MAX_FILES = 200_000
 
 
 @dataclass(slots=True)
-class Family:
+class RankFamily:
     """Files whose names differ only in the rank.
 
     Attributes:
@@ -57,16 +57,16 @@ def rank_of(name: str) -> int | None:
     return None if found is None else int(found["rank"])
 
 
-def families(names: Iterable[str]) -> list[Family]:
+def families(names: Iterable[str]) -> list[RankFamily]:
     """Return the families among these file names; each has files of at least two ranks."""
-    found: dict[str, Family] = {}
+    found: dict[str, RankFamily] = {}
     for name in names:
         match = _RANK.fullmatch(name)
         if match is None or _OF_OTHERS.search(name) or not name.lower().endswith(SUFFIXES):
             continue
         pattern = f"{match['head']}{match['word']}*{match['tail'] or ''}"
         world = _WORLD.search(pattern)
-        family = found.setdefault(pattern, Family(pattern, world=None if world is None else int(world[1])))
+        family = found.setdefault(pattern, RankFamily(pattern, world=None if world is None else int(world[1])))
         if int(match["rank"]) in family.files:
             # rank1 and rank01: it is unclear which one counts.
             family.files.clear()
@@ -76,7 +76,7 @@ def families(names: Iterable[str]) -> list[Family]:
     return [family for family in found.values() if len(family.files) > 1]
 
 
-def in_folder(path: str) -> list[Family]:
+def in_folder(path: str) -> list[RankFamily]:
     """Return the families in the folder `path`."""
     if not as_path(path).is_dir():
         return []
@@ -86,7 +86,7 @@ def in_folder(path: str) -> list[Family]:
         return []
 
 
-def meant(path: str) -> Family | None:
+def meant(path: str) -> RankFamily | None:
     """Return the family that the folder `path` stands for: its only one, or the model's; None if that is ambiguous."""
     found = in_folder(path)
     own = found if len(found) == 1 else [family for family in found if family.is_model]

@@ -52,7 +52,7 @@ def is_flat(key: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RankTensor:
     """A tensor as one rank's file has it.
 
     Attributes:
@@ -72,7 +72,7 @@ class Held:
     parts: Callable[[], Sequence[tuple[int, Box]]]
 
 
-def held(node: Node, entry: TensorEntry, storage_of: StorageOf) -> Held | None:
+def held(node: Node, entry: TensorEntry, storage_of: StorageOf) -> RankTensor | None:
     """Return the description in `node` if it is a part of a tensor; None for a whole tensor.
 
     Raises:
@@ -85,7 +85,7 @@ def held(node: Node, entry: TensorEntry, storage_of: StorageOf) -> Held | None:
     return _dtensor(entry, dict(state), storage_of) if is_dtensor(cls) else None
 
 
-def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> Held:
+def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> RankTensor:
     group = fields(state.get("process_group"))
     here: list[tuple[Box, TensorEntry]] = []
     stated: list[tuple[int, Box]] = []
@@ -102,7 +102,7 @@ def _sharded(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
         raise DamagedFile(message, where=entry.name)
     if len({box for _, box in parts}) != len(parts):
         raise DamagedFile("two shards have the same position", where=entry.name)
-    return Held(
+    return RankTensor(
         "ShardedTensor",
         entry.shape,
         number(group.get("global_rank")),
@@ -163,7 +163,7 @@ class _Cut:
     dim: int
 
 
-def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> Held:
+def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageOf) -> RankTensor:
     spec = fields(state.get("_spec"))
     _refuse_other_shape(_shape_of(spec.get("tensor_meta")), entry)
     mesh = fields(spec.get("mesh"))
@@ -191,7 +191,7 @@ def _dtensor(entry: TensorEntry, state: Mapping[str, Node], storage_of: StorageO
         ]
 
     key = (shape, tuple(cuts))
-    return Held("DTensor", entry.shape, rank, max(numbers) + 1, ((box, local),), key, everywhere)
+    return RankTensor("DTensor", entry.shape, rank, max(numbers) + 1, ((box, local),), key, everywhere)
 
 
 def _shape_of(meta: Node) -> Node:

@@ -10,7 +10,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.steps import counted
-from ckptfix.formats.ranks.file import File
+from ckptfix.formats.ranks.file import RankFile
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.urls import as_path
@@ -21,7 +21,7 @@ DEPTH = 4
 """The depth of ``optimizer/state/NAME/step``."""
 
 
-def other_saves(files: Mapping[int, File]) -> list[Finding]:
+def other_saves(files: Mapping[int, RankFile]) -> list[Finding]:
     """Return a finding for each file whose counters differ from most; reads one element of each counter."""
     counts = {rank: dict(_counts(file, file.parts.graph.root, "", DEPTH)) for rank, file in files.items()}
     there: dict[str, list[float]] = {}
@@ -39,7 +39,7 @@ def other_saves(files: Mapping[int, File]) -> list[Finding]:
     return rows
 
 
-def _counts(file: File, node: Node, at: str, depth: int) -> Iterator[tuple[str, float]]:
+def _counts(file: RankFile, node: Node, at: str, depth: int) -> Iterator[tuple[str, float]]:
     """Yield the address and the value of each counter in a dict and its nested dicts."""
     for key, value in pairs(node) or ():
         address = join(at, str(key))
@@ -51,7 +51,7 @@ def _counts(file: File, node: Node, at: str, depth: int) -> Iterator[tuple[str, 
             yield from _counts(file, value, address, depth - 1)
 
 
-def _number(file: File, value: Node, address: str) -> float | None:
+def _number(file: RankFile, value: Node, address: str) -> float | None:
     try:
         if is_tensor(value):
             return counted(file.entry(address)) if address in file.nodes else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Drop, Put, Rename, TensorEntry, dtypes, refuse_unusable
 from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported, WouldLoseData
-from ckptfix.formats.safetensors.header import METADATA, Header, Row
+from ckptfix.formats.safetensors.header import METADATA, Header, HeaderEntry
 from ckptfix.formats.safetensors.ties import recorded_views, ties
 
 
@@ -72,7 +72,7 @@ class Names:
                     f"{name!r} is tied to it and has no bytes of its own",
                     path=self.path,
                     where=kept,
-                    hint="drop both names, or neither",
+                    hint="drop both keys, or neither",
                 )
 
     def put(self, edit: Put) -> None:
@@ -88,7 +88,7 @@ class Names:
                 refuse_unusable(entry, name)
                 self.others[key] = entry
 
-    def _is_of(self, row: Row, entry: TensorEntry) -> bool:
+    def _is_of(self, row: HeaderEntry, entry: TensorEntry) -> bool:
         """Return whether `entry` has the bytes of `row`, in any shape."""
         dtype = dtypes.by_safetensors(row.code)
         storage = entry.storage
@@ -97,13 +97,13 @@ class Names:
         place = ByteRange(self.path, self.data_start + row.begin, row.stop - row.begin)
         return dtype is not None and dtype.name == entry.dtype and entry.is_contiguous and entry.data == place
 
-    def _reshape(self, row: Row, entry: TensorEntry, name: str) -> None:
+    def _reshape(self, row: HeaderEntry, entry: TensorEntry, name: str) -> None:
         stated = _stated_shape(row, entry.shape)
         if stated is None or (row.key in self.views and stated != row.shape):
             why = "its bytes are recorded as a view of another tensor" if stated else f"it holds {list(row.shape)}"
             raise Unsupported(f"its shape cannot become {list(entry.shape)}: {why}", path=self.path, where=name)
         if self.shapes.setdefault(row.key, (stated, entry))[0] != stated:
-            raise Unsupported("the names tied to it would have two shapes", path=self.path, where=row.key)
+            raise Unsupported("the keys tied to it would have two shapes", path=self.path, where=row.key)
 
     def replaced(self) -> dict[str, TensorEntry]:
         """Return the tensors with different bytes, under the name in the file of the row that each replaces.
@@ -122,7 +122,7 @@ class Names:
             if left or len(entries) > 1:
                 other = left[0] if left else named[key][-1]
                 message = f"it is tied to {other!r}, which would change too"
-                raise Unsupported(message, path=self.path, where=key, hint="put the same tensor under both names")
+                raise Unsupported(message, path=self.path, where=key, hint="put the same tensor under both keys")
             found[key] = entries.pop()
         return found
 
@@ -135,7 +135,7 @@ class Names:
             raise NoSuchTensor("no such tensor", path=self.path, where=min(unknown))
 
 
-def _stated_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _stated_shape(row: HeaderEntry, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the header's shape for the torch shape `shape`; None if its element count is not the row's."""
     dtype = dtypes.by_safetensors(row.code)
     if dtype is None:

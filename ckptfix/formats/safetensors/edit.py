@@ -28,7 +28,15 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.errors import DamagedFile, WouldLoseData
 from ckptfix.formats.safetensors.changes import Names
-from ckptfix.formats.safetensors.header import METADATA, Header, Member, Pair, Row, header_of, members
+from ckptfix.formats.safetensors.header import (
+    METADATA,
+    Header,
+    HeaderEntry,
+    JsonMember,
+    MetadataPair,
+    header_of,
+    members,
+)
 from ckptfix.formats.safetensors.ties import follow
 from ckptfix.formats.safetensors.write import framed, metadata_text, plan_write, quoted, stated_of
 from ckptfix.io.elements import row_major
@@ -89,7 +97,7 @@ def _fit(header: Header, puts: Mapping[str, TensorEntry]) -> bool:
     if not puts:
         return True
     shared: set[str] = set()
-    last: Row | None = None
+    last: HeaderEntry | None = None
     for row in sorted((row for row in header.rows if row.begin < row.stop), key=lambda row: (row.begin, row.stop)):
         if last is not None and row.begin < last.stop:
             shared |= {last.key, row.key}
@@ -132,7 +140,7 @@ def _fresh(
     return plan_write(entries, dest, metadata=dict(pair for pair in after if pair is not None) | added)
 
 
-def _cuts(rows: Sequence[Row], dropped: set[str]) -> list[Span]:
+def _cuts(rows: Sequence[HeaderEntry], dropped: set[str]) -> list[Span]:
     """Return the sorted ranges of the data that only dropped tensors use."""
     if not dropped:
         return []
@@ -213,7 +221,7 @@ def _stated(entry: TensorEntry, name: str) -> tuple[str, tuple[int, ...]]:
     return stated
 
 
-def _field_patch(header: Header, row: Row, field: str, new: str | Sequence[int]) -> Patch:
+def _field_patch(header: Header, row: HeaderEntry, field: str, new: str | Sequence[int]) -> Patch:
     """Return the patch that writes a string or numbers into a field of a tensor's description."""
     value = header.text.index("{", row.key_end)
     place = next(member for member in members(header.text, value) if member.key == field)
@@ -252,7 +260,7 @@ def _metadata_patches(header: Header, names: Names, wanted: Mapping[str, str | N
 
 
 def _pair_after(
-    pair: Pair, names: Names, changes: Mapping[str, str | None], wanted: Mapping[str, str | None]
+    pair: MetadataPair, names: Names, changes: Mapping[str, str | None], wanted: Mapping[str, str | None]
 ) -> tuple[str, str] | None:
     if pair.key in wanted:
         value = wanted[pair.key]
@@ -263,7 +271,7 @@ def _pair_after(
 def _insertion(header: Header, names: Names, pairs: Mapping[str, str], others: bool) -> Patch:
     """Return the patch that adds `pairs`; `others` says whether ``__metadata__`` keeps existing pairs."""
     text = metadata_text(pairs.items())
-    place: Member | None = header.metadata
+    place: JsonMember | None = header.metadata
     if place is None:
         comma = "," if any(new is not None for new in names.new.values()) else ""
         return (header.start + 1, header.start + 1, f"{quoted(METADATA)}:{text}{comma}")

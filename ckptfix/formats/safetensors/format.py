@@ -23,10 +23,10 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.edit import plan_edit
-from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, Row, header_of, read_header
+from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, HeaderEntry, header_of, read_header
 from ckptfix.formats.safetensors.packed import plan_packed
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
-from ckptfix.formats.safetensors.write import in_place, plan_write
+from ckptfix.formats.safetensors.write import in_place, plan_like, plan_write
 from ckptfix.io.elements import why_unresolved
 
 NAME = "safetensors"
@@ -83,7 +83,7 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _layout(header)
 
 
-def _entry(header: Header, row: Row) -> TensorEntry:
+def _entry(header: Header, row: HeaderEntry) -> TensorEntry:
     """Return the tensor of a row; as raw bytes if torch has no equivalent of the format's dtype."""
     length = max(row.stop - row.begin, 0)
     stated = _stated(row)
@@ -93,7 +93,7 @@ def _entry(header: Header, row: Row) -> TensorEntry:
     return TensorEntry(row.key, "", storage, name, shape, contiguous_stride(shape), detail=detail)
 
 
-def _stated(row: Row) -> tuple[str, tuple[int, ...], str] | None:
+def _stated(row: HeaderEntry) -> tuple[str, tuple[int, ...], str] | None:
     """Return (torch dtype, shape, "") of a row; None if torch has no such dtype, or could not count the elements."""
     dtype = dtypes.by_safetensors(row.code)
     if dtype is None:
@@ -209,6 +209,7 @@ FORMAT = Format(
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=plan_write,
+    plan_like=plan_like,
     share=share_plan,
     ties=tied_names,
     remarks=remarks,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import NamedTuple, NoReturn, TypeGuard
 
-from ckptfix.checkpoint import Checkpoint, Inside
+from ckptfix.checkpoint import Checkpoint, FormatState
 from ckptfix.errors import BadDirectory, Truncated
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -41,7 +41,7 @@ _BEFORE = re.compile(r"\ufeff?[ \t\n\r]*")
 _AFTER = re.compile(r"[ \t\n\r]*")
 
 
-class Member(NamedTuple):
+class JsonMember(NamedTuple):
     """A member of a JSON object: its key, and the positions of key and value."""
 
     key: str
@@ -51,7 +51,7 @@ class Member(NamedTuple):
     end: int
 
 
-class Row(NamedTuple):
+class HeaderEntry(NamedTuple):
     """A tensor as the header describes it.
 
     `shape` counts elements of `code`; `begin` and `stop` are byte offsets in the data.
@@ -67,7 +67,7 @@ class Row(NamedTuple):
     stop: int
 
 
-class Pair(NamedTuple):
+class MetadataPair(NamedTuple):
     """A pair of ``__metadata__`` and its position."""
 
     key: str
@@ -77,7 +77,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(slots=True)
-class Header(Inside):
+class Header(FormatState):
     """A header as it was read.
 
     Attributes:
@@ -97,9 +97,9 @@ class Header(Inside):
     text: str
     start: int = 0
     end: int = 0
-    rows: list[Row] = field(default_factory=list)
-    metadata: Member | None = None
-    pairs: list[Pair] = field(default_factory=list)
+    rows: list[HeaderEntry] = field(default_factory=list)
+    metadata: JsonMember | None = None
+    pairs: list[MetadataPair] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -207,13 +207,13 @@ def scan_object(text: str, at: int, member: Callable[[str, int, int, int], int])
         at = after.end()
 
 
-def members(text: str, at: int) -> list[Member]:
+def members(text: str, at: int) -> list[JsonMember]:
     """Return the members of the JSON object at `at`. Raises ValueError if it is not an object."""
-    found: list[Member] = []
+    found: list[JsonMember] = []
 
     def note(key: str, start: int, key_end: int, value_start: int) -> int:
         end = DECODER.raw_decode(text, value_start)[1]
-        found.append(Member(key, start, key_end, value_start, end))
+        found.append(JsonMember(key, start, key_end, value_start, end))
         return end
 
     scan_object(text, at, note)
@@ -302,7 +302,7 @@ class _Scan:
         sizes = tuple(shape)
         # Models repeat few dtypes and shapes; sharing them halves the memory of a long header.
         sizes = self.shapes.setdefault(sizes, sizes)
-        header.rows.append(Row(key, start, key_end, end, sys.intern(code), sizes, offsets[0], offsets[1]))
+        header.rows.append(HeaderEntry(key, start, key_end, end, sys.intern(code), sizes, offsets[0], offsets[1]))
         return end
 
     def _metadata(self, start: int, key_end: int, value_start: int) -> int:
@@ -313,7 +313,7 @@ class _Scan:
         else:
             self.pair_starts.clear()
             end = scan_object(header.text, value_start, self._pair)
-        header.metadata = Member(METADATA, start, key_end, value_start, end)
+        header.metadata = JsonMember(METADATA, start, key_end, value_start, end)
         return end
 
     def _pair(self, key: str, start: int, key_end: int, value_start: int) -> int:
@@ -324,7 +324,7 @@ class _Scan:
         value, end = DECODER.raw_decode(self.header.text, value_start)
         if type(value) is not str:
             _refuse(self.header, "the metadata value is not a string", start, where)
-        self.header.pairs.append(Pair(key, value, start, end))
+        self.header.pairs.append(MetadataPair(key, value, start, end))
         return end
 
 

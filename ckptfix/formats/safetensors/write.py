@@ -67,7 +67,7 @@ def plan_write(
     for entry in entries:
         if entry.key in described or entry.key == METADATA:
             raise KeyConflict(
-                f"{METADATA} cannot be the name of a tensor" if entry.key == METADATA else "two tensors have this name",
+                f"{METADATA} cannot be the key of a tensor" if entry.key == METADATA else "two tensors have this key",
                 where=entry.key,
                 pairs=((entry.key, (entry.name,)),),
             )

@@ -27,7 +27,7 @@ from ckptfix.formats.folders.beside import Beside, beside
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards import files
-from ckptfix.formats.shards.layout import Layout, Shard, data_bytes
+from ckptfix.formats.shards.layout import ShardedLayout, ShardFile, data_bytes
 from ckptfix.formats.shards.objects import own_storage
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.planned import PlannedFile
@@ -37,7 +37,7 @@ Site = tuple[str, str]
 """Address and kind of a list of names."""
 
 
-def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], dest: str) -> Plan:
+def plan_edit(checkpoint: Checkpoint, layout: ShardedLayout, edits: Sequence[Edit], dest: str) -> Plan:
     """Plan the files of the checkpoint with `edits`, below `dest`; see the contract in `base`.
 
     Raises:
@@ -68,7 +68,7 @@ def plan_edit(checkpoint: Checkpoint, layout: Layout, edits: Sequence[Edit], des
     return _folder(layout, planned, findings, dest, names, resized=resized)
 
 
-def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
+def in_place(layout: ShardedLayout, plan: Plan, block: Callable[[], int]) -> Plan:
     """Rewrite the folder `plan` as an in-place edit, shard by shard; see `Format.in_place`."""
     shards = {real_path(shard.path): shard.read for shard in layout.shards}
     planned: list[OutputFile] = []
@@ -79,7 +79,7 @@ def in_place(layout: Layout, plan: Plan, block: Callable[[], int]) -> Plan:
     return replace(plan, files=tuple(planned))
 
 
-def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
+def plan_files(layout: ShardedLayout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
     """Plan the folder with each shard as `make` plans it; see `Format.by_file`."""
     layout.refuse_incomplete()
     plans = [make(shard.read, str(as_path(dest, shard.name))) for shard in layout.shards]
@@ -94,7 +94,7 @@ def plan_files(layout: Layout, make: Callable[[Checkpoint, str], Plan], dest: st
 
 
 def plan_rows(
-    layout: Layout, rows: Sequence[tuple[str, TensorEntry]], dest: str, metadata: Mapping[str, str]
+    layout: ShardedLayout, rows: Sequence[tuple[str, TensorEntry]], dest: str, metadata: Mapping[str, str]
 ) -> Plan:
     """Plan the folder with new tensors: each is stored in the shard of the old key that it comes from.
 
@@ -134,7 +134,7 @@ def plan_rows(
 
 
 def _folder(
-    layout: Layout,
+    layout: ShardedLayout,
     planned: Sequence[OutputFile],
     findings: Sequence[Finding],
     dest: str,
@@ -151,7 +151,7 @@ def _folder(
     return Plan(tuple(written), (*findings, *around.findings()))
 
 
-def around_of(layout: Layout) -> Beside:
+def around_of(layout: ShardedLayout) -> Beside:
     """Return the companion files of the shards and their index; files of other checkpoints are left behind."""
     own = [shard.name for shard in (*layout.shards, *layout.unread)]
     own += [] if layout.index is None else [files.relative(layout.index.path, layout.folder)]
@@ -167,7 +167,7 @@ class _Part:
         new: name at the top level of the shard -> new name; None for a dropped one.
     """
 
-    def __init__(self, number: int, shard: Shard) -> None:
+    def __init__(self, number: int, shard: ShardFile) -> None:
         self.number = number
         self.shard = shard
         self.edits: list[Edit] = []

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from ckptfix.checkpoint import Checkpoint, Mark
+from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.errors import Refused, not_readable
 from ckptfix.formats.base import Format, unknown
 from ckptfix.formats.safetensors import format as safetensors
@@ -33,7 +33,7 @@ RANK = re.compile(r"shard-(\d{5})-.+-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ShardFiles:
     """The files of a folder that form a sharded checkpoint, judged by their names.
 
     Attributes:
@@ -97,7 +97,7 @@ class Found:
                 raise Refused(message, path=self.folder, hint=hint)
 
 
-def find(folder: str) -> Found:
+def find(folder: str) -> ShardFiles:
     """Find the files of a sharded checkpoint in `folder`, without opening them.
 
     Raises:
@@ -125,7 +125,7 @@ def find(folder: str) -> Found:
         stem, _, kind = stem.rpartition(".")
         wanted.update(_wholes(stem, f"{variant or ''}.{kind}"))
     wholes = tuple(name for name in names if name in wanted)
-    return Found(folder, indexes, tuple(ranks), groups, tuple(doubles), wholes)
+    return ShardFiles(folder, indexes, tuple(ranks), groups, tuple(doubles), wholes)
 
 
 def _wholes(name: str, suffix: str) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def open_file(path: str) -> Checkpoint:
         if not any(scores):
             raise unknown(path, head, source.size)
         checkpoint = list(FILES.values())[scores.index(max(scores))].read(source.name)
-        return replace(checkpoint, files=(Mark(source.name, source.mark),))
+        return replace(checkpoint, files=(FileVersion(source.name, source.mark),))
 
 
 def missing_numbers(count: int, have: dict[int, str], name: str, suffix: str) -> list[str]:

@@ -14,11 +14,11 @@ first kind detects all of them; the actual kind is known after the shards are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ckptfix.checkpoint import Checkpoint, Edit, Inside, NameSite, OutputFile, Plan, StateDict, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Edit, FormatState, NameSite, OutputFile, Plan, StateDict, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
@@ -28,7 +28,7 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import TIE_KEYS, VIEWS_KEY, both, restore_ties, share_plan
 from ckptfix.formats.shards import edit, files, objects, slices, write
 from ckptfix.formats.shards.index import looks_like_index
-from ckptfix.formats.shards.layout import Layout, data_bytes, open_layout, prefixed
+from ckptfix.formats.shards.layout import ShardedLayout, data_bytes, open_layout, prefixed
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import zip as torch_zip
 
@@ -54,19 +54,24 @@ def score(path: str, head: bytes, size: int) -> int:
     return 90 if there.indexes else 80 if there else 0
 
 
+def format_of_shards(formats: Collection[str]) -> str:
+    """Return the name of the format of shards whose files are in these formats."""
+    return NAME if set(formats) == {safetensors.NAME} else TORCH
+
+
 def never(path: str, head: bytes, size: int) -> int:
     """Return 0: this kind is recognized only after its shards are read."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Named(Inside):
+class _Named(FormatState):
     """The shards of a checkpoint of safetensors files."""
 
-    layout: Layout
+    layout: ShardedLayout
 
 
-def layout_of(checkpoint: Checkpoint) -> Layout:
+def layout_of(checkpoint: Checkpoint) -> ShardedLayout:
     """Return the shards of a checkpoint."""
     if isinstance(checkpoint.inside, _Named):
         return checkpoint.inside.layout
@@ -102,7 +107,7 @@ def _without_doubled(findings: Sequence[Finding], more: Sequence[Finding]) -> tu
 
 
 def _checkpoint(
-    layout: Layout,
+    layout: ShardedLayout,
     format: str,
     traits: Mapping[str, object],
     load_entries: Callable[[], tuple[TensorEntry, ...]],
@@ -125,7 +130,7 @@ def _checkpoint(
     )
 
 
-def _entries(layout: Layout) -> tuple[TensorEntry, ...]:
+def _entries(layout: ShardedLayout) -> tuple[TensorEntry, ...]:
     """Return every tensor once; if several shards have it, the one in the shard that the index names."""
     made: dict[str, TensorEntry] = {}
     for shard in layout.shards:
@@ -136,7 +141,7 @@ def _entries(layout: Layout) -> tuple[TensorEntry, ...]:
     return tuple(made.values())
 
 
-def _metadata(layout: Layout) -> dict[str, str]:
+def _metadata(layout: ShardedLayout) -> dict[str, str]:
     """Return the string pairs of all shards, the first of each key; ties and views are merged over the shards."""
     pairs: dict[str, str] = {}
     for shard in layout.shards:

@@ -119,11 +119,11 @@ def read_index(path: str) -> Index:
         raise BadIndex(f"not an index: {str(error).partition(';')[0][:200]}", path=path) from None
     rows = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(rows, dict) or not all(isinstance(shard, str) for shard in rows.values()):
-        raise BadIndex("not an index: it has no weight_map from names to files", path=path)
+        raise BadIndex("not an index: it has no weight_map from keys to files", path=path)
     if not rows:
         raise BadIndex("the index names no tensor", path=path)
     if len(rows) > MAX_NAMES:
-        raise BadIndex(f"the index has {len(rows):,} names; the limit is {MAX_NAMES:,}", path=path)
+        raise BadIndex(f"the index has {len(rows):,} keys; the limit is {MAX_NAMES:,}", path=path)
     longest = max(map(len, rows.values()), default=0)
     if longest > MAX_PATH:
         raise BadIndex(f"it names a file whose name has {longest:,} characters", path=path)
@@ -141,7 +141,7 @@ def _plain(shard: str) -> str:
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a name appears twice")
+        raise ValueError("a key appears twice")
     return made
 
 

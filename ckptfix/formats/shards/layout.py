@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckptfix.checkpoint import Checkpoint, Mark, TensorEntry
+from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import BadIndex, CkptfixError, NoSuchFile, WouldLoseData
 from ckptfix.findings.folders import LOST
@@ -25,7 +25,7 @@ from ckptfix.words import some
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardFile:
     """One file of the checkpoint.
 
     Attributes:
@@ -54,7 +54,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardedLayout:
     """A sharded checkpoint.
 
     Attributes:
@@ -71,11 +71,11 @@ class Layout:
     path: str
     folder: str
     index: Index | None
-    shards: tuple[Shard, ...]
-    unread: tuple[Shard, ...]
+    shards: tuple[ShardFile, ...]
+    unread: tuple[ShardFile, ...]
     ranks: bool
     findings: tuple[Finding, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[FileVersion, ...]
 
     def refuse_incomplete(self) -> None:
         """Refuse an incomplete checkpoint.
@@ -93,7 +93,7 @@ class Layout:
             raise WouldLoseData(lost[0].message + more, path=self.path, where=lost[0].where or None, hint=hint)
 
 
-def open_layout(path: str) -> Layout:
+def open_layout(path: str) -> ShardedLayout:
     """Read the checkpoint at the folder or index `path`: only the headers and pickles of its files.
 
     Raises:
@@ -115,7 +115,7 @@ def open_layout(path: str) -> Layout:
     return _from_names(path, folder, there)
 
 
-def _from_index(path: str, folder: str, index: Index, before: Mark, there: files.Found) -> Layout:
+def _from_index(path: str, folder: str, index: Index, before: FileVersion, there: files.ShardFiles) -> ShardedLayout:
     listed: dict[str, list[str]] = {}
     for name, shard in index.weight_map.items():
         listed.setdefault(shard, []).append(name)
@@ -124,12 +124,12 @@ def _from_index(path: str, folder: str, index: Index, before: Mark, there: files
     for shard, names in sorted(listed.items()):
         opened.take(shard, tuple(names))
     findings = [*opened.findings, *_compared(opened, index), *others(there, listed)]
-    return Layout(
+    return ShardedLayout(
         path, folder, index, tuple(opened.shards), tuple(opened.unread), False, tuple(findings), (before, *opened.marks)
     )
 
 
-def _from_names(path: str, folder: str, there: files.Found) -> Layout:
+def _from_names(path: str, folder: str, there: files.ShardFiles) -> ShardedLayout:
     most = max(len(there.ranks), *(len(group) for group in there.groups.values()), 0)
     if most > MAX_SHARDS:
         raise BadIndex(f"the folder has {most:,} shards and no index; the limit is {MAX_SHARDS:,}", path=path)
@@ -138,7 +138,7 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
     if there.ranks:
         for name in there.ranks:
             opened.take(name, ())
-        return Layout(
+        return ShardedLayout(
             path, folder, None, tuple(opened.shards), tuple(opened.unread), True, tuple(opened.findings),
             tuple(opened.marks),
         )  # fmt: skip
@@ -152,7 +152,7 @@ def _from_names(path: str, folder: str, there: files.Found) -> Layout:
         message = f"{file} is missing; without the index, its content is unknown"
         findings.append(found("missing-shard", message, where=file))
     findings += [*opened.findings, *_doubled(opened.holders()), *_wholes(there, ())]
-    return Layout(
+    return ShardedLayout(
         path, folder, None, tuple(opened.shards), tuple(opened.unread), False, tuple(findings), tuple(opened.marks)
     )
 
@@ -163,15 +163,15 @@ class _Opened:
     def __init__(self, folder: str, where: str) -> None:
         self.folder = folder
         self.where = where
-        self.shards: list[Shard] = []
-        self.unread: list[Shard] = []
+        self.shards: list[ShardFile] = []
+        self.unread: list[ShardFile] = []
         self.findings: list[Finding] = []
-        self.marks: list[Mark] = []
+        self.marks: list[FileVersion] = []
         self._seen: dict[str, str] = {}
 
     def take(self, name: str, listed: tuple[str, ...]) -> None:
         """Open the file `name` in the folder; `listed` are the tensors that the index lists for it."""
-        shard = Shard(name, str(as_path(self.folder, name)) if "\0" not in name else self.folder, listed)
+        shard = ShardFile(name, str(as_path(self.folder, name)) if "\0" not in name else self.folder, listed)
         holds = f"; it should hold {some(listed, 3)}" if listed else ""
         try:
             path = file_inside(self.folder, name, where=self.where)
@@ -215,7 +215,7 @@ class _Opened:
                 held.setdefault(name, []).append(shard.name)
         return held
 
-    def _unread(self, shard: Shard, finding: Finding) -> None:
+    def _unread(self, shard: ShardFile, finding: Finding) -> None:
         self.unread.append(shard)
         self.findings.append(finding)
 
@@ -253,7 +253,7 @@ def _doubled(holders: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
         yield found("doubled-tensors", message, where=shards[0])
 
 
-def others(there: files.Found, listed: Collection[str]) -> Iterator[Finding]:
+def others(there: files.ShardFiles, listed: Collection[str]) -> Iterator[Finding]:
     """Yield findings for unlisted shards in the folder, and for other models there."""
     suffixes = {as_path(shard).suffix for shard in listed}
     same = there.left_out(listed)
@@ -270,7 +270,7 @@ def others(there: files.Found, listed: Collection[str]) -> Iterator[Finding]:
     yield from _wholes(there, listed)
 
 
-def _wholes(there: files.Found, listed: Container[str]) -> Iterator[Finding]:
+def _wholes(there: files.ShardFiles, listed: Container[str]) -> Iterator[Finding]:
     """Yield a finding for each file beside the shards that may be the same model, or a different one."""
     for name in there.wholes:
         if name in listed:

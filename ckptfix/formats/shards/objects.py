@@ -6,7 +6,7 @@ from ckptfix.checkpoint import Checkpoint, Storage
 from ckptfix.errors import DamagedFile, Unsupported, about
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
 from ckptfix.formats.folders.nodes import refuse_damaged
-from ckptfix.formats.shards.layout import Layout, Shard
+from ckptfix.formats.shards.layout import ShardedLayout, ShardFile
 from ckptfix.formats.torch.common import Parts, parts_of, pickled
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, PersId
@@ -19,7 +19,7 @@ class ShardParts(Parts):
 
     __slots__ = ("layout",)
 
-    def __init__(self, parts: Parts, layout: Layout) -> None:
+    def __init__(self, parts: Parts, layout: ShardedLayout) -> None:
         super().__init__(parts.found, parts.storages, parts.container)
         self.layout = layout
 
@@ -29,7 +29,7 @@ def prefix(index: int) -> str:
     return f"{index}."
 
 
-def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
+def read(layout: ShardedLayout, format: str, traits: dict[str, object]) -> Checkpoint:
     """Return the checkpoint whose object has the keys of all shards.
 
     Raises:
@@ -66,7 +66,7 @@ def read(layout: Layout, format: str, traits: dict[str, object]) -> Checkpoint:
     )
 
 
-def _adopted(assembly: Assembly, shard: Shard, name: str) -> Node:
+def _adopted(assembly: Assembly, shard: ShardFile, name: str) -> Node:
     checkpoint = shard.read
     parts = pickled(checkpoint)
     if parts is None:
@@ -100,7 +100,7 @@ def own_storage(storage: Storage, index: int) -> Storage:
     )
 
 
-def layout_of(checkpoint: Checkpoint) -> Layout:
+def layout_of(checkpoint: Checkpoint) -> ShardedLayout:
     """Return the shards that a joined checkpoint was made from."""
     parts = parts_of(checkpoint)
     assert isinstance(parts, ShardParts)

@@ -22,37 +22,37 @@ from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.shards.layout import Layout, Shard
-from ckptfix.io.planned import Piece, SplicedFile, is_spliced
+from ckptfix.formats.shards.layout import ShardedLayout, ShardFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece, is_spliced
 from ckptfix.io.tiles import Chunk, tiled
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 VERSION = "DCP_VERSION"
 
 
-def is_sliced(layout: Layout) -> bool:
+def is_sliced(layout: ShardedLayout) -> bool:
     """Return whether files of the checkpoint state that they hold slices."""
     return layout.ranks or any(SHARDING_INFO in shard.read.metadata for shard in layout.shards)
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class SlicedTensor:
     """A tensor in slices: the first slice with the shape of the whole tensor, and the positions of all slices."""
 
     entry: TensorEntry
     chunks: tuple[Chunk, ...]
 
     @property
-    def segments(self) -> Piece:
+    def segments(self) -> SplicedPiece:
         """The bytes of the whole tensor. Raises DamagedFile if the slices do not cover it."""
         try:
-            return Piece(tiled(self.entry.shape, self.entry.itemsize, self.chunks))
+            return SplicedPiece(tiled(self.entry.shape, self.entry.itemsize, self.chunks))
         except DamagedFile as error:
             error.where = self.entry.key
             raise
 
 
-def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
+def joined(layout: ShardedLayout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
     """Return every tensor joined from its slices, and findings for tensors whose slices are incomplete."""
     slices: dict[str, list[tuple[TensorEntry, tuple[int, ...]]]] = {}
     findings: list[Finding] = []
@@ -66,7 +66,7 @@ def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
         for entry in shard.read.entries:
             begin = offsets.get(entry.key, (0,) * len(entry.shape))
             slices.setdefault(entry.key, []).append((entry, begin))
-    rows: list[Joined] = []
+    rows: list[SlicedTensor] = []
     for name, parts in slices.items():
         wrong = _contradiction(parts)
         if wrong is not None:
@@ -83,7 +83,7 @@ def joined(layout: Layout) -> tuple[tuple[TensorEntry, ...], list[Finding]]:
     return entries, findings
 
 
-def judged(layout: Layout) -> Iterator[Finding]:
+def judged(layout: ShardedLayout) -> Iterator[Finding]:
     """Yield the same findings after a check of the position of each slice, not only of its size."""
     entries, findings = joined(layout)
     yield from findings
@@ -97,7 +97,7 @@ def judged(layout: Layout) -> Iterator[Finding]:
                 yield found("missing-slices", error.message, where=entry.key)
 
 
-def _offsets(shard: Shard) -> dict[str, tuple[int, ...]]:
+def _offsets(shard: ShardFile) -> dict[str, tuple[int, ...]]:
     """Return name -> the start of its slice. Raises ValueError if the table is invalid."""
     try:
         said = json.loads(shard.read.metadata.get(SHARDING_INFO, "{}"))
@@ -125,21 +125,21 @@ def _contradiction(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> str 
     return None
 
 
-def _joined(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> Joined:
+def _joined(parts: Sequence[tuple[TensorEntry, tuple[int, ...]]]) -> SlicedTensor:
     first = parts[0][0]
     shape = tuple(
         max(begin[axis] + entry.shape[axis] for entry, begin in parts) for axis in range(len(first.shape))
     )
     chunks = tuple(Chunk(begin, entry.shape, entry.data) for entry, begin in parts)
-    return Joined(replace(first, shape=shape, stride=contiguous_stride(shape)), chunks)
+    return SlicedTensor(replace(first, shape=shape, stride=contiguous_stride(shape)), chunks)
 
 
-def _is_full(row: Joined) -> bool:
+def _is_full(row: SlicedTensor) -> bool:
     """Return whether the slices have as many elements as the tensor."""
     return sum(math.prod(chunk.sizes) for chunk in row.chunks) == row.entry.numel
 
 
-def holes(row: Joined) -> Iterator[Finding]:
+def holes(row: SlicedTensor) -> Iterator[Finding]:
     """Yield a finding if the slices do not cover the tensor."""
     try:
         _ = row.segments
@@ -148,7 +148,7 @@ def holes(row: Joined) -> Iterator[Finding]:
                     where=row.entry.key)  # fmt: skip
 
 
-def _placed(row: Joined, made: SplicedFile, index: int) -> TensorEntry:
+def _placed(row: SlicedTensor, made: SplicedFile, index: int) -> TensorEntry:
     """Return the tensor with its bytes: those of its only slice, or those of the joined file."""
     entry = row.entry
     alone = len(row.chunks) == 1 and row.chunks[0].sizes == entry.shape

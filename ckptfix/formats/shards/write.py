@@ -62,7 +62,7 @@ def plan_write(
         for entry in shard:
             if weight_map.setdefault(entry.key, name) != name:
                 pair = (entry.key, (entry.name,))
-                raise KeyConflict("two tensors have this name", where=entry.key, pairs=(pair,))
+                raise KeyConflict("two tensors have this key", where=entry.key, pairs=(pair,))
         made = plan_file(shard, str(as_path(dest, name)), metadata=_own(pairs, {entry.key for entry in shard}))
         files += made.files
         findings += made.findings

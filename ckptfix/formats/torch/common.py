@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Data, Inside, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import demands, weights_only
@@ -18,7 +18,7 @@ from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.molds import Mold
+from ckptfix.pickles.molds import CallTemplate
 
 ByteOrder = Literal["little", "big"]
 
@@ -28,7 +28,7 @@ ImageNet example) and other names.
 """
 
 
-class Parts(Inside):
+class Parts(FormatState):
     """The torch-specific content of a checkpoint: the walked object, its storages and its container."""
 
     __slots__ = ("container", "found", "storages")
@@ -302,7 +302,7 @@ def typed_apart(graph: Graph) -> dict[str, tuple[str, ...]]:
     return {key: tuple(kinds) for key, kinds in found.items() if len(kinds) > 1}
 
 
-def _kind(mold: Mold) -> str | None:
+def _kind(mold: CallTemplate) -> str | None:
     """Return the dtype of the storage class in folded calls; None if it is unknown, or the storage has no data."""
     with suppress(BadTensor):
         return None if mold.location == "meta" else storage_dtype(mold.type)

@@ -15,13 +15,13 @@ from typing import Any
 from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.object import Site, TorchObject
+from ckptfix.formats.torch.object import NodeSite, TorchObject
 from ckptfix.formats.torch.put import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import attributes
-from ckptfix.pickles.patch import Patches, Renamed, int_opcode, items_pushed, string_patches
+from ckptfix.pickles.patch import KeyPatches, Patches, int_opcode, items_pushed, string_patches
 from ckptfix.pickles.rows import Rows
 
 _DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
@@ -116,7 +116,7 @@ def _note_call(call: Call, found: Devices) -> None:
         found.fixed.append(f"a DeviceMesh of {', '.join(names) or 'some device'}")
 
 
-Sites = dict[tuple[str, str], list[Site]]
+Sites = dict[tuple[str, str], list[NodeSite]]
 """Address and kind -> the sites there that hold names."""
 
 
@@ -133,14 +133,14 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
         found.graph.unfold()
     strings: list[tuple[Text, str]] = []
     others: list[Patch] = []
-    keys: list[Renamed] = []
+    keys: list[KeyPatches] = []
     for edit in edits:
         if isinstance(edit, Rename):
             for site in sites.get((edit.at, edit.kind), ()):
                 nodes = site.nodes
                 strings += [(use, edit.names[use]) for use in nodes if use in edit.names]
                 if isinstance(site.keys, Rows):
-                    keys.append(Renamed(site.keys, nodes, edit.names, found.graph.protocol, found.graph.rare))
+                    keys.append(KeyPatches(site.keys, nodes, edit.names, found.graph.protocol, found.graph.rare))
         elif isinstance(edit, SetLocation):
             moved, extra = _moved(found.graph, edit.moves)
             strings += moved

@@ -65,7 +65,7 @@ class _Storages:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
+class NewPickle:
     """The pickle of a fresh state dict.
 
     Attributes:
@@ -95,7 +95,7 @@ def fresh(
     legacy: bool = False,
     versions: Versions | None = None,
     calls: Calls | None = None,
-) -> Fresh:
+) -> NewPickle:
     """Return the pickle of a state dict with these tensors.
 
     Entries whose storages have the same identity share a storage; keys are new, in the order of first use.
@@ -126,11 +126,11 @@ def fresh(
     if versions is not None:
         root.state = _metadata(versions)
     if not copied:
-        return Fresh(emit(root), storages.rows, storages.itemsizes)
+        return NewPickle(emit(root), storages.rows, storages.itemsizes)
     assert calls is not None
     graph = Graph(calls.graph.data, calls.graph.start)
     graph.root = root
-    return Fresh(reemit(graph).pickle, storages.rows, storages.itemsizes)
+    return NewPickle(reemit(graph).pickle, storages.rows, storages.itemsizes)
 
 
 def _read_apart(entries: Iterable[TensorEntry]) -> frozenset[tuple[str, str]]:

@@ -35,8 +35,8 @@ from ckptfix.formats.torch.legacy_layout import (
     MAGIC_BYTES,
     PARTS,
     PROTOCOL,
-    Layout,
-    Places,
+    LegacyLayout,
+    LegacyStorages,
     aligned,
     compared,
     fresh,
@@ -75,14 +75,14 @@ def read(path: str) -> Checkpoint:
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
         storages, stated = storages_of(reader, graph, keys, key_graph.end, findings)
         size = reader.size
-    layout = Layout(graph.start, graph.end, storages, stated)
+    layout = LegacyLayout(graph.start, graph.end, storages, stated)
     return torch_common.build(
         path,
         format=NAME,
         size=size,
         graph=graph,
         container=layout,
-        storages=torch_common.Storages(Places(layout)),
+        storages=torch_common.Storages(LegacyStorages(layout)),
         traits={"storages": len(storages), "written on": f"{'little' if known.get('little_endian') else 'big'}-endian"},
         byteorder="little",
         findings=findings,
@@ -97,13 +97,13 @@ def _note(side: Graph, part: str, graph: Graph) -> None:
         graph.misuses.append((refused[0], f"in the pickle of the {part}, {refused[1]}"))
 
 
-def read_stream(path: str) -> tuple[Layout, bytes]:
+def read_stream(path: str) -> tuple[LegacyLayout, bytes]:
     """Return the layout of the parts, and the pickle of the object. Raises like `read`."""
     with open_source(path) as reader:
         *_, graph, key_graph = read_pickles(reader)
         keys = [str(key) for key in key_graph.root] if type(key_graph.root) is list else []
         storages, _ = storages_of(reader, graph, keys, key_graph.end, [])
-    return Layout(graph.start, graph.end, storages), graph.data[graph.start : graph.end]
+    return LegacyLayout(graph.start, graph.end, storages), graph.data[graph.start : graph.end]
 
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -126,7 +126,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
         if torch_rewrite.is_needed(checkpoint, edits):
             return torch_rewrite.plan_edits(checkpoint, edits, dest)
     parts = torch_common.parts_of(checkpoint)
-    layout: Layout = parts.container
+    layout: LegacyLayout = parts.container
     path, size = checkpoint.path, checkpoint.size
     changes = patches(parts.found, edits)
     if not changes:
@@ -147,7 +147,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     (file,) = plan.files
     if unchanged(file):
         return plan
-    layout: Layout = torch_common.parts_of(checkpoint).container
+    layout: LegacyLayout = torch_common.parts_of(checkpoint).container
     head, data = head_of(file, checkpoint.size)
     if data.offset != layout.object_end:
         raise data_moves(file.path)
@@ -190,6 +190,7 @@ FORMAT = Format(
     in_place=in_place,
     plan_write=plan_write,
     remarks=remarks,
+    one_stream=True,
     plan_state_dict=partial(plan_torch, legacy=True),
     recode=torch_recode.to_legacy,
     read_stream=read_stream,

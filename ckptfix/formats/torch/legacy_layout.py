@@ -37,7 +37,7 @@ MAX_PICKLE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LegacyLayout:
     """The locations of the parts of a legacy file.
 
     Attributes:
@@ -198,10 +198,10 @@ def read_storages(
     return found
 
 
-class Places:
+class LegacyStorages:
     """Locations of the storages in a legacy file."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: LegacyLayout) -> None:
         self.read_storages = layout.storages
 
     def __call__(self, key: str) -> tuple[Data | None, int, int | None]:

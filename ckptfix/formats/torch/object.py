@@ -41,7 +41,7 @@ StorageLike = Callable[[str, Storage], Storage]
 
 
 @dataclass(slots=True)
-class Site:
+class NodeSite:
     """A NameSite and the uses of its strings, in the same order: nodes, or keys that are not nodes yet."""
 
     at: str
@@ -59,7 +59,7 @@ class Site:
         return NameSite(self.at, self.kind, names)
 
 
-class Tensors:
+class TensorNodes:
     """(address of the mapping, key, node) of each tensor, in order; nodes of those in `Rows` are created on request."""
 
     def __init__(self) -> None:
@@ -113,9 +113,9 @@ class TorchObject:
     """
 
     graph: Graph
-    tensors: Tensors = field(default_factory=Tensors)
+    tensors: TensorNodes = field(default_factory=TensorNodes)
     values: list[tuple[str, Node]] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
+    sites: list[NodeSite] = field(default_factory=list)
     state_dicts: list[StateDict] = field(default_factory=list)
     metadata: dict[str, Node] = field(default_factory=dict)
     odd_keys: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -298,13 +298,13 @@ def _note_mapping(
         weights = metadata is not None or _looks_like_weights(named, mapping, at, nested=nested)
         own = of._replace(optimizer=optimizer)
         found.state_dicts.append(_state_dict(at, node, tensors, len(mapping) - tensors, own, weights))
-        found.sites.append(Site(at, "state_dict", _key_uses(node)))
+        found.sites.append(NodeSite(at, "state_dict", _key_uses(node)))
         if metadata is not None:
             found.metadata[at] = metadata
-            found.sites.append(Site(at, "metadata", _key_uses(metadata)))
+            found.sites.append(NodeSite(at, "metadata", _key_uses(metadata)))
     elif uses and not _is_payload(node, of) and kinds.is_flat_optimizer(list(map(str, uses))):
         # Of SGD without momentum there are options alone.
-        found.sites.append(Site(at, "optimizer_state", _key_uses(node)))
+        found.sites.append(NodeSite(at, "optimizer_state", _key_uses(node)))
     parts = {key: value for key, value in mapping if isinstance(key, str)}
     if of.optimizer and not _is_payload(node, of) and kinds.OPTIMIZER <= parts.keys():
         _note_optimizer(found, at, parts)
@@ -338,10 +338,10 @@ def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
     weights = metadata is not None or _looks_like_weights(names, rows, at)
     own = of._replace(optimizer=of.optimizer or kinds.is_optimizer(names))
     found.state_dicts.append(_state_dict(at, node, len(names), 0, own, weights))
-    found.sites.append(Site(at, "state_dict", rows))
+    found.sites.append(NodeSite(at, "state_dict", rows))
     if metadata is not None:
         found.metadata[at] = metadata
-        found.sites.append(Site(at, "metadata", _key_uses(metadata)))
+        found.sites.append(NodeSite(at, "metadata", _key_uses(metadata)))
     found.tensors.add_rows(at, rows)
     return True
 
@@ -420,11 +420,11 @@ def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Node]) -> None
     state = parts["state"]
     named = [key for key, value in pairs(state) or () if type(key) is Text and pairs(value) is not None]
     if named:
-        found.sites.append(Site(f"{prefix}state", "optimizer_state", _key_uses(state)))
+        found.sites.append(NodeSite(f"{prefix}state", "optimizer_state", _key_uses(state)))
     groups = parts["param_groups"]
     for index, group in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
         for key, value in pairs(group) or ():
             if key in ("params", "param_names") and isinstance(value, (list, tuple)):
                 uses = [name for name in value if type(name) is Text]
                 if uses:
-                    found.sites.append(Site(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
+                    found.sites.append(NodeSite(f"{prefix}param_groups/{index}/{key}", "param_names", uses))

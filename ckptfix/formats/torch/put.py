@@ -32,8 +32,8 @@ from ckptfix.formats.torch.tensors import BadTensor, StorageOf, sizes, storage_e
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, PersId
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node, labels
-from ckptfix.pickles.patch import Item, int_opcode, items_pushed
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.patch import PushedValue, int_opcode, items_pushed
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 _PLAIN = frozenset((op.BININT, op.BININT1, op.BININT2, op.LONG1, op.LONG4, op.INT, op.LONG, op.MARK)) | {
@@ -51,7 +51,7 @@ module.
 class _Use:
     """A tuple in the arguments of a rebuild call, as bytes of the stream, and the bytes that push the new tuple."""
 
-    item: Item
+    item: PushedValue
     new: bytes
 
 
@@ -178,7 +178,7 @@ def with_tensors(found: TorchObject, puts: Iterable[Put], storages: PutStorages)
         Unsupported: a tensor cannot be put; or as `reemit`.
     """
     storages.note(found.graph)
-    node_at = Places(found.graph.root, found.holders)
+    node_at = NodesByAddress(found.graph.root, found.holders)
     replaced: dict[int, Node] = {}
     for put in puts:
         holder = node_at(put.at)

@@ -21,7 +21,7 @@ from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.patch import Item, int_opcode, items_pushed, string_opcode
+from ckptfix.pickles.patch import PushedValue, int_opcode, items_pushed, string_opcode
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ def _beside(persid: PersId, path: str) -> None:
         raise _unmovable("its tuple is not written next to it", path, persid)
 
 
-def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
+def _fields_pushed(graph: Graph, persid: PersId) -> list[PushedValue]:
     """Return the spans of the fields of a reference."""
     first = persid.fields[0]
     assert type(first) is Text
@@ -167,7 +167,12 @@ def _fields_pushed(graph: Graph, persid: PersId) -> list[Item]:
 
 
 def _resolve_view(
-    out: _Recoding, checkpoint: Checkpoint, persid: PersId, items: list[Item], owners: Mapping[int, int], itemsize: int
+    out: _Recoding,
+    checkpoint: Checkpoint,
+    persid: PersId,
+    items: list[PushedValue],
+    owners: Mapping[int, int],
+    itemsize: int,
 ) -> None:
     """Replace a view by the underlying storage and a larger tensor offset, or by a separate storage."""
     parts = parts_of(checkpoint)

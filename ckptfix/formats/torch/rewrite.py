@@ -39,7 +39,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Graph, PersId, parse, splice
 from ckptfix.pickles.emit import Key
 from ckptfix.pickles.graph import labels, pairs
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 PROTOCOL = 2
@@ -120,7 +120,7 @@ def plan_rewrite(
     parts = parts_of(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
-    elif isinstance(parts.container, zip_layout.Archive):
+    elif isinstance(parts.container, zip_layout.ZipCheckpoint):
         zip_layout.refuse_damaged_pickle(parts.container, checkpoint.path)
     kept: list[tuple[str, Data, int | None]] = []
     counts: dict[str, int] = {}
@@ -144,7 +144,7 @@ def plan_rewrite(
     if to_legacy:
         return legacy_plan(rewritten.pickle, [(key, data, counts[key]) for key, data, _ in kept], dest)
     container = parts.container
-    if alike and isinstance(container, zip_layout.Archive) and not container.ambiguous:
+    if alike and isinstance(container, zip_layout.ZipCheckpoint) and not container.ambiguous:
         segments = zip_layout.fresh_like(container, checkpoint.path, rewritten.pickle, kept)
     else:
         segments = zip_layout.fresh(rewritten.pickle, kept, checkpoint.byteorder)
@@ -261,7 +261,7 @@ def without(found: TorchObject, drops: Sequence[Drop] = (), *, gone: Collection[
         Unsupported: as `reemit`.
     """
     items: dict[int, set[int]] = {}
-    node_at = Places(found.graph.root, found.holders)
+    node_at = NodesByAddress(found.graph.root, found.holders)
     for drop in drops:
         mapping = node_at(drop.at)
         holder, rows = _rows(mapping, drop.at)

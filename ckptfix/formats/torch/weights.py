@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Checkpoint, Derived, Mark, OutputFile, Plan, Storage, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Derived, FileVersion, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.errors import Truncated, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import emit as torch_emit
@@ -49,7 +49,7 @@ class Weights:
     findings: tuple[Finding, ...] = ()
     byteorder: Literal["little", "big"] = "little"
     beside: tuple[TensorEntry, ...] = ()
-    files: tuple[Mark, ...] = ()
+    files: tuple[FileVersion, ...] = ()
 
     def as_checkpoint(self) -> Checkpoint:
         """Return a checkpoint that holds only this state dict."""
@@ -83,7 +83,7 @@ def check_whole(weights: Weights, size_of: Callable[[str], int]) -> None:
             raise WouldLoseData(message, path=weights.path, where=entry.name)
         for part in data.sources if isinstance(data, Derived) else (data,):
             if part.end > (size := size_of(part.path)):
-                message = f"{part.length:,} bytes promised, {max(size - part.offset, 0):,} left"
+                message = f"{part.length:,} bytes are expected, but only {max(size - part.offset, 0):,} are left"
                 hint = truncated_hint(weights.path)
                 raise Truncated(message, path=weights.path, where=entry.name, offset=part.offset, hint=hint)
 

@@ -33,8 +33,8 @@ from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.formats.torch.zip_layout import (
     MAX_PICKLE,
-    Archive,
-    Places,
+    ZipCheckpoint,
+    ZipStorages,
     ambiguous_names,
     fresh,
     refuse_damaged_pickle,
@@ -89,7 +89,7 @@ def read(path: str) -> Checkpoint:
             found("trailing-bytes", f"{directory.trailing} bytes follow the archive", offset=size)
         )
     graph = parse(pickle, path=path, where=archive.pickle.name)
-    places = Places(path, archive)
+    places = ZipStorages(path, archive)
     return torch_common.build(
         path,
         format=NAME,
@@ -104,19 +104,19 @@ def read(path: str) -> Checkpoint:
     )
 
 
-def read_object(path: str) -> tuple[Archive, Graph]:
+def read_object(path: str) -> tuple[ZipCheckpoint, Graph]:
     """Return the container and the parsed pickle of a file, without building a checkpoint. Raises like `read`."""
     archive, pickle = read_stream(path)
     return archive, parse(pickle, path=path, where=archive.pickle.name)
 
 
-def read_stream(path: str) -> tuple[Archive, bytes]:
+def read_stream(path: str) -> tuple[ZipCheckpoint, bytes]:
     """Return the container of a file and its pickle, unparsed. Raises like `read`."""
     with open_source(path) as reader:
         return _open(reader, read_directory(reader), [])
 
 
-def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[Archive, bytes]:
+def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tuple[ZipCheckpoint, bytes]:
     """Return the archive and the bytes of its pickle."""
     records = directory.records
     pickles = [records[index] for index in records.with_ending("/data.pkl")]
@@ -141,7 +141,7 @@ def _open(reader: Source, directory: Directory, findings: list[Finding]) -> tupl
         raise BadDirectory("several records have the name of the pickle", path=reader.name, where=record.name)
     for name in sorted(ambiguous):
         findings.append(found("duplicate-record", "several records have this name", where=name))
-    return Archive(directory, root, record, intact, ambiguous), data
+    return ZipCheckpoint(directory, root, record, intact, ambiguous), data
 
 
 def small_record(reader: Source, directory: Directory, name: str) -> str:
@@ -197,7 +197,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     return replace(plan, files=(OutputFile.of(file.path, segments),))
 
 
-def _others(archive: Archive) -> list[tuple[str, int, int]]:
+def _others(archive: ZipCheckpoint) -> list[tuple[str, int, int]]:
     """Return the records besides the pickle, as (name, bytes, checksum)."""
     return [(row.name, row.size, row.crc32) for row in archive.directory.records if row.name != archive.pickle.name]
 
@@ -222,10 +222,10 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     return Plan((OutputFile.of(dest, fresh(pickle, storages)),))
 
 
-def archive_of(checkpoint: Checkpoint) -> Archive | None:
+def archive_of(checkpoint: Checkpoint) -> ZipCheckpoint | None:
     """Return the archive of a zip checkpoint; None for other formats."""
     parts = torch_common.pickled(checkpoint)
-    return parts.container if parts is not None and isinstance(parts.container, Archive) else None
+    return parts.container if parts is not None and isinstance(parts.container, ZipCheckpoint) else None
 
 
 def refuses(entry: TensorEntry) -> str | None:

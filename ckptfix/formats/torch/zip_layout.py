@@ -13,7 +13,7 @@ from ckptfix.checkpoint import ByteRange, Data, Segment
 from ckptfix.errors import BadDirectory, DamagedFile, Unsupported
 from ckptfix.io.source import open_source
 from ckptfix.zips.local import record_data, starts
-from ckptfix.zips.read import Directory, Record
+from ckptfix.zips.read import Directory, DirectoryRecord
 from ckptfix.zips.write import NewRecord, fresh_archive
 
 NAME = "zip"
@@ -22,7 +22,7 @@ MAX_PICKLE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
+class ZipCheckpoint:
     """The container of a zip checkpoint: its directory, its root folder, its pickle record.
 
     `ambiguous` are names that several records share, with or without the same case. torch looks names up without regard
@@ -31,12 +31,12 @@ class Archive:
 
     directory: Directory
     root: str
-    pickle: Record
+    pickle: DirectoryRecord
     pickle_ok: bool
     ambiguous: frozenset[str]
 
 
-def refuse_damaged_pickle(archive: Archive, path: str) -> None:
+def refuse_damaged_pickle(archive: ZipCheckpoint, path: str) -> None:
     """Raise `DamagedFile` if the pickle is damaged: a new file would have a correct checksum, and hide the damage.
 
     Raises:
@@ -61,10 +61,10 @@ def ambiguous_names(directory: Directory) -> frozenset[str]:
     return frozenset(name for name in names if counts[name.lower()] > 1)
 
 
-class Places:
+class ZipStorages:
     """Locations of the storages in `folder`. All local headers are read in one pass, on first use."""
 
-    def __init__(self, path: str, archive: Archive, folder: str = "data") -> None:
+    def __init__(self, path: str, archive: ZipCheckpoint, folder: str = "data") -> None:
         self._path = path
         self._prefix = f"{archive.root}/{folder}/"
         self._directory = archive.directory
@@ -145,7 +145,7 @@ AROUND = (".format_version", ".storage_alignment", "byteorder", "version", ".dat
 
 
 def fresh_like(
-    archive: Archive, path: str, pickle: bytes, storages: Sequence[tuple[str, Data, int | None]]
+    archive: ZipCheckpoint, path: str, pickle: bytes, storages: Sequence[tuple[str, Data, int | None]]
 ) -> list[Segment]:
     """Return the segments of an archive with the root, and the records of `AROUND`, of `archive` in the file `path`.
 

@@ -21,7 +21,7 @@ Groups = Sequence[Mapping[str, Shape]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FlatRun:
     """Elements of a parameter on one rank: `count` elements from `first` on, in its flat tensor of `group`."""
 
     rank: int
@@ -34,7 +34,7 @@ class Cut(ABC):
     """The location of the elements of one parameter."""
 
     @abstractmethod
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[FlatRun]:
         """Return all runs, in order."""
 
     @abstractmethod
@@ -43,12 +43,12 @@ class Cut(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Cut):
+class FlatCut(Cut):
     """The location of a parameter in stages 1 and 2."""
 
-    own: tuple[Run, ...]
+    own: tuple[FlatRun, ...]
 
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[FlatRun]:
         return self.own
 
     def touched(self) -> Iterator[tuple[int, int]]:
@@ -66,9 +66,9 @@ class Each(Cut):
     whole: int
     ranks: int
 
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[FlatRun]:
         share = share_of(self.whole, self.ranks)
-        runs: list[Run] = []
+        runs: list[FlatRun] = []
         for rank in range(self.ranks):
             left = min(share, self.whole - rank * share)
             if left <= 0:
@@ -76,7 +76,7 @@ class Each(Cut):
             for group, first, count in self.spans:
                 taken = min(left, count)
                 if taken > 0:
-                    runs.append(Run(rank, group, first, taken))
+                    runs.append(FlatRun(rank, group, first, taken))
                 left -= taken
         return runs
 
@@ -109,15 +109,15 @@ def row_cuts(groups: Groups, sizes: Sequence[Sequence[int]]) -> Cuts:
         cuts: dict[str, Cut] = {}
         for name, shape in shapes.items():
             left = math.prod(shape)
-            runs: list[Run] = []
+            runs: list[FlatRun] = []
             while left:
                 while first == parts[rank]:
                     rank, first = rank + 1, 0
                 count = min(left, parts[rank] - first)
-                runs.append(Run(rank, group, first, count))
+                runs.append(FlatRun(rank, group, first, count))
                 first += count
                 left -= count
-            cuts[name] = Row(tuple(runs))
+            cuts[name] = FlatCut(tuple(runs))
         out.append(cuts)
     return out
 
@@ -160,7 +160,7 @@ def share_of(elements: int, ranks: int) -> int:
     return -(-elements // ranks)
 
 
-def rows_of(shape: Shape, runs: Sequence[Run], rank: int) -> str | None:
+def rows_of(shape: Shape, runs: Sequence[FlatRun], rank: int) -> str | None:
     """Return a description of the part of a tensor on `rank`, such as ``rows 3 to 7``; None if there is no part."""
     at, found = 0, []
     for run in runs:

@@ -11,7 +11,7 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, Format, Taken, plain_weights
+from ckptfix.formats.base import OF_OBJECTS, Format, SelectedWeights, plain_weights
 from ckptfix.formats.deepspeed import find, read_save
 from ckptfix.formats.folders.assembled import mapping, part
 from ckptfix.formats.torch import zip as torch_zip
@@ -46,11 +46,11 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     left = [] if ranks is None else ranks.unverified()
     if left:
         numbers = some([str(rank) for rank in left])
-        message = f"nothing in the files of {plural(len(left), 'rank')} shows which rank each is of: {numbers}"
+        message = f"nothing in the files of {plural(len(left), 'rank')} shows which rank wrote each: {numbers}"
         yield found("ranks-unverified", message)
 
 
-def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
+def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> SelectedWeights:
     """Return the fp32 weights or the model's weights; with the optimizer, everything except the other weights.
 
     Raises:
@@ -60,12 +60,12 @@ def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Taken:
     at = _chosen(checkpoint, rows, weights)
     if not optimizer:
         left = tuple(name for name in rows if name != at)
-        return Taken(part(checkpoint, rows[at], _of(checkpoint, at)), at, left)
+        return SelectedWeights(part(checkpoint, rows[at], _of(checkpoint, at)), at, left)
     if OPTIMIZER not in rows:
         raise Refused("the folder has no optimizer state", path=checkpoint.path, hint="leave out --optimizer")
     kept = {MODULE: rows[at]} | {name: node for name, node in rows.items() if name not in (MODULE, COPY)}
     left = tuple(name for name in (MODULE, COPY) if name in rows and name != at)
-    return Taken(part(checkpoint, mapping(kept), checkpoint.findings), None, left)
+    return SelectedWeights(part(checkpoint, mapping(kept), checkpoint.findings), None, left)
 
 
 def _chosen(checkpoint: Checkpoint, names: Collection[str], weights: str | None) -> str:
@@ -95,7 +95,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
 
 def _read_only(path: str, dest: str) -> CkptfixError:
     hint = f"`{command('convert', path, 'OUT.pth')}` writes its weights as one file; edit that file"
-    return Unsupported("a DeepSpeed folder is read, and not written", path=dest, hint=hint)
+    return Unsupported("ckptfix reads DeepSpeed folders, but does not write them", path=dest, hint=hint)
 
 
 FORMAT = Format(

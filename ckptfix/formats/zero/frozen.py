@@ -11,12 +11,12 @@ from ckptfix.formats.deepspeed import Save, rank_of
 from ckptfix.formats.zero.cuts import Cut, Each, share_of
 from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.lost import lost_rank
-from ckptfix.formats.zero.object import Parameter, Whole
+from ckptfix.formats.zero.object import Parameter, ZeroCheckpoint
 from ckptfix.formats.zero.states import Lost, Model
 from ckptfix.urls import as_path
 
 
-def join_frozen(whole: Whole, save: Save, models: Mapping[int, Model | Lost], ranks: int) -> None:
+def join_frozen(whole: ZeroCheckpoint, save: Save, models: Mapping[int, Model | Lost], ranks: int) -> None:
     """Add the frozen parameters to those of `whole`, and a finding for each rank whose file is lost.
 
     Raises:
@@ -45,7 +45,7 @@ def join_frozen(whole: Whole, save: Save, models: Mapping[int, Model | Lost], ra
 
 
 def _add(
-    whole: Whole,
+    whole: ZeroCheckpoint,
     joiner: Joiner,
     cuts: Mapping[str, Cut],
     dtypes: Sequence[str],

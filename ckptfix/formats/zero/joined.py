@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import ByteRange, Check, Segment, TensorEntry, dtypes
+from ckptfix.checkpoint import ByteRange, RangeCheck, Segment, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.zero.cuts import Cut, Shape, rows_of
 from ckptfix.formats.zero.states import Lost
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece
 
 LOST = "copy it from where it was saved, or use an older step; or run `ckptfix repair FOLDER OUT` to keep the rest"
 
@@ -43,7 +43,7 @@ class Joiner:
         self._path = path
         self._verify = verify
         self._verified = False
-        self._rows: list[_Row | Callable[[], Piece]] = []
+        self._rows: list[_Row | Callable[[], SplicedPiece]] = []
         self._lengths: list[int] = []
         self._claimed: dict[int, set[tuple[int, int]]] = {}
         self._file: SplicedFile | None = None
@@ -58,7 +58,7 @@ class Joiner:
         self._lengths.append(row.nbytes(math.prod(shape)))
         return len(self._rows) - 1
 
-    def add_later(self, nbytes: int, make: Callable[[], Piece]) -> int:
+    def add_later(self, nbytes: int, make: Callable[[], SplicedPiece]) -> int:
         """Add a tensor of `nbytes` bytes that `make` locates, and return its number."""
         self._rows.append(make)
         self._lengths.append(nbytes)
@@ -70,14 +70,14 @@ class Joiner:
             self._file = SplicedFile(self._path, self._lengths, self._make)
         return self._file.place(number)
 
-    def _make(self, number: int) -> Piece:
+    def _make(self, number: int) -> SplicedPiece:
         if not self._verified:
             self._verify()
             self._verified = True
         row = self._rows[number]
         if not isinstance(row, _Row):
             return row()
-        return Piece(tuple(_segments(row)), tuple(_checks(row)))
+        return SplicedPiece(tuple(_segments(row)), tuple(_checks(row)))
 
 
 def _segments(row: _Row) -> Iterator[Segment]:
@@ -90,9 +90,9 @@ def _segments(row: _Row) -> Iterator[Segment]:
         yield own[run.group].data.sub(run.first * row.itemsize, run.count * row.itemsize)
 
 
-def _checks(row: _Row) -> Iterator[Check]:
+def _checks(row: _Row) -> Iterator[RangeCheck]:
     for rank, group in row.claims:
         own = row.table[rank]
         storage = None if isinstance(own, Lost) else own[group].storage
         if storage is not None and storage.data is not None and storage.crc32 is not None:
-            yield Check(storage.key, storage.data, storage.crc32)
+            yield RangeCheck(storage.key, storage.data, storage.crc32)

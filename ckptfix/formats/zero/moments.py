@@ -19,12 +19,12 @@ from ckptfix.formats.folders.nodes import fields, listed
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.cuts import Cuts, Shape
 from ckptfix.formats.zero.joined import Joiner, Table
-from ckptfix.formats.zero.states import File, Lost, Model, Optim
+from ckptfix.formats.zero.states import Lost, Model, Optim, ZeroRankFile
 from ckptfix.pickles.graph import Node, pairs
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedMoment:
     """An optimizer tensor that is joined from the ranks' files: `number` is its number in the joiner."""
 
     dtype: str
@@ -33,7 +33,7 @@ class Joined:
 
 
 @dataclass(slots=True)
-class Moments:
+class OptimizerMoments:
     """The state of the optimizer.
 
     Attributes:
@@ -42,8 +42,8 @@ class Moments:
         file: the file of the nodes of options and plain values.
     """
 
-    file: File
-    states: dict[str, dict[str, Joined | TensorEntry | Node]] = field(default_factory=dict)
+    file: ZeroRankFile
+    states: dict[str, dict[str, JoinedMoment | TensorEntry | Node]] = field(default_factory=dict)
     groups: list[tuple[Node, list[str]]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class Moments:
         for name, rows in self.states.items():
             made: dict[str, Node] = {}
             for key, value in rows.items():
-                if isinstance(value, Joined):
+                if isinstance(value, JoinedMoment):
                     place = assembly.storage(joiner.place(value.number))
                     made[key] = assembly.tensor(place, value.dtype, value.shape)
                 elif isinstance(value, TensorEntry):
@@ -73,13 +73,13 @@ class Moments:
         return mapping({"state": mapping(state), "param_groups": groups})
 
 
-def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Joiner) -> Moments | None:
+def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Joiner) -> OptimizerMoments | None:
     """Return the moments of all ranks; None if no rank's file is there."""
     there = [own for own in optims if isinstance(own, Optim)]
     if not there:
         return None
     first = there[0]
-    made = Moments(first.file)
+    made = OptimizerMoments(first.file)
     tables = {key: _table(key, optims) for key in _keys(there)}
     for key, table in tables.items():
         if isinstance(table, str):
@@ -91,7 +91,7 @@ def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Jo
             cut = cuts[group][name]
             place = next((run for _, run in cut.touched()), min(group, len(first.flat) - 1))
             own = first.states[place] if 0 <= place < len(first.states) else {}
-            rows: dict[str, Joined | TensorEntry | Node] = {}
+            rows: dict[str, JoinedMoment | TensorEntry | Node] = {}
             for key, node in own.items():
                 table = tables[key]
                 if isinstance(table, str):
@@ -99,7 +99,7 @@ def moments(model: Model, optims: Sequence[Optim | Lost], cuts: Cuts, joiner: Jo
                 if table is not None:
                     known = next(row for row in table if not isinstance(row, Lost))
                     dtype = known[place].dtype
-                    rows[key] = Joined(dtype, shape, joiner.add(f"{key} of {name}", dtype, shape, cut, table))
+                    rows[key] = JoinedMoment(dtype, shape, joiner.add(f"{key} of {name}", dtype, shape, cut, table))
                 elif is_tensor(node):
                     rows[key] = first.file.tensor(node, f"state/{place}/{key}")
                 else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, Mark
+from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
@@ -14,7 +14,7 @@ from ckptfix.formats.folders.nodes import storage_key
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.cuts import Shape
 from ckptfix.formats.zero.joined import Joiner
-from ckptfix.formats.zero.moments import Moments
+from ckptfix.formats.zero.moments import OptimizerMoments
 from ckptfix.formats.zero.states import Model
 from ckptfix.pickles import Dict
 from ckptfix.pickles.graph import Node, pairs
@@ -41,7 +41,7 @@ class Parameter:
 
 
 @dataclass(slots=True)
-class Whole:
+class ZeroCheckpoint:
     """A save that was read, before its object is assembled.
 
     Attributes:
@@ -57,12 +57,14 @@ class Whole:
     ranks: int | None = None
     masters: bool = False
     parameters: dict[str, Parameter] = field(default_factory=dict)
-    moments: Moments | None = None
-    files: list[Mark] = field(default_factory=list)
+    moments: OptimizerMoments | None = None
+    files: list[FileVersion] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
 
-def assembled(path: str, whole: Whole, files: tuple[Mark, ...], traits: Mapping[str, Any]) -> Checkpoint:
+def assembled(
+    path: str, whole: ZeroCheckpoint, files: tuple[FileVersion, ...], traits: Mapping[str, Any]
+) -> Checkpoint:
     """Return the checkpoint of a save."""
     model = whole.model
     assembly = Assembly()
@@ -124,7 +126,7 @@ def _adopted(assembly: Assembly, model: Model, parts: list[Node]) -> list[Node]:
     return found
 
 
-def model_dtype(whole: Whole) -> str | None:
+def model_dtype(whole: ZeroCheckpoint) -> str | None:
     """Return the dtype that the model computed with, if it differs from that of the joined weights."""
     for name, node in whole.model.module:
         parameter = whole.parameters.get(name)
@@ -135,7 +137,7 @@ def model_dtype(whole: Whole) -> str | None:
     return None
 
 
-def _has_copy(whole: Whole) -> bool:
+def _has_copy(whole: ZeroCheckpoint) -> bool:
     """Return whether the model states hold the parameters a second time, in a different dtype."""
     if not whole.masters or model_dtype(whole) is None:
         return False
@@ -148,7 +150,7 @@ def _has_copy(whole: Whole) -> bool:
     return all(whole_there)
 
 
-def _ties(whole: Whole) -> dict[str, str]:
+def _ties(whole: ZeroCheckpoint) -> dict[str, str]:
     """Return name -> the parameter that it duplicates, as the model states list it or a shared storage shows."""
     ties = {name: base for name, base in whole.model.shared.items() if name not in whole.parameters}
     by_storage = {
@@ -163,7 +165,7 @@ def _ties(whole: Whole) -> dict[str, str]:
     return ties
 
 
-def _is_emptied(whole: Whole, name: str, node: Node) -> bool:
+def _is_emptied(whole: ZeroCheckpoint, name: str, node: Node) -> bool:
     """Return whether stage 3 left nothing of a parameter in the module."""
     if name in whole.model.buffers or not whole.masters or not is_tensor(node):
         return False

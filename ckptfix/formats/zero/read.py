@@ -29,7 +29,7 @@ from ckptfix.formats.zero.frozen import join_frozen
 from ckptfix.formats.zero.joined import Joiner
 from ckptfix.formats.zero.lost import lost_rank, other_model, other_steps, refuse_other_steps
 from ckptfix.formats.zero.moments import moments
-from ckptfix.formats.zero.object import Parameter, Whole, assembled, model_dtype
+from ckptfix.formats.zero.object import Parameter, ZeroCheckpoint, assembled, model_dtype
 from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
 from ckptfix.formats.zero.verified import Ranks
 from ckptfix.io.source import mark
@@ -60,7 +60,7 @@ def read(path: str) -> Checkpoint:
     elif save.optims or save.partitioned:
         whole = _partitioned(save, first, models)
     else:
-        whole = Whole(first, Joiner(path, lambda: None), stage=0 if not any(first.groups) else None)
+        whole = ZeroCheckpoint(first, Joiner(path, lambda: None), stage=0 if not any(first.groups) else None)
         if any(first.groups):
             message = "there are no optimizer states: the weights are in the dtype that the model computed with"
             whole.findings.append(found("no-masters", message, where="module"))
@@ -84,7 +84,7 @@ def _refuse_slice(save: Save, first: Model) -> None:
         raise Unsupported(message, path=save.folder, hint=to_universal(save.folder))
 
 
-def _traits(whole: Whole) -> dict[str, object]:
+def _traits(whole: ZeroCheckpoint) -> dict[str, object]:
     rows: dict[str, object] = {
         "DeepSpeed": whole.model.version,
         "ZeRO stage": whole.stage,
@@ -127,7 +127,7 @@ def _is_partitioned(save: Save, there: Mapping[int, Optim]) -> bool:
     return next(iter(there.values())).partitioned if there else save.partitioned
 
 
-def _partitioned(save: Save, first: Model, models: Models) -> Whole:
+def _partitioned(save: Save, first: Model, models: Models) -> ZeroCheckpoint:
     """Join the parameters that ZeRO partitioned over the ranks."""
     there, optims = _optims(save, first, models)
     ranks = len(optims)
@@ -136,7 +136,7 @@ def _partitioned(save: Save, first: Model, models: Models) -> Whole:
     flats = [own if isinstance(own, Lost) else own.flat for own in optims]
     cuts = _cuts(first, optims, partitioned)
     own_ranks = Ranks(there, first, cuts, ranks)
-    whole = Whole(first, Joiner(save.path, lambda: refuse_other_steps(own_ranks)), ranks=ranks, masters=True)
+    whole = ZeroCheckpoint(first, Joiner(save.path, lambda: refuse_other_steps(own_ranks)), ranks=ranks, masters=True)
     said = next((own.stage for own in there.values() if own.stage is not None), None)
     whole.stage = 3 if partitioned else said
     whole.files += [own.file.mark for own in there.values()]

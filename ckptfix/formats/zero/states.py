@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ckptfix.checkpoint import Mark, TensorEntry
+from ckptfix.checkpoint import FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, UnknownFormat, Unsupported, about
 from ckptfix.formats.deepspeed import Save, to_universal
 from ckptfix.formats.folders.inside import file_inside
@@ -32,7 +32,7 @@ MOST_GROUPS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ZeroRankFile:
     """A file of one rank as it was read.
 
     Attributes:
@@ -41,7 +41,7 @@ class File:
     """
 
     path: str
-    mark: Mark
+    mark: FileVersion
     root: Node
     top: Mapping[str, Node]
     storages: Storages
@@ -80,7 +80,7 @@ class Optim:
         options: for each group of the optimizer, its options (the learning rate ...), and numbers of the groups above.
     """
 
-    file: File
+    file: ZeroRankFile
     partitioned: bool
     ranks: int
     stage: int | None
@@ -109,12 +109,12 @@ def attempt(save: Save, name: str | None, read: Callable[[str], Made], otherwise
         return Lost(str(as_path(save.folder, name)), f"cannot be read ({error.message})")
 
 
-def read_file(path: str) -> File:
+def read_file(path: str) -> ZeroRankFile:
     """Read the torch file at `path`. Raises as `open_torch`."""
     before = mark(path)
     with about(path):
         opened = open_torch(path)
-        return File(path, before, opened.root, fields(opened.root), opened.storages, opened.saved_as)
+        return ZeroRankFile(path, before, opened.root, fields(opened.root), opened.storages, opened.saved_as)
 
 
 def read_optim(path: str) -> Optim:
@@ -172,7 +172,7 @@ class Model:
         shared: name -> the parameter that it duplicates.
     """
 
-    file: File
+    file: ZeroRankFile
     module: list[tuple[str, Node]] = field(default_factory=list)
     groups: list[dict[str, Shape]] = field(default_factory=list)
     frozen: dict[str, Shape] = field(default_factory=dict)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
-from ckptfix.checkpoint import Check, TensorEntry, dtypes
+from ckptfix.checkpoint import RangeCheck, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
@@ -26,10 +26,10 @@ from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero.cuts import Shape
 from ckptfix.formats.zero.frozen import join_frozen
 from ckptfix.formats.zero.joined import Joiner
-from ckptfix.formats.zero.moments import Joined, Moments, groups_of
-from ckptfix.formats.zero.object import Parameter, Whole
-from ckptfix.formats.zero.states import File, Lost, Model, attempt, file_of, read_file, stage_of
-from ckptfix.io.planned import Piece
+from ckptfix.formats.zero.moments import JoinedMoment, OptimizerMoments, groups_of
+from ckptfix.formats.zero.object import Parameter, ZeroCheckpoint
+from ckptfix.formats.zero.states import Lost, Model, ZeroRankFile, attempt, file_of, read_file, stage_of
+from ckptfix.io.planned import SplicedPiece
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 
@@ -37,7 +37,7 @@ FP32, STEP = "fp32.pt", "step.pt"
 INFO, VERSION = "universal_checkpoint_info", "universal_checkpoint_version"
 
 
-def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
+def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> ZeroCheckpoint:
     """Read the files of `save` as a whole.
 
     Raises:
@@ -48,14 +48,14 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
         message = "the model-parallel ranks do not say how its parameters are cut (universal_checkpoint_info)"
         hint = "--inject_missing_state joined them all along dimension 0; join them in the program that saved them"
         raise Unsupported(message, path=save.folder, hint=hint)
-    whole = Whole(model, Joiner(save.path, lambda: None), masters=True)
+    whole = ZeroCheckpoint(model, Joiner(save.path, lambda: None), masters=True)
     settings = attempt(save, f"{PARAMETERS}/optimizer_state.pt", read_file, "")
     top: Mapping[str, Node] = {} if isinstance(settings, Lost) else settings.top
     whole.stage = stage_of(top.get("zero_stage"))
     whole.ranks = number(model.file.top.get("dp_world_size"))
     shapes = {name: shape for group in model.groups for name, shape in group.items()} | model.frozen
     trained = {name for group in model.groups for name in group}
-    states: dict[str, dict[str, Joined | TensorEntry | Node]] = {}
+    states: dict[str, dict[str, JoinedMoment | TensorEntry | Node]] = {}
     own = list(parameters(save.folder))
     for name in own:
         if name not in shapes and any(name == key for key, _ in model.module):
@@ -85,10 +85,12 @@ def read(save: Save, model: Model, models: Mapping[int, Model | Lost]) -> Whole:
     return whole
 
 
-def _moments(settings: File, model: Model, states: dict[str, dict[str, Joined | TensorEntry | Node]]) -> Moments:
+def _moments(
+    settings: ZeroRankFile, model: Model, states: dict[str, dict[str, JoinedMoment | TensorEntry | Node]]
+) -> OptimizerMoments:
     base = fields(settings.top.get("optimizer_state_dict"))
     options = listed(settings.top.get("param_groups")) or listed(base.get("param_groups"))
-    made = Moments(settings, states, groups_of(options, model.groups))
+    made = OptimizerMoments(settings, states, groups_of(options, model.groups))
     steps = numbered(base.get("state"))
     for place, shapes in enumerate(model.groups):
         step = fields(steps.get(place)).get("step")
@@ -99,13 +101,13 @@ def _moments(settings: File, model: Model, states: dict[str, dict[str, Joined | 
     return made
 
 
-def _tensor(file: File) -> TensorEntry:
+def _tensor(file: ZeroRankFile) -> TensorEntry:
     """Return the tensor of a universal checkpoint's file."""
     root = file.root
     return file.tensor(root if is_tensor(root) else file.top.get("param"), "param")
 
 
-def _parameter(whole: Whole, save: Save, name: str, shape: Shape | None) -> Parameter:
+def _parameter(whole: ZeroCheckpoint, save: Save, name: str, shape: Shape | None) -> Parameter:
     file = read_file(file_of(save, f"{PARAMETERS}/{name}/{FP32}"))
     whole.files.append(file.mark)
     entry = _tensor(file)
@@ -122,27 +124,27 @@ def _is_slice(shape: Shape, whole: Shape) -> bool:
     return len(shape) == len(whole) and sum(one != all_of_it for one, all_of_it in zip(shape, whole, strict=True)) == 1
 
 
-def _damaged(whole: Whole, save: Save, name: str, shape: Shape) -> Parameter:
+def _damaged(whole: ZeroCheckpoint, save: Save, name: str, shape: Shape) -> Parameter:
     """Return a parameter that the model states list but whose weights cannot be read; reading it is an error."""
 
-    def again() -> Piece:
+    def again() -> SplicedPiece:
         return _piece(_tensor(read_file(file_of(save, f"{PARAMETERS}/{name}/{FP32}"))))
 
     nbytes = dtypes.by_name("float32").nbytes(math.prod(shape))
     return Parameter("float32", shape, whole.joiner.add_later(nbytes, again))
 
 
-def _piece(entry: TensorEntry) -> Piece:
+def _piece(entry: TensorEntry) -> SplicedPiece:
     storage = entry.storage
     checks = () if storage is None or storage.data is None or storage.crc32 is None else (
-        Check(storage.key, storage.data, storage.crc32),
+        RangeCheck(storage.key, storage.data, storage.crc32),
     )  # fmt: skip
-    return Piece((entry.data,), checks)
+    return SplicedPiece((entry.data,), checks)
 
 
-def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEntry | Node]:
+def _states(whole: ZeroCheckpoint, save: Save, name: str) -> dict[str, JoinedMoment | TensorEntry | Node]:
     """Return the optimizer state of a parameter. Its tensors have the size of the weights, and are not opened."""
-    found: dict[str, Joined | TensorEntry | Node] = {}
+    found: dict[str, JoinedMoment | TensorEntry | Node] = {}
     parameter = whole.parameters[name]
     nbytes = dtypes.by_name(parameter.dtype).nbytes(math.prod(parameter.shape))
     for file_name in entries_of(str(as_path(save.folder, PARAMETERS, name))):
@@ -155,11 +157,11 @@ def _states(whole: Whole, save: Save, name: str) -> dict[str, Joined | TensorEnt
             found[key] = file.tensor(root, STEP) if is_tensor(root) else root
         elif file_name.endswith(".pt") and file_name != FP32:
             number = whole.joiner.add_later(nbytes, partial(_moment, save, place, parameter))
-            found[key] = Joined(parameter.dtype, parameter.shape, number)
+            found[key] = JoinedMoment(parameter.dtype, parameter.shape, number)
     return found
 
 
-def _moment(save: Save, place: str, parameter: Parameter) -> Piece:
+def _moment(save: Save, place: str, parameter: Parameter) -> SplicedPiece:
     entry = _tensor(read_file(file_of(save, place)))
     if entry.dtype != parameter.dtype or entry.numel != math.prod(parameter.shape):
         weights = f"{list(parameter.shape)} of {parameter.dtype}"

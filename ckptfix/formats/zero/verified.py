@@ -74,7 +74,7 @@ class Ranks:
         wrong = [
             own for rank, own in self.there.items() if rank != last and not own.partitioned and any(own.paddings)
         ]
-        return [(own, f"its part is padded, as only that of the last rank is: it is rank {last}'s") for own in wrong]
+        return [(own, f"its part is padded, so it is from the last rank, {last}") for own in wrong]
 
     def _by_weights(self) -> tuple[set[int], list[tuple[Optim, str]]]:
         """Return the ranks whose weights are the module's, and those that have the module's of another rank."""
@@ -90,7 +90,7 @@ class Ranks:
         wrong = []
         for rank, (other,) in held.items():
             if other != rank and other not in right:
-                wrong.append((self.there[other], f"its weights are those that the module has of rank {rank}"))
+                wrong.append((self.there[other], f"its weights are those that the model states have for rank {rank}"))
         return right, wrong
 
     def _expected(self, rank: int) -> Iterator[tuple[tuple[int, int], tuple[str, bytes]]]:

@@ -29,7 +29,7 @@ _NO_LOCKS = frozenset((errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUP
 CHUNK = 1 << 20
 
 
-class File(Protocol):
+class EditedFile(Protocol):
     """A file that is open for changes, which reach the disk with `sync`."""
 
     @property
@@ -57,7 +57,7 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
-class Held(Protocol):
+class Closable(Protocol):
     """An object that is closed in the end."""
 
     def close(self) -> None: ...
@@ -66,8 +66,8 @@ class Held(Protocol):
 class Disk(Protocol):
     """Access to files. The effects of `create`, `replace` and `delete` are on the disk when they return."""
 
-    def open(self, path: str) -> File: ...
-    def lock(self, folder: str) -> Held:
+    def open(self, path: str) -> EditedFile: ...
+    def lock(self, folder: str) -> Closable:
         """Keep others from editing the folder until it is closed. Raises Refused if another program does."""
 
     def load(self, path: str) -> bytes | None:
@@ -207,10 +207,10 @@ class _RealFolder:
 class RealDisk:
     """The files of this machine."""
 
-    def open(self, path: str) -> File:
+    def open(self, path: str) -> EditedFile:
         return RealFile(path)
 
-    def lock(self, folder: str) -> Held:
+    def lock(self, folder: str) -> Closable:
         return _RealFolder(folder)
 
     def load(self, path: str) -> bytes | None:
@@ -232,8 +232,8 @@ class RealDisk:
                     return start  # no record: what follows may be endless
                 size = os.fstat(fd).st_size
                 if size > MOST:
-                    message = f"it has {size:,} bytes, and records of edits in place have at most {MOST:,}"
-                    raise DamagedFile(message, path=path, hint=f"no edit in place left it: `rm {quoted(path)}`")
+                    message = f"it has {size:,} bytes, and records of in-place edits have at most {MOST:,}"
+                    raise DamagedFile(message, path=path, hint=f"no in-place edit left it: `rm {quoted(path)}`")
                 return start + file.read(MOST)
 
     def create(self, path: str, data: bytes, like: str) -> None:
@@ -288,13 +288,13 @@ def _allow_more() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class Opened:
+class OpenedFiles:
     """Files that are opened for changes, and closed together."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._held: list[Held] = []
-        self.files: list[File] = []
+        self._held: list[Closable] = []
+        self.files: list[EditedFile] = []
 
     def hold(self, target: str) -> None:
         """Keep others from editing a file, which becomes the first of `files`, or a folder."""
@@ -303,14 +303,14 @@ class Opened:
         else:
             self.add(target)
 
-    def add(self, path: str) -> File:
+    def add(self, path: str) -> EditedFile:
         """Open a file, possibly one of thousands in a folder."""
         if len(self.files) == FEW:
             _allow_more()
         self.files.append(self._disk.open(path))
         return self.files[-1]
 
-    def __enter__(self) -> Opened:
+    def __enter__(self) -> OpenedFiles:
         return self
 
     def __exit__(

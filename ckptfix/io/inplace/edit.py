@@ -16,8 +16,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported, WriteFailed
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.inplace.disk import DISK, Disk, File, Opened, RealFile
-from ckptfix.io.inplace.record import MOST, Change, Record, decoded
+from ckptfix.io.inplace.disk import DISK, Disk, EditedFile, OpenedFiles, RealFile
+from ckptfix.io.inplace.record import MOST, EditRecord, FileChange, decoded
 from ckptfix.io.inplace.shifted import close_gap
 from ckptfix.io.system import named
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside, refuse_long_name, unfinished
@@ -26,7 +26,7 @@ SECTOR = 512
 """Bytes that a disk writes completely or not at all."""
 
 
-def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DISK) -> None:
+def carry_out(target: str, record: EditRecord, *, keep: bool = True, disk: Disk = DISK) -> None:
     """Make the changes of `record` to the file or folder `target`: all of them, or none.
 
     Args:
@@ -64,7 +64,7 @@ def carry_out(target: str, record: Record, *, keep: bool = True, disk: Disk = DI
                 raise
 
 
-def take_back(target: str, record: Record, *, disk: Disk = DISK) -> None:
+def take_back(target: str, record: EditRecord, *, disk: Disk = DISK) -> None:
     """Restore the file or folder `target` to its state before the completed edit `record`. All or nothing.
 
     Raises:
@@ -82,7 +82,7 @@ def take_back(target: str, record: Record, *, disk: Disk = DISK) -> None:
                 _end(disk, target, record, pairs)
 
 
-def finish(target: str, *, disk: Disk = DISK) -> Record | None:
+def finish(target: str, *, disk: Disk = DISK) -> EditRecord | None:
     """Restore `target`, whose journal exists, to its state before the unfinished edit.
 
     Returns:
@@ -93,12 +93,12 @@ def finish(target: str, *, disk: Disk = DISK) -> Record | None:
         WriteFailed: the system failed; a second attempt is possible.
     """
     journal = beside(target, JOURNAL)
-    with _way_out(journal), Opened(disk) as opened:
+    with _way_out(journal), OpenedFiles(disk) as opened:
         opened.hold(target)
         # Load the journal only now: before the target is held, a running edit may still write its journal, or finish.
         data = disk.load(journal)
         if data is None:
-            hint = "look at its present state with --list"
+            hint = "run `ckptfix undo --list` on it to see its state"
             raise Refused("the edit of another program has just ended", path=target, hint=hint)
         record = next(decoded(data), None)
         if record is None or data != record.encoded():
@@ -135,7 +135,7 @@ def discard_foreign(target: str, *, disk: Disk = DISK) -> bool:
         Whether the journal was removed; the file is unchanged.
     """
     journal = beside(target, JOURNAL)
-    with _way_out(journal), Opened(disk) as opened:
+    with _way_out(journal), OpenedFiles(disk) as opened:
         opened.hold(target)
         data = disk.load(journal)
         record = next(decoded(data), None) if data is not None else None
@@ -155,7 +155,7 @@ def discard_foreign(target: str, *, disk: Disk = DISK) -> bool:
     return True
 
 
-def _is_other(file: File, change: Change) -> bool:
+def _is_other(file: EditedFile, change: FileChange) -> bool:
     """Return whether the file has nothing that the edit replaced, moved or wrote."""
     if change.shift and change.probes:
         places = [(probe, probe.offset + moved) for probe in change.probes for moved in (0, change.shift)]
@@ -173,12 +173,12 @@ def _is_other(file: File, change: Change) -> bool:
     return bool(change.old or change.new) or not possible
 
 
-def past(target: str, disk: Disk = DISK) -> tuple[Record, ...]:
+def past(target: str, disk: Disk = DISK) -> tuple[EditRecord, ...]:
     """Return the edits of `target` that are remembered beside it, the oldest first."""
     return tuple(decoded(disk.load(beside(target, UNDO)) or b""))
 
 
-def remembered(target: str) -> tuple[Record, ...]:
+def remembered(target: str) -> tuple[EditRecord, ...]:
     """Return the edits remembered beside `target` that can have led to its present state, the oldest first.
 
     A record contains the result of its edit: a record that does not fit the file belongs to a different file, which had
@@ -187,7 +187,7 @@ def remembered(target: str) -> tuple[Record, ...]:
     records = past(target)
     if not records:
         return ()
-    files: dict[str, File] = {}
+    files: dict[str, EditedFile] = {}
     folder = target if os.path.isdir(target) else os.path.dirname(target)
     with ExitStack() as stack:
         for name in {change.name for record in records for change in record.changes}:
@@ -199,7 +199,7 @@ def remembered(target: str) -> tuple[Record, ...]:
         return _leading(there, files)
 
 
-def refuse_changed(target: str, record: Record) -> None:
+def refuse_changed(target: str, record: EditRecord) -> None:
     """Refuse a file or folder that does not match the result of the edit `record`; it stays unchanged.
 
     Raises:
@@ -210,13 +210,13 @@ def refuse_changed(target: str, record: Record) -> None:
             _expect(file, change.after, change.new)
 
 
-def _names(record: Record) -> list[str]:
+def _names(record: EditRecord) -> list[str]:
     return [change.name for change in record.changes]
 
 
-def _leading(records: Sequence[Record], files: Mapping[str, File]) -> tuple[Record, ...]:
+def _leading(records: Sequence[EditRecord], files: Mapping[str, EditedFile]) -> tuple[EditRecord, ...]:
     """Return the `records` up to the latest that fits the files, and before it, as many as have consecutive sizes."""
-    found: list[Record] = []
+    found: list[EditRecord] = []
     sizes: dict[str, int] = {}
     for record in reversed(records):
         if not found:
@@ -229,12 +229,12 @@ def _leading(records: Sequence[Record], files: Mapping[str, File]) -> tuple[Reco
     return tuple(reversed(found))
 
 
-def _left(file: File, change: Change) -> bool:
+def _left(file: EditedFile, change: FileChange) -> bool:
     """Return whether the file is the result of the edit."""
     return file.size == change.after and all(file.read(offset, len(data)) == data for offset, data in change.new)
 
 
-def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:
+def _remember(disk: Disk, target: str, records: Sequence[EditRecord]) -> None:
     place = beside(target, UNDO)
     kept = [record.encoded() for record in records]
     while sum(map(len, kept)) > MOST:
@@ -246,13 +246,13 @@ def _remember(disk: Disk, target: str, records: Sequence[Record]) -> None:
 
 
 @contextmanager
-def _opened(target: str, record: Record, disk: Disk) -> Iterator[list[tuple[File, Change]]]:
-    with Opened(disk) as opened:
+def _opened(target: str, record: EditRecord, disk: Disk) -> Iterator[list[tuple[EditedFile, FileChange]]]:
+    with OpenedFiles(disk) as opened:
         opened.hold(target)
         yield _files(opened, target, record)
 
 
-def _files(opened: Opened, target: str, record: Record) -> list[tuple[File, Change]]:
+def _files(opened: OpenedFiles, target: str, record: EditRecord) -> list[tuple[EditedFile, FileChange]]:
     """Open the files of a record, whose target is already held."""
     if not os.path.isdir(target):
         names = [change.name for change in record.changes]
@@ -270,7 +270,7 @@ def _inside(folder: str, name: str) -> str:
     return path
 
 
-def _expect(file: File, size: int, content: Sequence[tuple[int, bytes]]) -> None:
+def _expect(file: EditedFile, size: int, content: Sequence[tuple[int, bytes]]) -> None:
     for offset, data in ((0, b""), *content):
         if file.size != size or file.read(offset, len(data)) != data:
             raise DamagedFile(
@@ -279,13 +279,13 @@ def _expect(file: File, size: int, content: Sequence[tuple[int, bytes]]) -> None
             )  # fmt: skip
 
 
-def _alone(pairs: Sequence[tuple[File, Change]]) -> None:
+def _alone(pairs: Sequence[tuple[EditedFile, FileChange]]) -> None:
     for file, change in pairs:
         if change.shift:
             file.alone()
 
 
-def _begin(disk: Disk, journal: str, record: Record, target: str) -> None:
+def _begin(disk: Disk, journal: str, record: EditRecord, target: str) -> None:
     try:
         with named(journal):
             disk.create(journal, record.encoded(), target)
@@ -295,7 +295,7 @@ def _begin(disk: Disk, journal: str, record: Record, target: str) -> None:
         raise
 
 
-def _apply(file: File, change: Change) -> None:
+def _apply(file: EditedFile, change: FileChange) -> None:
     if change.shift:
         file.insert(change.shift)
         file.sync()
@@ -308,7 +308,7 @@ def _apply(file: File, change: Change) -> None:
         raise DamagedFile("another program wrote to it while it was edited", path=file.name)
 
 
-def _restore(file: File, change: Change) -> None:
+def _restore(file: EditedFile, change: FileChange) -> None:
     if change.shift:
         close_gap(file, change, len(change.old[0][1]))
     for offset, data in change.old:
@@ -318,7 +318,7 @@ def _restore(file: File, change: Change) -> None:
     file.sync()
 
 
-def _refuse_other(file: File, change: Change) -> None:
+def _refuse_other(file: EditedFile, change: FileChange) -> None:
     """Refuse a file that the edit cannot have left, because restoring it would lose data of a different program.
 
     If the edit moves nothing, each sector is in its old or its new state. A sector beyond the file's old end may not
@@ -347,14 +347,14 @@ def _may_be(now: bytes, known: bytes) -> bool:
     return now == known.ljust(len(now), b"\0") or now == known[: len(now)]
 
 
-def _others(file: File, what: str) -> DamagedFile:
+def _others(file: EditedFile, what: str) -> DamagedFile:
     return DamagedFile(
         f"another program wrote to it while it was edited: {what}", path=file.name,
         hint="it was left unchanged; use a backup to restore it",
     )  # fmt: skip
 
 
-def _end(disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Change]]) -> None:
+def _end(disk: Disk, target: str, record: EditRecord, pairs: Sequence[tuple[EditedFile, FileChange]]) -> None:
     for file, change in pairs:
         if not change.shift:
             _refuse_other(file, change)
@@ -368,7 +368,7 @@ def _end(disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Ch
 
 
 def _give_up(
-    error: BaseException, disk: Disk, target: str, record: Record, pairs: Sequence[tuple[File, Change]]
+    error: BaseException, disk: Disk, target: str, record: EditRecord, pairs: Sequence[tuple[EditedFile, FileChange]]
 ) -> None:
     """Undo an edit after an error; if that fails too, extend the error with the way to recover."""
     try:

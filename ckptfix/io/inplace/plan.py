@@ -6,8 +6,8 @@ import os
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment, segment_length
 from ckptfix.errors import Unsupported
-from ckptfix.io.inplace.disk import File
-from ckptfix.io.inplace.record import Bytes, Change
+from ckptfix.io.inplace.disk import EditedFile
+from ckptfix.io.inplace.record import MOST, Bytes, FileChange
 from ckptfix.io.inplace.shifted import holes_of, probes_of
 from ckptfix.io.read import read_chunks
 
@@ -15,7 +15,7 @@ BLOCK = 4096
 """The block size of probes, if nothing moves by blocks."""
 
 
-def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | None:
+def change_of(file: EditedFile, planned: OutputFile, block: int = BLOCK) -> FileChange | None:
     """Return the change that turns `file` into `planned`; None if they are equal.
 
     Args:
@@ -36,20 +36,21 @@ def change_of(file: File, planned: OutputFile, block: int = BLOCK) -> Change | N
         old: tuple[Bytes, ...] = ((0, file.read(0, start)),)
         new: tuple[Bytes, ...] = ((0, b"".join(data for _, data in writes)),)
         probes, holes = probes_of(file, start, size, block), holes_of(file, start, size)
-        return Change(name, size, planned.nbytes, old, new, shift, probes, holes)
+        return FileChange(name, size, planned.nbytes, old, new, shift, probes, holes)
     places = [(offset, min(offset + len(data), size)) for offset, data in writes]
     if planned.nbytes < size:
         places.append((planned.nbytes, size))
     old = tuple((start, file.read(start, end - start)) for start, end in places if start < end)
-    return Change(name, size, planned.nbytes, old, tuple(writes))
+    return FileChange(name, size, planned.nbytes, old, tuple(writes))
 
 
 def _writes(planned: OutputFile, size: int) -> tuple[list[Bytes], int, int]:
     """Return the literal bytes with their offsets, the distance by which the data moves, and its old beginning."""
     writes: list[Bytes] = []
     shift = moved_from = position = 0
+    grows = _grows(planned, size)
     for number, segment in enumerate(planned.segments):
-        if not isinstance(segment, ByteRange):
+        if not isinstance(segment, ByteRange) or (grows and number):
             writes.append((position, _literal(segment)))
         elif not _same_file(segment.path, planned.path):
             raise _moves(planned)
@@ -61,6 +62,23 @@ def _writes(planned: OutputFile, size: int) -> tuple[list[Bytes], int, int]:
                 raise _moves(planned)
         position += segment_length(segment)
     return writes, shift, moved_from
+
+
+def _grows(planned: OutputFile, size: int) -> bool:
+    """Return whether the plan is the whole file of `size` bytes and what follows it: copies of ranges, or new bytes.
+
+    Raises:
+        Unsupported: a record cannot hold what follows.
+    """
+    first = planned.segments[0] if planned.segments else b""
+    if not isinstance(first, ByteRange) or not _same_file(first.path, planned.path):
+        return False
+    if (first.offset, first.length) != (0, size):
+        return False
+    if planned.nbytes - size > MOST:
+        message = f"the edit would append more than {MOST:,} bytes"
+        raise Unsupported(message, path=planned.path, hint="write a copy: give OUT")
+    return True
 
 
 def _same_file(one: str, other: str) -> bool:

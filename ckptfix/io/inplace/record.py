@@ -46,7 +46,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FileChange:
     """The changes that an edit makes to one file.
 
     Attributes:
@@ -70,7 +70,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class EditRecord:
     """An in-place edit.
 
     Attributes:
@@ -82,7 +82,7 @@ class Record:
     id: str
     what: str
     when: str
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
 
     def encoded(self) -> bytes:
         """Encode the record as bytes."""
@@ -105,7 +105,7 @@ class Record:
         return body + sums.digest((body,), _DIGEST)
 
 
-def decoded(data: bytes) -> Iterator[Record]:
+def decoded(data: bytes) -> Iterator[EditRecord]:
     """Yield the records that follow each other in `data`, up to the first incomplete one."""
     at = 0
     while at < len(data):
@@ -116,7 +116,7 @@ def decoded(data: bytes) -> Iterator[Record]:
         yield record
 
 
-def _one(data: bytes, start: int) -> tuple[Record, int] | None:
+def _one(data: bytes, start: int) -> tuple[EditRecord, int] | None:
     at = start + len(MAGIC)
     if data[start:at] != MAGIC:
         return None
@@ -130,7 +130,7 @@ def _one(data: bytes, start: int) -> tuple[Record, int] | None:
             old, at = _blobs(data, at, file["old"])
             new, at = _blobs(data, at, file["new"])
             changes.append(_change(file, old, new))
-        record = Record(_text(said["id"]), _text(said["what"]), _text(said["when"]), tuple(changes))
+        record = EditRecord(_text(said["id"]), _text(said["what"]), _text(said["when"]), tuple(changes))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if sums.digest((data[start:at],), _DIGEST) != data[at : at + _DIGEST]:
@@ -138,7 +138,7 @@ def _one(data: bytes, start: int) -> tuple[Record, int] | None:
     return record, at + _DIGEST
 
 
-def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]) -> Change:
+def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]) -> FileChange:
     """Return the change to a file. Raises ValueError if no edit can have made it: the checksum is not a signature."""
     name, before, after, shift = _text(said["name"]), *(_count(said[key]) for key in ("before", "after", "shift"))
     probes = tuple(Probe(_count(offset), _count(length), _text(text)) for offset, length, text in said["probes"])
@@ -159,7 +159,7 @@ def _change(said: dict[str, Any], old: tuple[Bytes, ...], new: tuple[Bytes, ...]
     )
     if not all(inside):
         raise ValueError(name)
-    return Change(name, before, after, old, new, shift, probes, holes)
+    return FileChange(name, before, after, old, new, shift, probes, holes)
 
 
 def _covers(places: Sequence[Bytes], start: int, end: int) -> bool:

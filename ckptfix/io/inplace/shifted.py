@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptfix.errors import DamagedFile
-from ckptfix.io.inplace.disk import File
-from ckptfix.io.inplace.record import LONGEST_PROBE, Change, Probe, digest
+from ckptfix.io.inplace.disk import EditedFile
+from ckptfix.io.inplace.record import LONGEST_PROBE, FileChange, Probe, digest
 
 PROBES = 256
 
@@ -21,7 +21,7 @@ LOOK = 64 << 20
 """The most bytes that are read to see whether two positions of a gap give the same result."""
 
 
-def probes_of(file: File, start: int, size: int, block: int) -> tuple[Probe, ...]:
+def probes_of(file: EditedFile, start: int, size: int, block: int) -> tuple[Probe, ...]:
     """Return probes of the data from `start` on, each inside one block: the first, the last, and some between."""
     if start >= size:
         return ()
@@ -31,13 +31,13 @@ def probes_of(file: File, start: int, size: int, block: int) -> tuple[Probe, ...
     return tuple(_probe(file, number, start, size, block) for number in numbers)
 
 
-def _probe(file: File, number: int, start: int, size: int, block: int) -> Probe:
+def _probe(file: EditedFile, number: int, start: int, size: int, block: int) -> Probe:
     begin = max(number * block, start)
     length = min((number + 1) * block, size, begin + LONGEST_PROBE) - begin
     return Probe(begin, length, digest(file.read(begin, length)))
 
 
-def holes_of(file: File, start: int, size: int) -> tuple[tuple[int, int], ...]:
+def holes_of(file: EditedFile, start: int, size: int) -> tuple[tuple[int, int], ...]:
     """Return the first holes of the data."""
     found = []
     for hole in file.holes(start, size):
@@ -47,7 +47,7 @@ def holes_of(file: File, start: int, size: int) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def close_gap(file: File, change: Change, start: int) -> None:
+def close_gap(file: EditedFile, change: FileChange, start: int) -> None:
     """Move the data back to its position before the edit, wherever the gap is; the bytes before it are not kept.
 
     Args:
@@ -70,13 +70,13 @@ def close_gap(file: File, change: Change, start: int) -> None:
     _verify(file, change)
 
 
-def _verify(file: File, change: Change) -> None:
+def _verify(file: EditedFile, change: FileChange) -> None:
     for probe in change.probes:
         if not probe.fits(file.read(probe.offset, probe.length)):
             raise _changed(file, change, probe.offset)
 
 
-def _changed(file: File, change: Change, offset: int | None = None) -> DamagedFile:
+def _changed(file: EditedFile, change: FileChange, offset: int | None = None) -> DamagedFile:
     sizes = " or ".join(f"{size:,}" for size in sorted({change.before, change.after}))
     was = "its data has changed" if offset else f"it has {file.size:,} bytes, but the edit expects {sizes}"
     return DamagedFile(
@@ -87,7 +87,7 @@ def _changed(file: File, change: Change, offset: int | None = None) -> DamagedFi
     )
 
 
-def _gap(file: File, change: Change, start: int) -> int:
+def _gap(file: EditedFile, change: FileChange, start: int) -> int:
     """Return the position of the gap: 0 if all data has moved, the old size if no data has moved."""
     low, high = 0, change.before + change.shift
     moved = False
@@ -110,7 +110,7 @@ def _gap(file: File, change: Change, start: int) -> int:
     return places[0]
 
 
-def _places(file: File, change: Change, low: int, high: int, moved: bool) -> Iterator[int]:
+def _places(file: EditedFile, change: FileChange, low: int, high: int, moved: bool) -> Iterator[int]:
     """Yield possible positions of the gap, between data that surely has not moved and data that surely has."""
     if not low:
         yield 0
@@ -121,7 +121,7 @@ def _places(file: File, change: Change, low: int, high: int, moved: bool) -> Ite
         yield change.before
 
 
-def _like(file: File, change: Change, gap: int, start: int) -> bool:
+def _like(file: EditedFile, change: FileChange, gap: int, start: int) -> bool:
     """Return whether the data, with the gap there, has the same holes as before."""
     if len(change.holes) >= MOST_HOLES:
         return True
@@ -152,7 +152,7 @@ def _merged(spans: Iterator[tuple[int, int]] | list[tuple[int, int]], first: int
     return made
 
 
-def _same(file: File, change: Change, start: int, places: tuple[int, int]) -> bool:
+def _same(file: EditedFile, change: FileChange, start: int, places: tuple[int, int]) -> bool:
     """Return whether the data, from `start` on, is the same for both positions of the gap."""
     low, high = max(min(places), start), max(places)
     if high - low > LOOK:

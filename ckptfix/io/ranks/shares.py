@@ -7,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck
 from ckptfix.checkpoint.places import Segment
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.io import sums
 from ckptfix.io.read import read_from
 
@@ -33,9 +33,9 @@ def shares(plan: Plan, size: int) -> list[Plan]:
     return [replace(plan, files=tuple(files[rank]), checks=tuple(checks[rank])) for rank in range(size)]
 
 
-def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[Check]]:
+def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[RangeCheck]]:
     """Return the checks of each rank: those of the data that it copies; the remaining ones are dealt out in turn."""
-    found: list[list[Check]] = [[] for _ in range(size)]
+    found: list[list[RangeCheck]] = [[] for _ in range(size)]
     if not plan.checks:
         return found
     read: dict[str, list[tuple[int, int, int]]] = {}
@@ -57,13 +57,13 @@ def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[Check]
     return found
 
 
-def digest(plan: Plan, dest: str, inputs: Mapping[str, Stamp]) -> str:
+def digest(plan: Plan, dest: str, inputs: Mapping[str, FileStat]) -> str:
     """Return a digest that is equal on two ranks only if they plan the same output of the same inputs."""
     words = _words(plan, dest, inputs)
     return sums.digest(repr(row).encode("utf-8", "surrogateescape") for row in words).hex()
 
 
-def _words(plan: Plan, dest: str, inputs: Mapping[str, Stamp]) -> Iterator[tuple[object, ...]]:
+def _words(plan: Plan, dest: str, inputs: Mapping[str, FileStat]) -> Iterator[tuple[object, ...]]:
     for file in plan.files:
         yield os.path.relpath(file.path, dest), file.nbytes
         for segment in file.segments:

@@ -19,10 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError
 from ckptfix.io.pool import far
-from ckptfix.io.remote.store import object_of, retried
+from ckptfix.io.remote.clients import object_of
+from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source
 
 HEAD = 128 << 10
@@ -211,7 +212,8 @@ class _Kept:
 
         data = retried(self.name, ask, lambda: self._stopped)
         if len(data) != length:
-            raise CkptfixError(f"{length} bytes promised, {len(data)} arrived", path=self.name, offset=start)
+            message = f"{length} bytes were requested, but {len(data)} arrived"
+            raise CkptfixError(message, path=self.name, offset=start)
         return data
 
     def _add(self, block: _Block) -> None:
@@ -299,7 +301,7 @@ class RemoteFile(Source):
     def expect(self, offset: int, length: int) -> None:
         self._kept.expect(offset, min(length, self.size - offset))
 
-    def now(self) -> Stamp:
+    def now(self) -> FileStat:
         if self.mark.tag and not self._kept.object.checked_after:
             return self.mark
         return retried(self.name, self._kept.object.facts).stamp()

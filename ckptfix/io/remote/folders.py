@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from itertools import islice
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Unsupported
 from ckptfix.io.pool import far, known_far, threads
+from ckptfix.io.remote import clients
 from ckptfix.io.remote.file import AT_ONCE, RemoteFile
-from ckptfix.io.remote.store import Facts, client_of
-from ckptfix.urls import Entry, Kind, as_path, scheme_of
+from ckptfix.io.remote.store import Facts
+from ckptfix.urls import FolderEntry, Kind, as_path, scheme_of
 
 MOST_AHEAD = 1000
 """The most files whose beginnings are requested before they are needed, since these are cached until then."""
@@ -36,7 +36,7 @@ class Listing:
     def __init__(self, folder: str) -> None:
         rows: Iterator[tuple[str, Facts]] = iter(())
         if scheme_of(folder) not in UNLISTED:
-            rows = import_module(f"ckptfix.io.remote.{client_of(folder).module}").listing(folder)
+            rows = clients.listing(folder)
         self.files: dict[str, Facts] = dict(islice(rows, MOST + 1))
         if len(self.files) > MOST:
             raise Unsupported(f"it holds more than {MOST:,} objects", path=folder, hint="pass a folder inside it")
@@ -140,7 +140,7 @@ def size(name: str) -> int:
     return RemoteFile(name).size
 
 
-def entries(folder: str) -> Sequence[Entry]:
+def entries(folder: str) -> Sequence[FolderEntry]:
     """Return the entries of `folder` itself."""
     found, inner = _listed(folder) or (listing(folder), "")
-    return [Entry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]
+    return [FolderEntry(name, str(as_path(folder, name)), kind) for name, kind in found.entries(inner)]

@@ -378,8 +378,8 @@ class Resource(Object):
             shown = ascii(said[:_SHOWN])
             raise DamagedFile(f"the server reports an invalid size (Content-Length: {shown})", path=self.name)
         if size is None or size > WHOLE:
-            many = f"of {size:,} bytes" if size is not None else "of a file whose size it does not report"
-            raise Unsupported(f"the server sends no ranges {many}", path=self.name, hint=self._download)
+            why = f"and this one has {size:,} bytes" if size is not None else "and does not report their size"
+            raise Unsupported(f"the server sends only whole files, {why}", path=self.name, hint=self._download)
         data = answer.read(size)
         if len(data) != size:
             raise Passing("the connection broke")

@@ -24,7 +24,7 @@ _NAME = re.compile(
 )
 
 
-class Place(NamedTuple):
+class RepoEntry(NamedTuple):
     """A file or folder of a repository."""
 
     kind: str
@@ -33,7 +33,7 @@ class Place(NamedTuple):
     file: str
 
 
-def placed(name: str) -> Place:
+def placed(name: str) -> RepoEntry:
     """Parse `name` as a place in a repository.
 
     Raises:
@@ -43,7 +43,7 @@ def placed(name: str) -> Place:
     if found is None:
         raise Unsupported("names no repository", path=name, hint="hf://ORG/REPO[@REVISION]/FILE")
     kind = (found["kind"] or "models").removesuffix("s")
-    return Place(kind, found["repo"], unquote(found["rev"] or "main"), (found["file"] or "").strip("/"))
+    return RepoEntry(kind, found["repo"], unquote(found["rev"] or "main"), (found["file"] or "").strip("/"))
 
 
 def _headers() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The interface of a store: bytes of an object by range, and the listing of a folder. Its clients are in `CLIENTS`."""
+"""The interface of a store: bytes of an object by range, and its errors. `clients` knows the modules that have it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import errno
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
-from ckptfix.checkpoint.stamp import Stamp
-from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, MissingExtra, NoSuchFile, NotPermitted, WriteFailed
+from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.numbers import whole_number
-from ckptfix.urls import redacted, scheme_of
+from ckptfix.urls import redacted
 
 TRIES = 6
 """Attempts for a request that fails temporarily: some 6 seconds in total."""
@@ -44,8 +42,8 @@ class Facts:
     tag: str = ""
     mtime_ns: int = 0
 
-    def stamp(self) -> Stamp:
-        return Stamp(self.size, self.mtime_ns, tag=self.tag)
+    def stamp(self) -> FileStat:
+        return FileStat(self.size, self.mtime_ns, tag=self.tag)
 
     def same(self, other: Facts) -> bool:
         return self.stamp().same(other.stamp())
@@ -135,75 +133,3 @@ def failed(name: str, status: int, said: str = "", hint: str | None = None) -> C
     if status in (401, 403, 407):
         return NotPermitted(what, path=name, hint=hint or "set up credentials that have access", number=errno.EACCES)
     return WriteFailed(what, path=name, hint=hint, number=errno.EIO)
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """The module that opens the names of a scheme.
-
-    Attributes:
-        module: of this package.
-        package: the package that it imports; empty if it needs only Python.
-        install: the argument for pip.
-    """
-
-    module: str
-    package: str = ""
-    install: str = ""
-
-
-_S3 = Client("s3", "botocore", "s3fs")
-_GCS = Client("other", "gcsfs", "gcsfs")
-_AZURE = Client("other", "adlfs", "adlfs")
-_SSH = Client("other", "paramiko", "paramiko")
-
-CLIENTS: Mapping[str, Client] = {
-    **dict.fromkeys(("s3", "s3a"), _S3),
-    **dict.fromkeys(("gs", "gcs"), _GCS),
-    **dict.fromkeys(("az", "abfs", "abfss", "adl"), _AZURE),
-    **dict.fromkeys(("http", "https"), Client("http")),
-    "hf": Client("hub", "huggingface_hub", "huggingface_hub"),
-    "oss": Client("other", "ossfs", "ossfs"),
-    **dict.fromkeys(("memory", "ftp", "webhdfs", "dbfs"), Client("other")),
-    "hdfs": Client("other", "pyarrow", "pyarrow"),
-    "github": Client("other", "requests", "requests"),
-    **dict.fromkeys(("sftp", "ssh"), _SSH),
-}
-"""Scheme -> the client that opens its names."""
-
-
-def client_of(name: str) -> Client:
-    """Return the client that opens `name`.
-
-    Raises:
-        MissingExtra: a package that it needs is not installed.
-    """
-    scheme = scheme_of(name)
-    client = CLIENTS[scheme]
-    needed = {"other": ("fsspec", client.package)}.get(client.module, (client.package,))
-    for package in filter(None, needed):
-        try:
-            import_module(package)
-        except ImportError as error:
-            install = " ".join(dict.fromkeys(filter(None, ("'ckptfix[remote]'", client.install))))
-            if _is_there(package):
-                raise MissingExtra(
-                    f"{package} fails to import: {error}", name=package, hint=f"pip install -U {install}"
-                ) from error
-            message = f"{scheme}:// needs {package}, which is not installed"
-            raise MissingExtra(message, name=package, hint=f"pip install {install}") from None
-    return client
-
-
-def _is_there(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-def object_of(name: str) -> Object:
-    """Return the object called `name`. Raises like `client_of`."""
-    found: Object = import_module(f"ckptfix.io.remote.{client_of(name).module}").object_of(name)
-    return found

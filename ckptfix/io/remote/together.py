@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError
 from ckptfix.io import checking
 from ckptfix.io.durable import Undisturbed
@@ -75,7 +75,7 @@ def write_with(
     plan: Plan,
     dest: str,
     overwrite: bool,
-    inputs: Mapping[str, Stamp],
+    inputs: Mapping[str, FileStat],
     progress: Progress | None,
     write: Write,
 ) -> None:

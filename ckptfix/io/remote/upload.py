@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, OutputFile
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, WouldOverwrite, WriteFailed
 from ckptfix.io.copy import Saw
 from ckptfix.io.read import read_chunks
@@ -61,7 +61,7 @@ def in_s3(name: str) -> bool:
     return scheme_of(name) in ("s3", "s3a")
 
 
-class Output:
+class UploadWriter:
     """One file in progress.
 
     Args:
@@ -73,7 +73,7 @@ class Output:
     def __init__(
         self,
         file: OutputFile,
-        stamps: Mapping[str, Stamp],
+        stamps: Mapping[str, FileStat],
         *,
         overwrite: bool,
         began: Callable[[Trace], None] = lambda trace: None,

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
-from ckptfix.checkpoint.stamp import Stamp
+from ckptfix.checkpoint.stamp import FileStat
 from ckptfix.errors import CkptfixError, Refused, Unsupported, WouldOverwrite, file_name
 from ckptfix.io import ranks
 from ckptfix.io.checking import Checking
@@ -19,8 +19,8 @@ from ckptfix.io.durable import Undisturbed
 from ckptfix.io.pool import forget
 from ckptfix.io.read import Progress
 from ckptfix.io.remote import folders, other, s3, together, upload
+from ckptfix.io.remote.clients import client_of
 from ckptfix.io.remote.elsewhere import Elsewhere
-from ckptfix.io.remote.store import client_of
 from ckptfix.io.remote.together import Steps
 from ckptfix.io.source import opened_once
 from ckptfix.io.sources import Sources
@@ -76,7 +76,7 @@ def write_plan(
     *,
     overwrite: bool = False,
     keep_old: object = None,
-    inputs: Mapping[str, Stamp] | None = None,
+    inputs: Mapping[str, FileStat] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, str]:
     """Write files to a store, like `io.write.write_plan`; a store keeps no old files beside new ones."""
@@ -96,7 +96,7 @@ def write_folder(
     overwrite: bool = False,
     keep_old: bool = False,
     own: Own = lambda folder: (),
-    inputs: Mapping[str, Stamp] | None = None,
+    inputs: Mapping[str, FileStat] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write a folder to a store, like `io.folders.write_folder`.
@@ -187,11 +187,11 @@ def _write(
 class _InS3:
     def __init__(self, sources: Sources, overwrite: bool, steps: Steps) -> None:
         self._sources, self._overwrite, self._steps = sources, overwrite, steps
-        self._outputs: list[upload.Output] = []
+        self._outputs: list[upload.UploadWriter] = []
         self.replaced = False
 
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
-        output = upload.Output(file, self._sources.stamps, overwrite=self._overwrite, began=self._steps.began)
+        output = upload.UploadWriter(file, self._sources.stamps, overwrite=self._overwrite, began=self._steps.began)
         self._outputs.append(output)
         self.replaced |= not output.is_new
         output.write(advance, checking.saw)

@@ -15,14 +15,14 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
-from ckptfix.loaders.sources import Source
+from ckptfix.loaders.sources import StateSource
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.names import bases, spellings, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.match.fused import Operations, rules, with_operations
 from ckptfix.ops.quantized import quantization_of
-from ckptfix.ops.rename.transform import Made
+from ckptfix.ops.rename.transform import TransformedTensors
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class Fit:
         rivals: other rules under which equally many keys match, but different ones.
     """
 
-    source: Source
+    source: StateSource
     target: Target
     rule: str
     names: Mapping[str, str]
@@ -62,7 +62,7 @@ class Fit:
         return self.source.entries[self.pairs[name]]
 
 
-def best_fit(checkpoint: Checkpoint, found: Sequence[Source], target: Target, how: str, *, assign: bool) -> Fit:
+def best_fit(checkpoint: Checkpoint, found: Sequence[StateSource], target: Target, how: str, *, assign: bool) -> Fit:
     """Return the fit of the state dict that fits `target` better than any other.
 
     Args:
@@ -86,7 +86,7 @@ def best_fit(checkpoint: Checkpoint, found: Sequence[Source], target: Target, ho
 _WAYS = ("auto", "position", "structure")
 
 
-def _meant(checkpoint: Checkpoint, found: Sequence[Source], *, fit: bool) -> Source:
+def _meant(checkpoint: Checkpoint, found: Sequence[StateSource], *, fit: bool) -> StateSource:
     """Return the state dict that is meant, judging by the file alone.
 
     Raises:
@@ -98,7 +98,7 @@ def _meant(checkpoint: Checkpoint, found: Sequence[Source], *, fit: bool) -> Sou
     return next(source for source in found if source.row is rows[0])
 
 
-def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
+def by_names(source: StateSource, target: Target, *, assign: bool = False) -> Fit:
     """Match by exact keys, wrapper prefixes or a base prefix: the first that agrees completely, or the best."""
     aliases = target.aliases()
     groups = _groups(aliases)
@@ -119,7 +119,7 @@ def by_names(source: Source, target: Target, *, assign: bool = False) -> Fit:
     return fit
 
 
-def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, assign: bool) -> Fit:
+def _matched(checkpoint: Checkpoint, source: StateSource, target: Target, how: str, assign: bool) -> Fit:
     """Match by position or structure. Ambiguous pairs are not loaded."""
     operations = Operations()
     try:
@@ -142,7 +142,8 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
     fit = Fit(source, target, how, {**sure, **extra}, notes=matching.notes)
     for pair in matching.ambiguous:
         instead = " or ".join((pair.target, *pair.instead))
-        fit.mismatched.append(Mismatch(pair.target, pair.source, None, None, f"{pair.source} may as well be {instead}"))
+        why = f"{pair.source} could equally be {instead}"
+        fit.mismatched.append(Mismatch(pair.target, pair.source, None, None, why))
     passed = {skip.name for skip in (*matching.skipped_source, *matching.skipped_target)}
     fit.skipped += [*matching.skipped_source, *matching.skipped_target]
     doubtful = {pair.source for pair in matching.ambiguous} | {pair.target for pair in matching.ambiguous}
@@ -152,10 +153,10 @@ def _matched(checkpoint: Checkpoint, source: Source, target: Target, how: str, a
     return fit
 
 
-def _transformed(checkpoint: Checkpoint, source: Source, operations: Operations) -> Source:
+def _transformed(checkpoint: Checkpoint, source: StateSource, operations: Operations) -> StateSource:
     """Return `source` with fused or split tensors of the model in place of the tensors they are made of."""
     site = next(site for site in checkpoint.sites if site.kind == "state_dict" and site.at == source.at)
-    made = Made(rules(operations.taken, (), list(source.entries)))
+    made = TransformedTensors(rules(operations.taken, (), list(source.entries)))
     made.add(checkpoint, replace(site, names=tuple(source.entries)), {name: name for name in source.entries})
     entries: dict[str, TensorEntry] = {}
     for old, (new, entry) in made.sites[0].after():
@@ -231,7 +232,7 @@ def _rule(target: Target, name: str) -> str | None:
     return _optional(Slot(name, shape_of(tensor) or (), dtype_of(tensor)))
 
 
-def _source_rule(source: Source, name: str) -> str | None:
+def _source_rule(source: StateSource, name: str) -> str | None:
     """Return the rule that allows `name` to be absent from the model."""
     entry = source.entries.get(name)
     if name in wrappers.COUNTERS and wrappers.is_average(source.names):
@@ -246,7 +247,7 @@ def _optional(slot: Slot) -> str | None:
     return "a wrapper's own" if slot.name in wrappers.COMPANIONS else None
 
 
-def _misfit(source: Source, target: Target, name: str, old: str, assign: bool) -> Mismatch | None:
+def _misfit(source: StateSource, target: Target, name: str, old: str, assign: bool) -> Mismatch | None:
     """Return the reason why the file's `old` cannot become the model's `name`; None if it can."""
     entry, tensor = source.entries.get(old), target.tensors.get(name)
     if entry is None or tensor is None:

@@ -16,11 +16,11 @@ from ckptfix.loaders.model import direct, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_codes, refuse_two_values
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.overlaps import refuse_other_values
-from ckptfix.loaders.model.places import Place, dtype_of, identity, is_lazy, target
+from ckptfix.loaders.model.places import ModuleSlot, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
 from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
-from ckptfix.loaders.sources import Source, chosen
+from ckptfix.loaders.sources import StateSource, chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown
@@ -95,7 +95,7 @@ def load_into(
     """
     need_torch("load_into")
     refuse_swapped_arguments(model, path, "model")
-    checkpoint = opened(path, programs=True)
+    checkpoint = opened(path)
     goal = target(model)
     refuse_piece(checkpoint, None if at is None else address.given(at))
     found = chosen(checkpoint, at, goal.leaves())
@@ -125,7 +125,7 @@ def load_into(
     report = _report(checkpoint, fit, done, assign)
     if not done:
         raise LoadMismatch(
-            "; ".join([*(() if strict or codes else ("nothing of the file fits the model",)), *report.trouble()]),
+            "; ".join([*(() if strict or codes else ("no tensor of the file fits the model",)), *report.trouble()]),
             report=report,
             path=checkpoint.path,
             where=fit.source.at or None,
@@ -157,7 +157,7 @@ _CODES = "load it into a model that its library has quantized in the same way; o
 _EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True accepts this"
 
 
-def _elsewhere(found: Sequence[Source], fit: Fit, at: str | None) -> str:
+def _elsewhere(found: Sequence[StateSource], fit: Fit, at: str | None) -> str:
     """Return a hint on how to load a different state dict of the file, or an empty text if it has only one."""
     ats = [source.at for source in found if source is not fit.source] if at is None else []
     listed = some([repr(place) + ("" if place else " (the top level)") for place in ats], 4)
@@ -166,7 +166,7 @@ def _elsewhere(found: Sequence[Source], fit: Fit, at: str | None) -> str:
 
 def _rivals(checkpoint: Checkpoint, fit: Fit) -> Refused:
     rules = " and by ".join((fit.rule, *fit.rivals))
-    hint = "load into just the part of the model that is meant, or first remove the other keys from the file"
+    hint = "load into only the part of the model that these keys are for, or first remove the other keys from the file"
     names = plural(len(fit.pairs), "key")
     return Refused(f"{names} would fit equally well by {rules}", path=checkpoint.path, hint=hint)
 
@@ -250,11 +250,11 @@ def _so_far(rows: Sequence[str], index: int, *, partly: bool = False) -> str:
     """Describe which tensors of the model were loaded before the one at `index` failed.
 
     Args:
-        partly: that tensor itself may be overwritten in part.
+        partly: that tensor itself may be partly overwritten.
     """
-    torn = f"{rows[index]} may be overwritten in part" if partly else ""
+    torn = f"{rows[index]} may be partly overwritten" if partly else ""
     if not index:
-        return f"{torn}, and the rest of the model was not changed" if partly else "nothing of the model was changed"
+        return f"{torn}, and the rest of the model was not changed" if partly else "the model was not changed"
     loaded = shown(collapse(rows[:index], rows), most=len(rows))
     before = f"{index} of {plural(len(rows), 'tensor')} of the model were loaded before ({loaded})"
     return f"{before}, {torn}, and the others were not" if partly else f"{before}, and the others were not"
@@ -297,11 +297,11 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
 def _assign(fit: Fit, maker: TensorMaker) -> None:
     import torch
 
-    holders: dict[object, list[Place]] = {}
+    holders: dict[object, list[ModuleSlot]] = {}
     for place in fit.target.places:
         holders.setdefault(identity(place.tensor), []).append(place)
     taken: set[object] = set()
-    new: list[tuple[Place, torch.Tensor]] = []
+    new: list[tuple[ModuleSlot, torch.Tensor]] = []
     for name, entry in in_file_order(fit):
         old = fit.target.tensors[name]
         value = torch_way.placed(maker(entry).detach(), old)

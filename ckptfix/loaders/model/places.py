@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModuleSlot:
     """A place where a module holds a tensor: ``module.name``, with `key` as its key in the state dict."""
 
     key: str
@@ -43,7 +43,7 @@ class Target:
     model: nn.Module
     tensors: dict[str, torch.Tensor]
     extra: dict[str, nn.Module | None]
-    places: tuple[Place, ...]
+    places: tuple[ModuleSlot, ...]
     own_way: bool
     reshaped: frozenset[str] = frozenset()
 
@@ -118,10 +118,10 @@ def _paths(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         stack.extend(reversed(children))
 
 
-def _places(model: nn.Module) -> Iterator[Place]:
+def _places(model: nn.Module) -> Iterator[ModuleSlot]:
     for path, module in _paths(model):
         for name, tensor in local_tensors(module).items():
-            yield Place(path + name, module, name, tensor)
+            yield ModuleSlot(path + name, module, name, tensor)
 
 
 def local_tensors(module: nn.Module) -> dict[str, torch.Tensor]:

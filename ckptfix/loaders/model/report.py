@@ -117,7 +117,7 @@ class LoadReport:
             verb = "took the file's dtype for" if self.assigned else "cast"
             yield f"{verb} {len(self.casts)} ({', '.join(f'{old} -> {new}' for old, new in kinds)})"
         if self.tied:
-            yield f"{len(self.tied)} tied to another name"
+            yield f"{len(self.tied)} tied to another key"
         rules: dict[str, int] = {}
         for skip in self.skipped:
             rules[skip.rule] = rules.get(skip.rule, 0) + 1
@@ -128,7 +128,7 @@ class LoadReport:
         if self.missing:
             yield f"missing {len(self.missing)}: {shown(collapse(self.missing, self.model_names))}"
         for name, near in list(self.nearest.items())[:3]:
-            yield f"missing {name}: nearest in file is {near}"
+            yield f"missing {name}: nearest in the file is {near}"
         if self.unexpected:
             yield f"unexpected {len(self.unexpected)}: {shown(collapse(self.unexpected, self.file_names))}"
         if self.mismatched:
@@ -192,8 +192,8 @@ def _alike(one: str, other: str) -> float:
 def _in_words(rule: str) -> str:
     """Return how the keys were matched, as text; ``wrapper module.`` is a prefix that one side has."""
     if rule == "exact" or rule in ("position", "structure"):
-        return "names match exactly" if rule == "exact" else f"matched by {rule}"
-    return f"names match without {rule}"
+        return "keys match exactly" if rule == "exact" else f"matched by {rule}"
+    return f"keys match without {rule}"
 
 
 def named(names: Iterable[str], most: int = 5) -> str:

@@ -20,7 +20,15 @@ from ckptfix.errors import CkptfixError, LoadMismatch
 from ckptfix.io.source import cause_of
 from ckptfix.loaders.model.fitting import Fit, shapes_differ
 from ckptfix.loaders.model.overflow import out_of_range
-from ckptfix.loaders.model.places import Place, identity, is_lazy, loads_own_way, local_tensors, overrides, shape_of
+from ckptfix.loaders.model.places import (
+    ModuleSlot,
+    identity,
+    is_lazy,
+    loads_own_way,
+    local_tensors,
+    overrides,
+    shape_of,
+)
 from ckptfix.loaders.model.report import Mismatch, named
 from ckptfix.loaders.sources import EXTRA_STATE
 from ckptfix.loaders.tensors import TensorMaker
@@ -39,7 +47,7 @@ class _Later:
     like: torch.Tensor | None
 
 
-class Tensors(MutableMapping[str, object]):
+class LazyStateDict(MutableMapping[str, object]):
     """A state dict whose tensors are made on access. Assigned values are kept.
 
     Attributes:
@@ -88,7 +96,7 @@ class Tensors(MutableMapping[str, object]):
         found = value.entry.shape if isinstance(value, _Later) else getattr(value, "shape", None)
         return None if found is None else tuple(found)
 
-    def below(self, prefix: str) -> dict[str, Tensors]:
+    def below(self, prefix: str) -> dict[str, LazyStateDict]:
         """Return child module -> the state dict with the keys below it."""
         rows: dict[str, dict[str, object]] = {}
         for key, value in self.raw.items():
@@ -96,22 +104,30 @@ class Tensors(MutableMapping[str, object]):
                 child, dot, _ = key[len(prefix) :].partition(".")
                 if dot:
                     rows.setdefault(child, {})[key] = value
-        return {child: Tensors(self.maker, values, self.keeps, self.given) for child, values in rows.items()}
+        return {child: LazyStateDict(self.maker, values, self.keeps, self.given) for child, values in rows.items()}
 
 
-Visit = Callable[["nn.Module", Tensors, str], None]
+Visit = Callable[["nn.Module", LazyStateDict, str], None]
 
 
-def _walk(module: nn.Module, tensors: Tensors, prefix: str, visit: Visit, after: Callable[[nn.Module], None]) -> None:
+def _walk(
+    module: nn.Module, tensors: LazyStateDict, prefix: str, visit: Visit, after: Callable[[nn.Module], None]
+) -> None:
     visit(module, tensors, prefix)
     below = tensors.below(prefix)
     for name, child in module._modules.items():
         if child is not None:
-            _walk(child, below.get(name, Tensors(tensors.maker, {}, tensors.keeps)), f"{prefix}{name}.", visit, after)
+            _walk(
+                child,
+                below.get(name, LazyStateDict(tensors.maker, {}, tensors.keeps)),
+                f"{prefix}{name}.",
+                visit,
+                after,
+            )
     after(module)
 
 
-def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, keeps: bool) -> Tensors:
+def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, keeps: bool) -> LazyStateDict:
     """Return the state dict for the model: all of the file's entries under their new keys, except known misfits.
 
     It includes keys that the model does not have, since hooks may use them.
@@ -126,7 +142,7 @@ def _state(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, keeps: 
         if lead in values:
             values[name] = values[lead]
     values.update(extra)
-    return Tensors(maker, values, keeps)
+    return LazyStateDict(maker, values, keeps)
 
 
 def _versions(fit: Fit, assign: bool) -> Callable[[str], dict[str, object]]:
@@ -153,7 +169,7 @@ def rehearse(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assig
     wrong: list[Mismatch] = []
     versions = _versions(fit, assign)
 
-    def visit(module: nn.Module, tensors: Tensors, prefix: str) -> None:
+    def visit(module: nn.Module, tensors: LazyStateDict, prefix: str) -> None:
         lazy = any(map(is_lazy, local_tensors(module).values()))
         if not loads_own_way(module) or lazy:
             _check(module, tensors, prefix, missing, unexpected, wrong)
@@ -199,7 +215,7 @@ def _correct(fit: Fit, missing: list[str], unexpected: list[str], wrong: list[Mi
 
 def _check(
     module: nn.Module,
-    tensors: Tensors,
+    tensors: LazyStateDict,
     prefix: str,
     missing: list[str],
     unexpected: list[str],
@@ -264,7 +280,7 @@ def _rebound(hook: Any, module: nn.Module, standin: nn.Module) -> Any:
     return new
 
 
-def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: Tensors) -> Mismatch:
+def _as_mismatch(error: str, prefix: str, module: nn.Module, tensors: LazyStateDict) -> Mismatch:
     """Turn an error message of torch into a mismatch with the key and the shapes that it is about."""
     for name, tensor in local_tensors(module).items():
         key = prefix + name
@@ -303,9 +319,9 @@ def perform(fit: Fit, maker: TensorMaker, extra: Mapping[str, object], *, assign
     return dict(state.given)
 
 
-def _perform(fit: Fit, state: Tensors, *, assign: bool) -> None:
+def _perform(fit: Fit, state: LazyStateDict, *, assign: bool) -> None:
     model = fit.target.model
-    before: dict[object, list[Place]] = {}
+    before: dict[object, list[ModuleSlot]] = {}
     for place in fit.target.places:
         before.setdefault(identity(place.tensor), []).append(place)
     errors: list[str] = []
@@ -324,14 +340,14 @@ def _perform(fit: Fit, state: Tensors, *, assign: bool) -> None:
 
 
 def _torch_walk(
-    model: nn.Module, state: Tensors, versions: Callable[[str], dict[str, object]], errors: list[str]
+    model: nn.Module, state: LazyStateDict, versions: Callable[[str], dict[str, object]], errors: list[str]
 ) -> None:
     from torch.nn.modules.module import _IncompatibleKeys
 
     missing: list[str] = []
     unexpected: list[str] = []
 
-    def visit(module: nn.Module, tensors: Tensors, prefix: str) -> None:
+    def visit(module: nn.Module, tensors: LazyStateDict, prefix: str) -> None:
         module._load_from_state_dict(tensors, prefix, versions(prefix), True, missing, unexpected, errors)
 
     def after(module: nn.Module) -> None:

@@ -24,7 +24,7 @@ from ckptfix.loaders.optimizer.classes import (
     refuse_other_state,
     refuse_swapped,
 )
-from ckptfix.loaders.optimizer.parameters import Held, Key, Matched, SavedGroup, State, matched
+from ckptfix.loaders.optimizer.parameters import Key, MatchedParameters, OptimizerParameters, SavedGroup, State, matched
 from ckptfix.loaders.optimizer.saved import parts, saved_optimizer, was_flattened
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.ops.pieces import refuse_flat_partition
@@ -174,7 +174,7 @@ def load_optimizer(
     place, saved = saved_optimizer(checkpoint, maker, at)
     try:
         groups, state = parts(saved)
-        held = Held.of(optimizer, model)
+        held = OptimizerParameters.of(optimizer, model)
         found = matched(checkpoint, held, groups, state, None if was_flattened(saved, groups) else model)
         _refuse_loose(groups, state)
         _refuse_shapes(held, found, state)
@@ -246,7 +246,7 @@ def _is_of_a_parameter(own: object) -> bool:
     return isinstance(own, Mapping) and not PARAMETER_SHAPED.isdisjoint(own)
 
 
-def _refuse_flat(held: Held, found: Matched, state: State) -> None:
+def _refuse_flat(held: OptimizerParameters, found: MatchedParameters, state: State) -> None:
     """Refuse state that covers all parameters in one flat tensor, unless their order is unchanged."""
     flat = any(FLAT & set(state.get(key) or ()) for key in found.owners)
     if flat and [id(owner) for owner in found.owners.values()] != [id(one) for one in held.parameters]:
@@ -254,13 +254,13 @@ def _refuse_flat(held: Held, found: Matched, state: State) -> None:
         raise Refused(message, hint="define the model and its optimizer in their original order")
 
 
-def _interchangeable(found: Matched, state: State) -> bool:
+def _interchangeable(found: MatchedParameters, state: State) -> bool:
     """Return whether two parameters of the same shape have state, so that swapping them would go unnoticed."""
     shapes = [tuple(parameter.shape) for key, parameter in found.owners.items() if state.get(key)]
     return len(shapes) > len(set(shapes))
 
 
-def _refuse_shapes(held: Held, found: Matched, state: State) -> None:
+def _refuse_shapes(held: OptimizerParameters, found: MatchedParameters, state: State) -> None:
     from torch import Tensor
 
     wrong = []
@@ -273,11 +273,11 @@ def _refuse_shapes(held: Held, found: Matched, state: State) -> None:
                 shapes = f"{list(value.shape)} in the file, {list(parameter.shape)} in the model"
                 wrong.append(f"{name} of {held.name(parameter)}: {shapes}")
     if wrong:
-        hint = "the file's parameters are different ones, or in a different order than was found"
+        hint = "the file may hold different parameters, or the same ones in a different order"
         raise Refused(f"the state does not fit its parameter: {named(wrong)}", hint=hint)
 
 
-def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> dict[int, int]:
+def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], found: MatchedParameters) -> dict[int, int]:
     """Return index of a group of the optimizer -> index of the saved group with the same parameters.
 
     Saved groups with equal options may be merged into one group here, since its options are still certain.
@@ -311,7 +311,10 @@ def _paired_groups(held: Held, groups: Sequence[SavedGroup], found: Matched) -> 
 
 
 def _options(
-    optimizer: torch.optim.Optimizer, groups: Sequence[SavedGroup], held: Held, pairing: Mapping[int, int]
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[SavedGroup],
+    held: OptimizerParameters,
+    pairing: Mapping[int, int],
 ) -> tuple[list[dict[str, object]], tuple[GroupReport, ...]]:
     """Return the groups of the new state dict, and a report on their options.
 

@@ -34,13 +34,13 @@ class SavedGroup:
     names: list[str] | None
     options: Mapping[str, object]
 
-    def owned(self, found: Matched) -> bool:
+    def owned(self, found: MatchedParameters) -> bool:
         """Return whether any of its parameters belongs to the optimizer."""
         return any(key in found.owners for key in self.ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OptimizerParameters:
     """The parameters of an optimizer by group, with their names in the model.
 
     Attributes:
@@ -53,7 +53,7 @@ class Held:
     places: Mapping[int, int]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Held:
+    def of(cls, optimizer: torch.optim.Optimizer, model: nn.Module | None) -> OptimizerParameters:
         """Collect the parameters of `optimizer`, with names from `model` or from its own ``param_names``.
 
         Raises:
@@ -89,7 +89,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
+class MatchedParameters:
     """Saved key -> the matching parameter, in the order of the file, and the way in which they were matched."""
 
     owners: Mapping[Key, torch.Tensor]
@@ -100,11 +100,11 @@ class Matched:
 
 def matched(
     checkpoint: Checkpoint,
-    held: Held,
+    held: OptimizerParameters,
     groups: Sequence[SavedGroup],
     state: State,
     model: nn.Module | None,
-) -> Matched:
+) -> MatchedParameters:
     """Match the saved parameters to the optimizer's.
 
     Raises:
@@ -120,11 +120,11 @@ def matched(
     order = None if model is None else _file_order(checkpoint, held, model)
     if order is None:
         _same_sizes(held, groups)
-        return Matched(dict(zip(keys, held.parameters, strict=True)), "order")
+        return MatchedParameters(dict(zip(keys, held.parameters, strict=True)), "order")
     return _by_order(held, groups, state, order)
 
 
-def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Matched:
+def _by_name(held: OptimizerParameters, names: Mapping[Key, str], state: State, by: str) -> MatchedParameters:
     if not held.names:
         raise Refused("the file has names, but the optimizer does not", hint="pass model=, whose parameters it holds")
     if len(set(names.values())) != len(names):
@@ -154,12 +154,12 @@ def _by_name(held: Held, names: Mapping[Key, str], state: State, by: str) -> Mat
     if missing or lost:
         reasons = [f"not in the file: {named(missing)}"] if missing else []
         reasons += [f"not held by the optimizer: {named(lost)}"] if lost else []
-        hint = "hold the same parameters as when the file was saved; load_into(..., match=...) works only on the model"
+        hint = "use the same parameters as when the file was saved; load_into(..., match=...) works only on the model"
         raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(reasons)}", hint=hint)
-    return Matched(owners, by, renaming.rule, tuple(name for name, _ in over))
+    return MatchedParameters(owners, by, renaming.rule, tuple(name for name, _ in over))
 
 
-def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[str] | None:
+def _file_order(checkpoint: Checkpoint, held: OptimizerParameters, model: nn.Module) -> list[str] | None:
     """Return the first keys of the model's parameters in the order of the file's state dict.
 
     The result is None if the file has no state dict of this model.
@@ -196,13 +196,15 @@ def _file_order(checkpoint: Checkpoint, held: Held, model: nn.Module) -> list[st
     return orders[0]
 
 
-def _by_order(held: Held, groups: Sequence[SavedGroup], state: State, order: list[str]) -> Matched:
+def _by_order(
+    held: OptimizerParameters, groups: Sequence[SavedGroup], state: State, order: list[str]
+) -> MatchedParameters:
     """Match by number: the numbers count the model's parameters in the order of the file."""
     sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):
         # It held the whole model when it was saved, and now holds a part of it or different groups.
         found = _by_name(held, dict(zip(groups[0].ids, order, strict=True)), state, "model order")
-        return Matched(found.owners, found.by, "", found.dropped)
+        return MatchedParameters(found.owners, found.by, "", found.dropped)
     _same_sizes(held, groups)
     at = {name: place for place, name in enumerate(order)}
     now = {name: place for place, name in enumerate(_model_order(held))}
@@ -218,10 +220,10 @@ def _by_order(held: Held, groups: Sequence[SavedGroup], state: State, order: lis
             message = f"group {index} has its own order, and the model's order has changed since the file was saved"
             raise Refused(message, hint="it is not certain which state belongs to which parameter")
         owners.update(zip(group.ids, meant, strict=True))
-    return Matched(owners, "model order")
+    return MatchedParameters(owners, "model order")
 
 
-def _model_order(held: Held) -> list[str]:
+def _model_order(held: OptimizerParameters) -> list[str]:
     """Return the first keys of all tensors in the order of the model, which is the order of `names`."""
     return [names[0] for names in held.names.values()]
 
@@ -230,8 +232,8 @@ def _ids(parameters: Sequence[torch.Tensor]) -> list[int]:
     return [id(parameter) for parameter in parameters]
 
 
-def _same_sizes(held: Held, groups: Sequence[SavedGroup]) -> None:
+def _same_sizes(held: OptimizerParameters, groups: Sequence[SavedGroup]) -> None:
     sizes, own = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own:
         message = f"the file has groups of {sizes} parameters without names, but the optimizer has groups of {own}"
-        raise Refused(message, hint="hold the same parameters in the same groups as when the file was saved")
+        raise Refused(message, hint="give it the same parameters in the same groups as when the file was saved")

@@ -1,4 +1,4 @@
-"""The mean of a tensor in several checkpoints: summed in float64, rounded once, each in its own dtype."""
+"""Means of tensors over several checkpoints: summed in float64, and rounded once to the dtype of each tensor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from ckptfix.checkpoint import (
-    Check,
     Checkpoint,
     Data,
     Edit,
     Put,
+    RangeCheck,
     Storage,
     TensorEntry,
     contiguous_stride,
@@ -30,18 +30,18 @@ from ckptfix.ops.law.promise import holders, listed
 from ckptfix.words import plural, some
 
 NORMS = ("running_mean", "running_var")
-"""Last components of names of BatchNorm's statistics, which belong to other weights once these are averaged."""
+"""Last components of the keys of BatchNorm statistics, which no longer fit the weights once these are averaged."""
 
 MOST_NAMED = 100
 
 BLOCK = 1 << 15
-"""Elements of one pass: their float64 stay in a core's cache."""
+"""Elements of one pass, chosen so that their float64 values stay in a core's cache."""
 
 Table = dict[str, TensorEntry]
 
 
 class Odd(NamedTuple):
-    """Elements of a tensor of one input that are no finite numbers: how many are NaN, and how many infinite."""
+    """Numbers of NaN and of infinite elements in a tensor of one input."""
 
     nan: int
     infinite: int
@@ -49,18 +49,18 @@ class Odd(NamedTuple):
 
 @dataclass(slots=True)
 class Oddities:
-    """What is not finite in the inputs, piece by piece: a piece that is computed twice counts once."""
+    """Non-finite elements of the inputs, recorded by piece: a piece that is computed twice counts once."""
 
     _pieces: dict[tuple[str, int, int], Odd] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def note(self, name: str, first: int, number: int, odd: Odd) -> None:
-        """Of the piece of the tensor `name` that begins with its element `first`, in the `number`-th input."""
+        """Record the non-finite elements of a piece of tensor `name`, from element `first` on, in input `number`."""
         with self._lock:
             self._pieces[name, first, number] = odd
 
     def of(self, number: int) -> dict[str, Odd]:
-        """Name of a tensor -> what of it is not finite in the `number`-th input."""
+        """Return the non-finite elements of input `number`, by the name of the tensor."""
         made: dict[str, Odd] = {}
         for (name, _, which), odd in sorted(self._pieces.items()):
             if which == number:
@@ -71,16 +71,16 @@ class Oddities:
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """What an averaging will do.
+    """The plan of an averaging.
 
     Attributes:
-        edits: for `plan_edit` of the last checkpoint.
-        puts: address of a tensor -> what takes its place.
-        taken: addresses of tensors that are those of the last checkpoint: integers, and what holds no numbers.
-        moments: addresses of an optimizer's tensors in the same mapping, which are those of the last checkpoint too.
-        norms: whether statistics of BatchNorm are among what is averaged.
-        checks: of the bytes of all inputs that have a checksum.
-        oddities: filled while the output is written.
+        edits: edits of the last checkpoint, for `plan_edit`.
+        puts: address of a tensor -> the tensor that replaces it.
+        taken: addresses of tensors copied from the last checkpoint: integers, and tensors without numbers.
+        moments: addresses of optimizer tensors in the same state dict, which are copied from the last checkpoint too.
+        norms: whether BatchNorm statistics are among the averaged tensors.
+        checks: checks of the input bytes that have a checksum.
+        oddities: non-finite elements, filled while the output is written.
     """
 
     edits: tuple[Edit, ...]
@@ -88,20 +88,20 @@ class Averaging:
     taken: tuple[str, ...]
     moments: tuple[str, ...]
     norms: bool
-    checks: tuple[Check, ...]
+    checks: tuple[RangeCheck, ...]
     oddities: Oddities
 
 
 def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: str | None = None) -> Averaging:
-    """The weighted mean of the floating-point tensors of the state dicts that are meant, for the last checkpoint.
+    """Plan the weighted mean of the floating-point tensors of the chosen state dicts, as edits of the last checkpoint.
 
     Args:
-        weights: of each checkpoint; they are divided by their sum.
-        at: address of the state dict in each.
+        weights: weight of each checkpoint; they are divided by their sum.
+        at: address of the state dict in each checkpoint.
 
     Raises:
-        Refused: names, shapes or dtypes differ; all such names are said. Or a tensor is one of a quantized weight, or
-            has no data.
+        Refused: keys, shapes or dtypes differ, and the message lists all such keys. Or a tensor belongs to a quantized
+            weight, or has no data.
     """
     ats = [choose.mapping(checkpoint, at).at for checkpoint in checkpoints]
     tables = [_table(checkpoint, at) for checkpoint, at in zip(checkpoints, ats, strict=True)]
@@ -137,7 +137,7 @@ def average(checkpoints: Sequence[Checkpoint], weights: Sequence[float], *, at: 
         tuple(entry.name for entry in listed(checkpoints[-1]) if entry.at == ats[-1] and entry.key not in mine),
         any(key.rpartition(".")[2] in NORMS for key in puts),
         tuple(
-            Check(storage.key, storage.data, storage.crc32)
+            RangeCheck(storage.key, storage.data, storage.crc32)
             for storage in used.values()
             if storage.data is not None and storage.crc32 is not None
         ),
@@ -151,7 +151,7 @@ def _table(checkpoint: Checkpoint, at: str) -> Table:
 
 
 def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -> None:
-    """Refuse tables that are not of the same names, shapes and dtypes."""
+    """Raise `Refused` unless all tables have the same keys, shapes and dtypes."""
     first = tables[0]
     for checkpoint, table in zip(checkpoints[1:], tables[1:], strict=True):
         faults = [f"missing: {_named(missing)}"] if (missing := [key for key in first if key not in table]) else []
@@ -162,22 +162,22 @@ def _refuse_others(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -
             other = [key for key in both if getattr(first[key], what) != getattr(table[key], what)]
             if other:
                 one, two = getattr(first[other[0]], what), getattr(table[other[0]], what)
-                faults.append(f"another {what}: {_named(other)} ({one} and {two})")
+                faults.append(f"different {what}: {_named(other)} ({one} and {two})")
                 break
         if faults:
-            hint = f"the first is {checkpoints[0].path}; `ckptfix diff` compares them"
-            raise Refused(f"it cannot be averaged with the first: {'; '.join(faults)}", path=checkpoint.path, hint=hint)
+            hint = f"the first is {checkpoints[0].path}; run `ckptfix diff` to compare them"
+            raise Refused(f"cannot be averaged with the first: {'; '.join(faults)}", path=checkpoint.path, hint=hint)
 
 
 def _refuse_without_values(checkpoints: Sequence[Checkpoint], tables: Sequence[Table]) -> None:
-    """Refuse tensors whose elements are no values of a weight: codes and their scales, and those without data."""
+    """Raise `Refused` for tensors that have no mean: quantized codes and their scales, and tensors without data."""
     hint = "load the files with the library that wrote them, and average the weights that it dequantizes"
     for checkpoint, table in zip(checkpoints, tables, strict=True):
         names = [entry.name for entry in table.values()]
-        quantized.refuse(checkpoint, names, "a mean of codes or scales is no mean of weights", hint)
+        quantized.refuse(checkpoint, names, "averaging codes or scales does not average the weights", hint)
         codes = next((entry for entry in table.values() if entry.kind == "quantized"), None)
         if codes is not None:
-            message = f"a quantized tensor ({codes.dtype}): a mean of codes or scales is no mean of weights"
+            message = f"a quantized tensor ({codes.dtype}): averaging codes or scales does not average the weights"
             raise Refused(message, path=checkpoint.path, where=codes.name, hint=hint)
         empty = next((entry for entry in table.values() if not entry.has_data), None)
         if empty is not None:
@@ -212,7 +212,7 @@ def _data_of(entry: TensorEntry) -> Data:
 
 
 class _View(NamedTuple):
-    """Where a tensor lies in its storage, how it is read there, and how large that is."""
+    """A tensor as a view of its storage: its layout, its lazy operations, and the size of the storage."""
 
     name: str
     dtype: str
@@ -223,9 +223,9 @@ class _View(NamedTuple):
 
 
 def _whole_storages(tables: Sequence[Table]) -> set[str]:
-    """The names whose storages can be averaged whole: every input has the same tensors there, in the same places.
+    """Return the keys whose storages can be averaged whole: every input has the same tensors at the same offsets there.
 
-    What is tied or a view in all inputs is so in the output then.
+    Ties and views that all inputs share are then ties and views in the output.
     """
     groups: list[dict[str, frozenset[_View]]] = []
     last: list[list[str]] = []
@@ -236,7 +236,7 @@ def _whole_storages(tables: Sequence[Table]) -> set[str]:
                 on.setdefault(entry.storage.identity, []).append(key)
         group: dict[str, frozenset[_View]] = {}
         for names in on.values():
-            # One set for all names on a storage, of which there may be a hundred thousand.
+            # All keys on a storage share one set: there may be a hundred thousand of them.
             group |= dict.fromkeys(names, frozenset(_view(table[name], name) for name in names))
         groups.append(group)
         last = list(on.values())
@@ -287,10 +287,12 @@ def mean_bytes(
     weights: Sequence[float],
     total: float,
 ) -> tuple[bytes, Sequence[Odd]]:
-    """The weighted mean of the elements in `pieces`, in the byte order of the last, and what of each is not finite.
+    """Return the weighted mean of the elements in `pieces`, and the non-finite elements of each piece.
+
+    The mean is in the byte order of the last piece.
 
     Args:
-        swaps: whose byte order is not this machine's.
+        swaps: for each piece, whether its byte order differs from this machine's.
     """
     import numpy
 
@@ -305,7 +307,7 @@ def mean_bytes(
         for start in range(0, nbytes, step):
             parts = [view[start : start + step] for view in views]
             mean = _mean_of(_decoded(parts, row, swaps), row, weights, total)
-            # What is not finite in one input is not in the mean, nor in the sum of that.
+            # A non-finite element of one input makes the mean non-finite there, and the sum of the mean too.
             if not numpy.isfinite(mean.sum()):
                 found = [_odd_of(block) for block in _decoded(parts, row, swaps)]
                 odd = [Odd(*map(sum, zip(*pair, strict=True))) for pair in zip(odd, found, strict=True)]
@@ -328,7 +330,7 @@ def _odd_of(block: numbers.Elements) -> Odd:
 def _mean_of(
     blocks: Iterable[numbers.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
 ) -> numbers.Elements:
-    """The mean in float64, or in two of them."""
+    """Return the mean of the blocks, in float64 or complex128."""
     import numpy
 
     if row.name in ("float64", "complex128"):
@@ -355,9 +357,9 @@ def _rounded(mean: numbers.Elements, row: dtypes.Dtype) -> numbers.Elements:
 
 
 def _own_mean(blocks: Sequence[numbers.Elements], weights: Sequence[float], total: float) -> numbers.Elements:
-    """The mean of what is float64 itself: as steps from the first, which keep what is equal in all.
+    """Return the mean of float64 blocks, in steps from the first one: elements that are equal in all blocks stay exact.
 
-    Steps from and to infinity are none: there the mean is a sum.
+    Steps from and to infinity are undefined: such elements are summed instead.
     """
     import numpy
 

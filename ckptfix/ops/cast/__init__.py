@@ -1,4 +1,4 @@
-"""``ckptfix.cast``: the same numbers in another dtype, bit for bit as torch gives them."""
+"""``ckptfix.cast``: the same numbers in a different dtype, bit for bit as torch converts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptfix.io.read import Progress
 from ckptfix.ops.cast import plan
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import everything
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 OnOverflow = Literal["count", "error"]
@@ -22,14 +22,14 @@ OnOverflow = Literal["count", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CastResult(Result):
-    """What was cast.
+    """The result of a cast.
 
     Attributes:
-        to: the dtype.
-        cast: address of a tensor -> the dtype that it had.
-        kept: address of a tensor that stays although it holds numbers -> why.
-        rounded: address of a tensor -> how many elements left the range of the dtype; empty after a dry run. Of tensors
-            that share their bytes, the first one.
+        to: the new dtype.
+        cast: address of a tensor -> its former dtype.
+        kept: address of a tensor that holds numbers but was not cast -> the reason.
+        rounded: address of a tensor -> how many of its elements left the range of the dtype; empty after a dry run. For
+            tensors that share their bytes, only the first one is listed.
     """
 
     to: str = ""
@@ -64,25 +64,25 @@ def cast(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> CastResult:
-    """Write `source` to `dest` with its floating-point tensors in another dtype, as ``tensor.to`` gives them.
+    """Write `source` to `dest` with its floating-point tensors in a different dtype, converted as ``tensor.to`` does.
 
-    Integers, the optimizer, and what a table names (statistics of BatchNorm) stay.
+    Integers, the optimizer and the tensors in a table of exceptions (such as BatchNorm statistics) are not cast.
 
     Args:
-        to: such as ``"bfloat16"`` or ``"float8_e4m3fn"``.
-        only: globs; only tensors whose names match are cast, integers and those of the table too.
-        keep: globs; tensors whose names match stay.
-        at: address of the one mapping to cast; all that are a model's by default.
-        on_overflow: ``"error"``: a number that leaves the range of the dtype ends it, and nothing is written.
+        to: a dtype such as ``"bfloat16"`` or ``"float8_e4m3fn"``.
+        only: globs; only tensors whose keys match are cast, including integers and those in the table.
+        keep: globs; tensors whose keys match are not cast.
+        at: address of the one state dict to cast; all that look like a model's by default.
+        on_overflow: ``"error"``: stop at a number that leaves the range of the dtype, and write nothing.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
-        Refused: no such dtype; or codes of a quantized weight, or their scales, are among the tensors.
+        Refused: the dtype does not exist; or the tensors include codes of a quantized weight, or their scales.
         WouldLoseData: a number leaves the range, with ``on_overflow="error"``.
         NoSuchTensor, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
     if on_overflow not in ("count", "error"):
-        raise Refused(f"on_overflow is 'count' or 'error', not {on_overflow!r}")
+        raise Refused(f"on_overflow must be 'count' or 'error', not {on_overflow!r}")
     casts: list[plan.Casts] = []
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
@@ -93,10 +93,10 @@ def cast(
         dtypes = dict.fromkeys(done.old.values())
         line = f"cast {plural(len(done.puts), 'tensor')} to {name} (from {', '.join(dtypes)})"
         if not done.puts:
-            line = f"nothing to do: no tensor is to become {name}" + copy_note(True)
+            line = f"nothing to do: no tensor to cast to {name}" + copy_note(True)
         lines = [line]
         if done.kept:
-            lines.append(f"as they were: {some(list(done.kept))}")
+            lines.append(f"unchanged: {some(list(done.kept))}")
         return Draft(
             result=partial(CastResult, to=name, cast=done.old, kept=done.kept),
             format=checkpoint.format,
@@ -106,7 +106,7 @@ def cast(
             findings=done.findings,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     result = carry_out(source, dest, make, how)
     tallies = casts[-1].tallies.of()
     if not tallies:

@@ -1,4 +1,4 @@
-"""Which tensors become another dtype, and the stream of each: of whole storages, so that ties and views stay."""
+"""The choice of tensors to cast, and the data of each: whole storages are cast, so that ties and views survive."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ SHORT = {
     "fp8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2",
 }  # fmt: skip
-"""What else dtypes are called."""
+"""Alternative names of dtypes."""
 
 STAY: dict[str, str] = {
-    "running_mean": "torch.nn.BatchNorm and InstanceNorm: statistics that are summed up in float32",
-    "running_var": "the same",
-    "num_batches_tracked": "the same: a counter",
+    "running_mean": "torch.nn.BatchNorm and InstanceNorm: statistics that are accumulated in float32",
+    "running_var": "torch.nn.BatchNorm and InstanceNorm: statistics that are accumulated in float32",
+    "num_batches_tracked": "torch.nn.BatchNorm and InstanceNorm: a counter",
     "n_averaged": "torch.optim.swa_utils.AveragedModel: a counter",
-    "inv_freq": "rotary embeddings: frequencies whose rounding grows with the position",
+    "inv_freq": "rotary embeddings: frequencies whose rounding errors grow with the position",
 }
-"""Last component of a name -> why it stays as it is unless it is named. Scales are in `checkpoint.quantization`."""
+"""Last component of a key -> why it is not cast unless named. Scales are in `checkpoint.quantization`."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What rounding did to the elements of a tensor beyond rounding them.
+    """Counts of the elements of a tensor that changed by more than rounding.
 
     Attributes:
-        overflow: finite numbers that are infinite or NaN now.
-        saturated: numbers, infinities too, that are the largest one of the dtype now.
-        underflow: numbers that are zero now.
+        overflow: finite numbers that became infinite or NaN.
+        saturated: numbers, including infinities, that became the largest number of the dtype.
+        underflow: numbers that became zero.
     """
 
     overflow: int = 0
@@ -54,10 +54,10 @@ class Tally:
 
 @dataclass(slots=True)
 class Tallies:
-    """Of each storage, piece by piece: a piece that is computed twice, for its checksum and to be written, counts once.
+    """Tallies by storage and piece: a piece that is computed twice, for its checksum and for the output, counts once.
 
     Attributes:
-        strict: the first number that leaves the range is an error.
+        strict: raise an error at the first number that leaves the range.
     """
 
     strict: bool
@@ -66,14 +66,14 @@ class Tallies:
 
     def note(self, name: str, first: int, tally: Tally) -> None:
         if self.strict and (tally.overflow or tally.saturated):
-            hint = "--on-overflow count goes on, and counts"
-            raise WouldLoseData("a number leaves the range of the dtype", where=name, hint=hint)
+            hint = "--on-overflow count continues, and counts them"
+            raise WouldLoseData("a number is out of the range of the dtype", where=name, hint=hint)
         if tally.overflow or tally.saturated or tally.underflow:
             with self._lock:
                 self._pieces[name, first] = tally
 
     def of(self) -> dict[str, Tally]:
-        """Name -> what became of its elements, where that is more than rounding."""
+        """Return the tally of each tensor with elements that changed by more than rounding, by name."""
         made: dict[str, Tally] = {}
         for (name, _), piece in sorted(self._pieces.items()):
             row = made.setdefault(name, Tally())
@@ -85,14 +85,14 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class Casts:
-    """What a cast will do.
+    """The plan of a cast.
 
     Attributes:
-        edits: for `plan_edit`.
-        puts: address of a tensor -> what takes its place.
-        old: address of a tensor -> its dtype.
-        kept: address of a floating-point tensor of a model that stays -> why.
-        tallies: filled while the output is written.
+        edits: edits for `plan_edit`.
+        puts: address of a tensor -> the tensor that replaces it.
+        old: address of a tensor -> its former dtype.
+        kept: address of a floating-point tensor of a model that is not cast -> the reason.
+        tallies: counts of changed elements, filled while the output is written.
         findings: globs that matched nothing.
     """
 
@@ -105,14 +105,14 @@ class Casts:
 
 
 def dtype_of(name: str) -> str:
-    """The dtype that a user calls `name`.
+    """Return the dtype that a user calls `name`.
 
     Raises:
-        Refused: none, or one that numbers cannot be rounded to.
+        Refused: it is not a dtype, or numbers cannot be rounded to it.
     """
     known = SHORT.get(name.lower(), name.lower().removeprefix("torch."))
     if known not in numbers.TARGETS:
-        raise Refused(f"cannot cast to {name!r}", hint=f"dtypes are {', '.join(numbers.TARGETS)}")
+        raise Refused(f"cannot cast to {name!r}", hint=f"choose one of {', '.join(numbers.TARGETS)}")
     return known
 
 
@@ -125,10 +125,10 @@ def cast(
     at: str | None = None,
     strict: bool = False,
 ) -> Casts:
-    """The tensors of the model's state dicts in the dtype `to`, but for those that stay.
+    """Plan the cast of the model's state dicts to the dtype `to`.
 
     Raises:
-        Refused: the dtype is none. Or codes of a quantized weight, or what belongs to them, are among what is cast.
+        Refused: there is no such dtype; or the selection includes codes of a quantized weight, or their companions.
         NoSuchTensor: there is no state dict at `at`.
     """
     to = dtype_of(to)
@@ -156,7 +156,7 @@ def cast(
         if why is None and called[entry.name] > 1:
             why = "another tensor has the same address"
         if why is None and entry.dtype != to:
-            # Of some dtypes torch has no negatives, and nothing could read what is marked as one.
+            # Some dtypes have no negation in torch, so a tensor of them that is marked as negated would be unreadable.
             lasts = why_unresolved(replace(entry, dtype=to)) is None
             wanted.append(entry if lasts else resolved(entry, checkpoint.byteorder))
         elif why:
@@ -171,7 +171,7 @@ def cast(
         assert storage is not None and storage.data is not None
         other = others.get(storage.identity, entry)
         if other is not entry and other.dtype != to:
-            kept[entry.name] = f"it shares its bytes with {other.name}, which stays"
+            kept[entry.name] = f"it shares its bytes with {other.name}, which is not cast"
             continue
         if storage.identity not in made:
             made[storage.identity] = _cast_storage(checkpoint, entry, storage, storage.data, to, tallies)
@@ -186,7 +186,7 @@ def cast(
 
 
 def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only: Globs, keep: Globs) -> None:
-    """Refuse a selection in which codes of quantized weights are, or what belongs to them."""
+    """Raise `Refused` if the selection includes codes of quantized weights, or tensors that belong to them."""
     roles = quantized.quantization_of(checkpoint).roles
     if not roles:
         return
@@ -195,17 +195,17 @@ def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only:
     others = [entry for entry in taken if entry.name not in roles]
     castable = [entry.key for entry in others if _why_not(entry, named=False, asked=False, stays=False) is None]
     options = quantized.selecting(belonging, castable)
-    hint = f"{options or '--keep GLOB'} leaves what is quantized as it is"
+    hint = f"{options or '--keep GLOB'} leaves the quantized weights unchanged"
     if not castable:
-        hint = "the library that wrote the file dequantizes it; nothing else in it could be cast"
-    quantized.refuse(checkpoint, [entry.name for entry in taken], "a cast would make other weights of it", hint)
+        hint = "dequantize it with the library that wrote it; nothing else in the file can be cast"
+    quantized.refuse(checkpoint, [entry.name for entry in taken], "a cast would change its weights", hint)
 
 
 def _why_not(entry: TensorEntry, *, named: bool, asked: bool, stays: bool) -> str | None:
-    """Why a tensor stays; empty where that goes without saying, None if it does not."""
+    """Return why a tensor is not cast: "" if the reason is obvious, None if it is cast."""
     row = dtypes.find(entry.dtype)
     if stays:
-        return "as asked"
+        return "as requested"
     if entry.kind == "meta":
         return "the file does not hold its data"
     if entry.kind != "dense" or row is None or row.family not in ("float", "int", "bool"):
@@ -221,7 +221,7 @@ def _why_not(entry: TensorEntry, *, named: bool, asked: bool, stays: bool) -> st
 
 
 def _others(everyone: Sequence[TensorEntry], chosen: set[str]) -> dict[tuple[str, str], TensorEntry]:
-    """Storage -> a tensor on it that is not cast, or has another dtype than the first one that is."""
+    """Map each storage to a tensor on it that is not cast, or whose dtype differs from the first one that is cast."""
     found: dict[tuple[str, str], TensorEntry] = {}
     first: dict[tuple[str, str], TensorEntry] = {}
     for entry in everyone:
@@ -247,17 +247,17 @@ def _cast_storage(
 
     whole = data.length - data.length % source.itemsize
     if whole != data.length:
-        raise WouldLoseData(f"{data.length} bytes hold no whole {source.name} elements", where=name)
+        raise WouldLoseData(f"{data.length} bytes are not a whole number of {source.name} elements", where=name)
     stream = mapped([data], [source.itemsize], target.itemsize, compute, f"cast to {to}")
     return Storage(storage.key, to, stream.length, storage.location, stream)
 
 
 BLOCK = 1 << 16
-"""Elements of one pass: they stay in a core's cache."""
+"""Elements of one pass, chosen so that they stay in a core's cache."""
 
 
 def cast_bytes(data: bytes | memoryview, source: dtypes.Dtype, to: str, *, swap: bool) -> tuple[bytes, Tally]:
-    """The elements of `data` in the dtype `to`, in the same byte order, and what left its range."""
+    """Return the elements of `data` in the dtype `to`, in the same byte order, and a tally of unusual results."""
     import numpy
 
     tally = Tally()
@@ -280,7 +280,7 @@ def _count(block: numbers.Elements, made: numbers.Elements, to: str, tally: Tall
     import numpy
 
     most = numbers.MOST[to]
-    # A float64 is a float32 on its way.
+    # torch converts a float64 to a narrower dtype by way of float32.
     near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
     if to == "float8_e4m3fn":
         tally.saturated += int(numpy.count_nonzero(near > most))
@@ -292,7 +292,7 @@ def _count(block: numbers.Elements, made: numbers.Elements, to: str, tally: Tall
 
 
 def overflow_findings(tallies: Mapping[str, Tally], to: str) -> list[Finding]:
-    """A finding for each tensor of which elements left the range of the dtype."""
+    """Return a finding for each tensor with elements that left the range of the dtype."""
     rows: list[Finding] = []
     for name, tally in tallies.items():
         what = []

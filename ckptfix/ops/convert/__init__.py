@@ -11,24 +11,28 @@ from ckptfix.arguments import typed
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, UnknownFormat
-from ckptfix.formats import FORMATS, detect, open_checkpoint
+from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import opened_once
 from ckptfix.ops.convert import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out, copy_note, refuse_destination
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_note, refuse_destination
 from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
-NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps"})
-"""Findings about what was read of a checkpoint of many files, which the user of the output should know."""
+NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps", "left-behind"})
+"""Findings of reading a checkpoint of many files that matter to the user of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConvertResult(Result):
-    """`at` is the state dict that was taken, None for the whole object; `left` is what the output lacks."""
+    """The result of a conversion.
+
+    `at` is the address of the state dict that was written, None for the whole object; `left` lists what the output
+    lacks.
+    """
 
     at: str | None = None
     tensors: int = 0
@@ -55,21 +59,20 @@ def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ConvertResult:
-    """Write `source` to `dest` in another format.
+    """Write `source` to `dest` in a different format.
 
     Args:
         source: a file or a folder; or the files of all ranks of a job, which are joined.
-        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by the suffix of `dest` by
-            default.
-        at: address of the state dict to take, when there are several.
+        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
+            decides.
+        at: address of the state dict to write, if there are several.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
-        shard_size: bytes of tensors in one file of a folder of shards, or such as ``"500MB"``; 5GB by default.
+        shard_size: bytes of tensors per file in a folder of shards, or a string such as ``"500MB"``; 5GB by default.
+        weights: for a DeepSpeed folder: ``"fp32"``, the master weights, by default; or ``"model"``, the weights that
+            the model computed with.
+        optimizer: for a DeepSpeed folder: write the optimizer state too, by parameter name; not to safetensors.
 
-        weights: of a DeepSpeed folder: ``"fp32"``, the master weights, by default; ``"model"``, what the model
-            computed with.
-        optimizer: of a DeepSpeed folder: take the optimizer's state too, by parameter name; not to safetensors.
-
-    The rest as `strip_module`.
+    The other arguments are those of `strip_module`.
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
@@ -84,22 +87,25 @@ def convert(
             shard_size=shard_size,
         )
         of = f" of {done.at}" if done.at else ""
-        line = f"converted {plural(done.tensors, 'tensor')}{of}: {_title(checkpoint.format)} -> {_title(done.format)}"
+        titles = f"{FORMATS[checkpoint.format].title} -> {FORMATS[done.format].title}"
+        line = f"converted {plural(done.tensors, 'tensor')}{of}: {titles}"
         shards = sum(not file.along and not file.path.endswith((".json", "/.metadata")) for file in done.plan.files)
         if shards > 1 and FORMATS[done.format].sized is not None:
             line += f", {plural(shards, 'file')}"
         if done.copied:
-            line = f"nothing to do: it is {done.format} already{copy_note(True)}"
+            line = f"nothing to do: it is already {done.format}{copy_note(True)}"
         if done.ties:
-            line += f"; {plural(done.ties, 'name')} tied to another"
+            line += f"; {plural(done.ties, 'key')} tied to another"
         lines = [line]
         if done.lost:
-            lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
+            lines.append(f"LOST ({done.format} cannot hold them): {some(done.lost)}")
         behind = [address for address in done.left if address not in done.lost]
+        behind += [row.where for row in checkpoint.findings if row.id == "left-behind"]
         if behind:
             lines.append(f"left behind: {some(behind)}")
-        if checkpoint.format == "zero" and "optimizer" in behind and done.format != "safetensors":
-            lines.append("with --optimizer, the optimizer's state is written too")
+        takes = format_of(checkpoint).take is not None and "objects" in FORMATS[done.format].states
+        if takes and "optimizer" in behind:
+            lines.append("--optimizer writes the optimizer state too")
         return Draft(
             result=partial(ConvertResult, at=done.at, tensors=done.tensors, left=done.left, lost=done.lost),
             format=done.format,
@@ -110,7 +116,7 @@ def convert(
             exit_code=LOSSES if done.lost else 0,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     if to is None and shard_size is not None and not as_path(dest).suffix:
         to = "hf"
     folder = is_folder(to)
@@ -120,21 +126,16 @@ def convert(
     return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
 
 
-def _title(format: str) -> str:
-    """What a format is called in text; a program's, which has no row, by its name."""
-    return FORMATS[format].title if format in FORMATS else format
-
-
 @without_collections
 @opened_once()
 def _joined(paths: Sequence[StrPath]) -> Checkpoint:
-    """The files of all ranks as one checkpoint.
+    """Open the files of all ranks as one checkpoint.
 
     Raises:
-        Refused: there is none.
+        Refused: `paths` is empty, or one of the files is not from a rank of a job.
     """
     if not paths:
-        raise Refused("no file to convert")
+        raise Refused("there is no file to convert")
     if len(paths) == 1:
         return open_checkpoint(paths[0])
     try:
@@ -142,6 +143,6 @@ def _joined(paths: Sequence[StrPath]) -> Checkpoint:
     except UnknownFormat as error:
         path = error.path or ""
         what = detect(path).title
-        message = f"{what}, not what one rank of a job saved: of several inputs, only these are joined"
-        hint = f"of shards, name the folder: `{command('convert', as_path(path).parent, 'OUT')}`"
+        message = f"this is {what}; several inputs can be joined only if they are the rank files of one job"
+        hint = f"for shards, name the folder: `{command('convert', as_path(path).parent, 'OUT')}`"
         raise Refused(message, path=path, hint=hint) from None

@@ -1,4 +1,4 @@
-"""Containers: the same tensors in another format."""
+"""Conversions: the same tensors in a different file format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contig
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of, without_optimizer
-from ckptfix.formats.base import Format, Taken
+from ckptfix.formats.base import Format, SelectedWeights
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
@@ -27,18 +27,18 @@ from ckptfix.words import some
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What a conversion will do.
+    """The plan of a conversion.
 
     Attributes:
-        plan: what will be written; its findings list what is left out.
-        format: of the output.
-        at: address of the state dict that was taken; None for the whole object.
-        tensors: how many names are written.
-        left: addresses of what the output does not hold.
-        lost: names of tensors among them that were dropped on request.
-        ties: names that share their bytes with another one.
-        promise: what the output has to hold.
-        copied: the input had this format; the output is a copy.
+        plan: files to write; its findings list what is left out.
+        format: format of the output.
+        at: address of the state dict that is written; None for the whole object.
+        tensors: number of keys that are written.
+        left: addresses that the output does not hold.
+        lost: keys of tensors among them that were dropped on request.
+        ties: number of keys that share their bytes with another key.
+        promise: content that the output must have.
+        copied: whether the input already had this format, so that the output is a copy.
     """
 
     plan: Plan
@@ -63,23 +63,24 @@ def convert(
     optimizer: bool = False,
     shard_size: int | str | None = None,
 ) -> Conversion:
-    """Plan `dest` as another format of `checkpoint`.
+    """Plan `dest` as a copy of `checkpoint` in a different format.
 
-    A format with objects keeps the whole object of another one. Others, as safetensors, take one state dict: the one
-    at `at`, or the only one that looks like a model's.
+    A format with objects keeps the whole object of a similar one. Other formats, such as safetensors, hold one state
+    dict: the one at `at`, or the only one that looks like a model's.
 
     Args:
-        weights, optimizer: what is taken of a format with `Format.take`.
+        weights, optimizer: the data to read from a format with `Format.take`.
 
     Raises:
-        WouldLoseData: tensors that the output cannot hold, without `drop_unsupported`; or one rank's piece of a model.
-        Refused: several state dicts and no `at`; or a `shard_size` for a format without shards.
+        WouldLoseData: there are tensors that the output cannot hold, without `drop_unsupported`; or the file is one
+            rank's part of a model.
+        Refused: there are several state dicts and no `at`; or a `shard_size` for a format without shards.
     """
     target = FORMATS[target_format(checkpoint.path, dest, to)]
     take = format_of(checkpoint).take
     if take is None and (weights is not None or optimizer):
         option = "--optimizer" if weights is None else "--weights"
-        message = f"{option} chooses from a DeepSpeed folder; this is {format_of(checkpoint).title}"
+        message = f"{option} works only on a DeepSpeed folder; this is {format_of(checkpoint).title}"
         raise Refused(message, hint=f"leave out {option}")
     if shard_size is not None:
         if target.sized is None:
@@ -92,14 +93,14 @@ def convert(
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
     if weights is not None or optimizer:
-        raise Refused("--at says what is taken; --weights and --optimizer say it too", hint="leave out --at")
+        raise Refused("--at cannot be combined with --weights or --optimizer", hint="leave out --at")
     return _planned(checkpoint, dest, target, at, drop_unsupported)
 
 
-def _taken(taken: Taken, whole: Checkpoint, dest: str, target: Format, drop_unsupported: bool) -> Conversion:
-    """The same for a part of the object of `whole`."""
+def _taken(taken: SelectedWeights, whole: Checkpoint, dest: str, target: Format, drop_unsupported: bool) -> Conversion:
+    """Plan the conversion of the part of `whole` that its format selected."""
     if taken.at is None and "objects" not in target.states:
-        message = f"{target.name} holds one state dict, and no optimizer's state"
+        message = f"{target.name} holds one state dict, without optimizer state"
         raise Refused(message, hint="write a torch file (--to zip), or leave out --optimizer")
     done = _planned(taken.checkpoint, dest, target, None, drop_unsupported)
     others = [entry for entry in whole.entries if is_inside_any(entry.name, taken.left)]
@@ -152,7 +153,7 @@ def refuse_state_dict(checkpoint: Checkpoint, target: Format, at: str | None) ->
 def _fitting(
     checkpoint: Checkpoint, target: Format, at: str | None, *, drop_unsupported: bool
 ) -> tuple[Candidate, list[TensorEntry], tuple[str, ...], list[str]]:
-    """Return the state dict to take, its tensors that `target` can hold, what it cannot, and what cannot be read."""
+    """Return the chosen state dict, its tensors that fit `target`, the keys of the others, and the unreadable ones."""
     if at is None:
         refuse_piece(checkpoint)
     chosen = choose.mapping(checkpoint, at)
@@ -160,14 +161,14 @@ def _fitting(
     refuse_odd_keys(checkpoint, chosen.at)
     entries = weights_of(checkpoint, chosen.at)
     plain = [replace(entry, at="") for entry in entries]
-    hint = "--drop-unsupported leaves them out, and names them"
+    hint = "--drop-unsupported leaves them out, and lists them"
     taken, lost = fitting(
         plain, target, drop_unsupported=drop_unsupported, path=checkpoint.path, at=chosen.at, hint=hint
     )
     parts = pickled(checkpoint)
     unread = parts.found.unread(chosen.at) if parts is not None else []
     if unread and not drop_unsupported:
-        raise WouldLoseData(f"made of what is no tensor: {some(unread)}", path=checkpoint.path, hint=hint)
+        raise WouldLoseData(f"built from a value that is not a tensor: {some(unread)}", path=checkpoint.path, hint=hint)
     return chosen, taken, (*lost, *unread), unread
 
 
@@ -190,7 +191,7 @@ def _one_state_dict(
 
 
 def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str) -> list[OutputFile]:
-    """What lies beside a folder of files goes along to another one, but for names that the output has."""
+    """Return the companion files that follow a folder into another folder, except names that the output uses itself."""
     if not target.folder:
         return []
     names = {file.path for file in plan.files}
@@ -198,13 +199,13 @@ def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str) -> lis
 
 
 def _pairs(checkpoint: Checkpoint) -> dict[str, str]:
-    """The metadata of a checkpoint, without what it says of ties and views: these are written anew."""
+    """Return the metadata of a checkpoint without its records of ties and views, which are written anew."""
     names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
     return {key: value for key, value in checkpoint.metadata.items() if key not in names}
 
 
 def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[TensorEntry]:
-    """The same entries with little-endian data, made contiguous first: elements are turned as they stream."""
+    """Return the entries with little-endian data; big-endian ones are made contiguous and swapped while streaming."""
     if checkpoint.byteorder == "little":
         return list(entries)
     units = element_sizes(checkpoint)
@@ -221,7 +222,7 @@ def little(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> list[Tenso
 
 
 def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
-    """Addresses at the top of what is outside the chosen state dict, and its values that are not tensors."""
+    """List the addresses outside the chosen state dict, cut to their first key, and its values that are not tensors."""
     taken = {entry.name for entry in without_optimizer(checkpoint.entries_at(chosen.at))}
     left: dict[str, None] = {}
     for entry in checkpoint.entries:
@@ -236,12 +237,12 @@ def _left_behind(checkpoint: Checkpoint, chosen: Candidate) -> list[str]:
 
 
 def _top(address: str, at: str) -> str:
-    """The address, cut to its first key when it lies outside the chosen mapping."""
+    """Return the address, cut to its first key if it is outside the chosen state dict."""
     return address if at and is_inside(address, at) else of_keys(keys_of(address)[:1])
 
 
 def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversion:
-    """The tensors of a format that holds nothing else but metadata."""
+    """Plan the tensors of a format that otherwise holds only metadata."""
     refuse_piece(checkpoint)
     entries = weights_of(checkpoint)
     refuse_damaged(checkpoint)
@@ -253,7 +254,7 @@ def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversi
     ties = len(entries) - len(checkpoint.entries)
     promise = everything(checkpoint)
     stored = {entry.key: entry for entry in promise.kept}
-    # A view that metadata records takes the place of a copy of its elements, which were compared.
+    # A recorded view replaces a copy of its elements. The two were compared before.
     views = {entry.name: entry for entry in entries if entry != stored.get(entry.key, entry)}
     promise = replace(promise, puts=views)
     return Conversion(plan, target.name, "", len(entries), promise, behind, (), max(ties, 0))

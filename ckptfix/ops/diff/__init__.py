@@ -1,4 +1,4 @@
-"""``ckptfix.diff``: what is different between two checkpoints."""
+"""``ckptfix.diff``: list the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def diff(
     """Compare two checkpoints of any formats; see `DiffResult`.
 
     Args:
-        keys_only: names, shapes and dtypes; no tensor byte is read.
+        keys_only: compare keys, shapes and dtypes; no tensor byte is read.
         rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
         filter: a glob; only tensors whose names match are compared.
-        strip: prefixes to remove on both sides before names are matched.
+        strip: prefixes to remove on both sides before keys are matched.
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
     """
@@ -47,7 +47,7 @@ def diff(
 
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if not 0 <= tolerance < math.inf:
-            raise Refused(f"{name} is {tolerance}, and must be a number from 0 on")
+            raise Refused(f"{name} is {tolerance}, but must be a number of at least 0")
     return compared(
         open_checkpoint(a),
         open_checkpoint(b),

@@ -1,7 +1,7 @@
-"""The bytes of two tensors side by side, in chunks, on every core.
+"""Comparison of the bytes of two tensors, in chunks, on every core.
 
-Equal bytes are the common case and the fast one: chunks are compared as bytes, and only from the first that
-differs are elements decoded. What was equal before is then read again, on one side, for the norms.
+Equal bytes are the common case, and a fast one: chunks are compared as bytes, and elements are decoded only from the
+first chunk that differs. The equal chunks before it are then read again, on one side, for the norms.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from ckptfix.io.source import Readers
 from ckptfix.io.threads import Flag, Workers
 from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.sources import CHUNK, Content, source
-from ckptfix.ops.diff.sums import Sums, ValueDiff
+from ckptfix.ops.diff.sums import PairSums, ValueDiff
 
 PIECE = 32 << 20
-"""Bytes of a task: some 10 ms of work, so that the cores end together and progress moves."""
+"""Bytes of a task: some 10 ms of work, so that all cores finish together and progress moves."""
 
 OVERHEAD = 16 << 10
-"""Bytes that are compared in the time that it takes to get to them: what a small tensor costs."""
+"""Overhead of a small tensor, as the number of bytes that are compared in the same time."""
 
 Range = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Job:
-    """Two tensors whose elements are compared, and what is known of them so far.
+class ElementComparison:
+    """Two tensors whose elements are compared, and what is known about them so far.
 
     Attributes:
-        spans: the bytes that strided views of one layout lie in; equal spans mean equal elements.
-        equal: ranges of elements that are equal and in no sum yet.
+        spans: the bytes between the first and last element, for strided views of the same layout; equal spans mean
+            equal
+            elements.
+        equal: ranges of elements that are equal and not yet in any sum.
         identical: no byte differs.
-        result: how they differ; None when they do not differ in value.
+        result: the differences; None if no value differs.
     """
 
     a: Content
@@ -41,7 +43,7 @@ class Job:
     elements: int
     comparison: Comparison
     spans: tuple[Content, Content] | None = None
-    sums: Sums = field(default_factory=Sums)
+    sums: PairSums = field(default_factory=PairSums)
     equal: list[Range] = field(default_factory=list)
     identical: bool = True
     result: ValueDiff | None = None
@@ -56,24 +58,24 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ElementRange:
     """The elements `start` to `end` of a job."""
 
-    job: Job
+    job: ElementComparison
     start: int
     end: int
 
 
-def _pieces(jobs: Iterable[Job]) -> Iterator[list[Piece]]:
-    """Tasks of about `PIECE` bytes: parts of large tensors, several small ones together."""
-    batch: list[Piece] = []
+def _pieces(jobs: Iterable[ElementComparison]) -> Iterator[list[ElementRange]]:
+    """Yield tasks of about `PIECE` bytes: parts of large tensors, or several small ones together."""
+    batch: list[ElementRange] = []
     held = 0
     for job in jobs:
         itemsize = job.comparison.a.itemsize
         step = PIECE // itemsize if job.seekable else max(1, job.elements)
         for start in range(0, job.elements, step):
             end = min(start + step, job.elements)
-            batch.append(Piece(job, start, end))
+            batch.append(ElementRange(job, start, end))
             held += (end - start) * itemsize + OVERHEAD
             if held >= PIECE:
                 yield batch
@@ -82,21 +84,21 @@ def _pieces(jobs: Iterable[Job]) -> Iterator[list[Piece]]:
         yield batch
 
 
-Found = tuple[Piece, Sums | None, list[Range]]
+Found = tuple[ElementRange, PairSums | None, list[Range]]
 
 
-def compare(jobs: Sequence[Job], readers: Readers, progress: Callable[[int], None]) -> None:
-    """Compare the tensors of all `jobs` and set their results; `progress` is called with bytes newly compared.
+def compare(jobs: Sequence[ElementComparison], readers: Readers, progress: Callable[[int], None]) -> None:
+    """Compare the tensors of all `jobs` and set their results; `progress` is called with the bytes newly compared.
 
     Raises:
-        Truncated, DamagedFile: a file does not hold what it promises.
+        Truncated, DamagedFile: a file is shorter than it promises.
     """
     workers = Workers()
     for job in jobs:
         if job.a.endless or job.b.endless:
-            job.result = ValueDiff(job.elements, 0, reason="a view that repeats its storage too often to be read")
+            job.result = ValueDiff(job.elements, 0, reason="the view repeats its storage too often to be read")
 
-    def compare_all(pieces: list[Piece]) -> list[Found]:
+    def compare_all(pieces: list[ElementRange]) -> list[Found]:
         return [_compare(piece, readers, workers.stopped) for piece in pieces]
 
     readable = [job for job in jobs if job.result is None]
@@ -116,13 +118,13 @@ def compare(jobs: Sequence[Job], readers: Readers, progress: Callable[[int], Non
         job.result = job.sums.result(job.elements)
 
 
-def _compare(piece: Piece, readers: Readers, stopped: Flag) -> Found:
-    """The sums from the first chunk of `piece` that differs, if any does; and the ranges that are equal."""
+def _compare(piece: ElementRange, readers: Readers, stopped: Flag) -> Found:
+    """Return the sums from the first chunk of `piece` that differs, if any; and the ranges that are equal."""
     job, comparison = piece.job, piece.job.comparison
     a, b = source(job.a, readers), source(job.b, readers)
     size_a, size_b = comparison.a.itemsize, comparison.b.itemsize
     step = CHUNK // max(size_a, size_b)
-    sums: Sums | None = None
+    sums: PairSums | None = None
     equal: list[Range] = []
     for start in range(piece.start, piece.end, step):
         if stopped.is_set():
@@ -138,13 +140,13 @@ def _compare(piece: Piece, readers: Readers, stopped: Flag) -> Found:
                 equal.append((start, start + count))
         else:
             if sums is None:
-                sums = Sums()
+                sums = PairSums()
             comparison.add(x, y, sums)
     return piece, sums, equal
 
 
-def _equal_parts(jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Range]]]:
-    """The equal ranges of each job: one task each, or all of a stream in one."""
+def _equal_parts(jobs: Iterable[ElementComparison]) -> Iterator[tuple[ElementComparison, list[Range]]]:
+    """Yield the equal ranges of each job: one task each, or one for all ranges of a stream."""
     for job in jobs:
         if job.seekable:
             yield from ((job, [part]) for part in job.equal)
@@ -152,11 +154,13 @@ def _equal_parts(jobs: Iterable[Job]) -> Iterator[tuple[Job, list[Range]]]:
             yield job, job.equal
 
 
-def _norms(part: tuple[Job, list[Range]], readers: Readers, stopped: Flag) -> tuple[Job, Sums]:
+def _norms(
+    part: tuple[ElementComparison, list[Range]], readers: Readers, stopped: Flag
+) -> tuple[ElementComparison, PairSums]:
     job, ranges = part
     a, size = source(job.a, readers), job.comparison.a.itemsize
     step = CHUNK // size
-    sums = Sums()
+    sums = PairSums()
     for first, end in ranges:
         for start in range(first, end, step):
             if stopped.is_set():

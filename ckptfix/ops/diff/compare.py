@@ -1,4 +1,4 @@
-"""Compare two checkpoints, whatever their formats and however deep their state dicts are nested."""
+"""Comparison of two checkpoints, of any formats and any nesting of their state dicts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
-from ckptfix.ops.diff.content import Group, Renamed, find_renamed
-from ckptfix.ops.diff.pairs import At, Side, doubts, match, sides
+from ckptfix.ops.diff.content import Group, RenamedTensors, find_renamed
+from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
-from ckptfix.ops.diff.result import Ambiguous, Counts, DiffResult, Entries, NamePair, OneSided, ValueChange
-from ckptfix.ops.diff.tensors import COMPARED, Tensors, sharing
+from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
+from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
 from ckptfix.pickles.collector import without_collections
 
 __all__ = ["DiffResult", "diff"]
 
 UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated", "not-taken"})
-"""Findings of a reader that say that a tensor is missing from its entries, or is not what it should be."""
+"""Findings of a reader about a tensor that is missing from its entries, or not as it should be."""
 
 
 @without_collections
@@ -36,27 +36,28 @@ def diff(
     at: At = None,
     progress: Progress | None = None,
 ) -> DiffResult:
-    """Compare checkpoint `a` with `b`: names, properties, elements, and the values that are not tensors.
+    """Compare checkpoint `a` with `b`: keys, properties, elements, and the values that are not tensors.
 
-    Tensors are matched by address and name; then by name without wrapper prefixes; then by content. Memory use is
-    bounded by a few MiB a core, whatever the tensors' sizes.
+    Tensors are matched by address and key; then by key without wrapper prefixes; then by content. Memory use is bounded
+    by
+    a few MiB a core, whatever the tensors' sizes.
 
     Args:
-        keys_only: names, shapes and dtypes; no tensor byte is read.
-        rtol, atol: elements and floats are the same where ``|a - b| <= atol + rtol * |b|``. NaN is NaN.
+        keys_only: compare keys, shapes and dtypes; no tensor byte is read.
+        rtol, atol: elements and floats are the same where ``|a - b| <= atol + rtol * |b|``. NaN equals NaN.
         filter: a glob; only tensors and values whose address or last part matches are compared.
-        strip: prefixes to remove from the names of both sides, in this order, before they are matched.
+        strip: prefixes to remove from the keys of both sides, in this order, before they are matched.
         quick: tensors that fill a storage count as equal where size and the stated CRC-32 are.
-        at: compare the mapping at this address only; one for both (a file without it: its main state dict)
+        at: compare only the state dict at this address; one for both (a file without it uses its main state dict)
             or one each.
-        progress: called with bytes compared and bytes in all, of one side.
+        progress: called with the bytes compared and the bytes in all, of one side.
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`.
         Undecided: it is not certain which state dict to compare with the other file's.
-        KeyConflict: two tensors have one name after `strip`.
-        Truncated, DamagedFile: a file does not hold what it promises.
-        ValueError: a tolerance that is negative or NaN.
+        KeyConflict: two tensors have the same key after `strip`.
+        Truncated, DamagedFile: a file is shorter than it promises.
+        ValueError: a tolerance is negative or NaN.
     """
     if not (rtol >= 0 and atol >= 0):
         raise ValueError(f"tolerances must not be negative: rtol={rtol}, atol={atol}")
@@ -65,8 +66,8 @@ def diff(
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
-    tensors = Tensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
-    renamed: list[Renamed] = []
+    tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
+    renamed: list[RenamedTensors] = []
     ambiguous: list[Group] = []
     values: list[ValueChange] = []
     total = 0
@@ -108,7 +109,7 @@ def diff(
             nbytes=sum(pair.a.nbytes for pair in matched),
             values=total,
         ),
-        tensors=Entries(
+        tensors=ComparedEntries(
             compared=tuple(row.compared() for row in tensors.rows),
             only_a=tuple(entry for entry in rest_a if id(entry) not in taken),
             only_b=tuple(entry for entry in rest_b if id(entry) not in taken),
@@ -122,8 +123,8 @@ def _names(entries: Sequence[TensorEntry]) -> tuple[str, ...]:
     return tuple(entry.name for entry in entries)
 
 
-def _unread(side: Side) -> Iterator[Finding]:
-    """What the reader of a file could not make a tensor of, as far as it takes part."""
+def _unread(side: DiffInput) -> Iterator[Finding]:
+    """Yield the findings about tensors that could not be read, as far as they take part."""
     for finding in side.checkpoint.findings:
         if finding.id in UNREAD and side.place(finding.where) is not None and side.chosen(finding.where):
             yield finding

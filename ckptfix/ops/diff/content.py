@@ -1,8 +1,8 @@
-"""Tensors that have the same bytes under another name.
+"""Search for tensors that have the same bytes under different keys.
 
-Only tensors without a counterpart by name are looked at, and of these only the ones whose dtype and shape
-occur on the other side too. They are distinguished by CRC-32, where the files state it, or else by their first
-bytes; what is then still alike, by BLAKE2b of all their bytes.
+Only tensors without a counterpart by key are searched, and only if their dtype and shape occur on the other side too.
+They are distinguished by CRC-32, where the files state it, or else by their first bytes; those that are still equal, by
+BLAKE2b of all their bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Group = tuple[list[TensorEntry], list[TensorEntry]]
 
 
 @dataclass(frozen=True, slots=True)
-class Renamed:
-    """Tensors of A and B with the same bytes, as many of each: pairs in order."""
+class RenamedTensors:
+    """Two tensors of A and B with the same bytes; several equal ones are paired in order."""
 
     a: TensorEntry
     b: TensorEntry
@@ -36,7 +36,7 @@ class Renamed:
 
 
 def leaves(entry: TensorEntry) -> list[TensorEntry]:
-    """The tensors with their own data that `entry` is made of, in order: itself, and its parts."""
+    """List the tensors with their own data that `entry` consists of, in order: itself, or its parts."""
     if not entry.parts:
         return [entry] if entry.storage is not None else []
     found = []
@@ -50,12 +50,12 @@ def leaves(entry: TensorEntry) -> list[TensorEntry]:
 
 
 def class_of(entry: TensorEntry) -> str:
-    """What distinguishes a tensor from others of its kind, but for marks, which change nothing but its bytes."""
+    """Return what distinguishes a tensor from others of its kind, except lazy marks, which change only its bytes."""
     return "" if entry.lazy else entry.detail
 
 
 def whole_crc(entry: TensorEntry) -> int | None:
-    """The CRC-32 that the file states for exactly the bytes of `entry`; None if there is none."""
+    """Return the CRC-32 that the file states for exactly the bytes of `entry`; None without one."""
     storage = entry.storage
     if storage is None or storage.crc32 is None or not entry.is_contiguous or entry.offset or entry.lazy:
         return None
@@ -70,11 +70,11 @@ def find_renamed(
     readers: Readers,
     *,
     trust_crc: bool,
-) -> tuple[list[Renamed], list[Group]]:
-    """The tensors of `rest_a` and `rest_b` that are equal, and groups of equal ones of unequal number.
+) -> tuple[list[RenamedTensors], list[Group]]:
+    """Pair the equal tensors of `rest_a` and `rest_b`, and return the groups of equal ones whose numbers differ.
 
     Raises:
-        Truncated, DamagedFile: a file does not hold what it promises.
+        Truncated, DamagedFile: a file is shorter than it promises.
     """
     groups = _split([(_readable(rest_a), _readable(rest_b))], _signature)
     workers = Workers()
@@ -90,7 +90,7 @@ def find_renamed(
 
 
 def _readable(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
-    """Those that have bytes to compare by."""
+    """Return the entries that have bytes to compare."""
     found = []
     for entry in entries:
         parts = leaves(entry)
@@ -117,7 +117,7 @@ def _all_crc(group: Group) -> bool:
 
 
 def _split(groups: Iterable[Group], key: Key) -> list[Group]:
-    """The groups divided by `key`; what occurs on one side only is dropped."""
+    """Divide the groups by `key`, and drop those that occur on one side only."""
     found = []
     for entries_a, entries_b in groups:
         parts: defaultdict[Hashable, Group] = defaultdict(lambda: ([], []))
@@ -132,7 +132,7 @@ def _split(groups: Iterable[Group], key: Key) -> list[Group]:
 def _by_digest(
     groups: list[Group], swap: bool, a: Checkpoint, b: Checkpoint, readers: Readers, workers: Workers
 ) -> list[Group]:
-    """The groups divided by content: by the first bytes, and where there are more, by all bytes."""
+    """Divide the groups by content: by the first bytes, and if there are more, by all bytes."""
     done: list[Group] = []
     for limit in (HEAD, None):
         tasks = [
@@ -154,12 +154,12 @@ Task = tuple[TensorEntry, str, bool]
 
 
 def _is_short(group: Group) -> bool:
-    """Whether the first bytes of these tensors, which are alike in shape and dtype, are all of them."""
+    """Return whether the first bytes of these tensors, which have the same shape and dtype, are all their bytes."""
     return all(part.nbytes <= HEAD for part in leaves(group[0][0]))
 
 
 def _weight(task: Task) -> int:
-    """Of a tensor, in bytes: handing one over costs as much as hashing some 10 KB."""
+    """Return the cost of a tensor in bytes: handing one over costs as much as hashing some 10 KB."""
     return task[0].nbytes + 1024
 
 
@@ -168,7 +168,7 @@ def _digests(limit: int | None, readers: Readers, batch: list[Task]) -> list[tup
 
 
 def _digest(entry: TensorEntry, byteorder: str, swap: bool, limit: int | None, readers: Readers) -> bytes:
-    """The digest of the elements of `entry`, at most `limit` bytes of each part, in little-endian order if `swap`."""
+    """Hash the elements of `entry`, at most `limit` bytes of each part, in little-endian order if `swap`."""
 
     def chunks() -> Iterator[bytes]:
         for part in leaves(entry):
@@ -187,7 +187,7 @@ def chunks_of(place: Content, limit: int | None, readers: Readers) -> Iterator[b
 
 
 def unit_of(entry: TensorEntry) -> int:
-    """Bytes whose order a byte order reverses: half an element of a complex dtype."""
+    """Return how many bytes a byte order reverses: an element, or half of one for a complex dtype."""
     return dtypes.by_name(entry.dtype).unit
 
 
@@ -197,13 +197,13 @@ def swapped(chunk: bytes, unit: int) -> bytes:
     return numpy.frombuffer(chunk, f"u{unit}").byteswap().tobytes()
 
 
-def _paired(groups: Iterable[Group]) -> tuple[list[Renamed], list[Group]]:
-    renamed: list[Renamed] = []
+def _paired(groups: Iterable[Group]) -> tuple[list[RenamedTensors], list[Group]]:
+    renamed: list[RenamedTensors] = []
     ambiguous: list[Group] = []
     for group in groups:
         if len(group[0]) == len(group[1]):
             several = len(group[0]) > 1
-            renamed += [Renamed(x, y, several) for x, y in zip(*group, strict=True)]
+            renamed += [RenamedTensors(x, y, several) for x, y in zip(*group, strict=True)]
         else:
             ambiguous.append(group)
     return renamed, ambiguous

@@ -1,8 +1,8 @@
-"""The elements of two tensors, compared: every dtype, in float64 or exactly.
+"""Comparison of the elements of two tensors: every dtype, in float64 or exactly.
 
-Sums are taken in float64 over blocks that fit a core's cache, whatever the dtype; integers of every width are
-compared exactly. Elements that are NaN on both sides are equal, and so are infinities of one sign and zeros of
-either; what is not finite on both sides is left out of the sums. numpy is imported when the first element is
+Sums are computed in float64 over blocks that fit a core's cache, for every dtype; integers of every width are compared
+exactly. Elements that are NaN on both sides are equal, and so are infinities of the same sign and zeros of either sign.
+Elements that are not finite on both sides are left out of the sums. numpy is imported when the first element is
 decoded, not before.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.dtypes import Dtype
-from ckptfix.ops.diff.sums import Sums
+from ckptfix.ops.diff.sums import PairSums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,13 +36,13 @@ _INTEGERS = ("int", "bool")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How the elements of two tensors are compared.
+    """The way in which the elements of two tensors are compared.
 
     Attributes:
         a, b: their dtypes.
-        swap_a, swap_b: whether their bytes are in the other order than this machine's.
+        swap_a, swap_b: whether their byte order differs from this machine's.
         rtol, atol: elements are the same where ``|a - b| <= atol + rtol * |b|``.
-        arithmetic: what is computed of them.
+        arithmetic: the computation that both dtypes allow.
         bytewise: equal bytes mean equal elements.
     """
 
@@ -57,7 +57,7 @@ class Comparison:
 
     @classmethod
     def of(cls, a: str, b: str, orders: tuple[str, str], rtol: float = 0.0, atol: float = 0.0) -> Comparison | None:
-        """The comparison of dtype `a` with dtype `b`, of files in these byte orders; None if there is none."""
+        """Return the comparison of two dtypes, of files in these byte orders; None if values cannot be compared."""
         row_a, row_b = dtypes.find(a), dtypes.find(b)
         if row_a is None or row_b is None:
             return None
@@ -69,8 +69,8 @@ class Comparison:
         )
         return cls(row_a, row_b, swap_a, swap_b, rtol, atol, arithmetic, row_a is row_b and swap_a == swap_b)
 
-    def add(self, a: bytes, b: bytes, sums: Sums) -> None:
-        """Add the elements of `a` and `b`, as many of each, to `sums`."""
+    def add(self, a: bytes, b: bytes, sums: PairSums) -> None:
+        """Add the elements of `a` and `b`, which are equally many, to `sums`."""
         import numpy
 
         add = {"integer": _add_integers, "real": _add_floats, "complex": _add_floats, "bits": _add_bits}[
@@ -80,7 +80,7 @@ class Comparison:
             for x, y in self._blocks(a, b):
                 add(x, y, self.rtol, self.atol, sums)
 
-    def add_equal(self, a: bytes, sums: Sums) -> None:
+    def add_equal(self, a: bytes, sums: PairSums) -> None:
         """Add elements that are equal on both sides: they count only towards the norms and the mean."""
         import numpy
 
@@ -115,7 +115,7 @@ class Comparison:
 
 
 def _arithmetic(a: Dtype, b: Dtype) -> Arithmetic | None:
-    """What can be computed of elements of two dtypes; None if they are not to be compared by value."""
+    """Return the computation that two dtypes allow; None if they are not to be compared by value."""
     families = {a.family, b.family}
     if families & {"bits", "quantized"}:
         if a is not b:
@@ -128,11 +128,11 @@ def _arithmetic(a: Dtype, b: Dtype) -> Arithmetic | None:
 
 
 PACKED = frozenset({"quint4x2", "quint2x4"})
-"""Dtypes of which torch counts every element while several share a byte: their storage is compared whole."""
+"""Dtypes whose elements torch counts singly while several share a byte: their storage is compared whole."""
 
 
 def decode(data: bytes, dtype: Dtype, swap: bool) -> Elements:
-    """The elements in `data`; a dtype without arithmetic gives rows of bytes."""
+    """Decode the elements in `data`; a dtype without arithmetic yields rows of bytes."""
     import numpy
 
     view = dtypes.numpy_dtype(dtype.name)
@@ -150,13 +150,13 @@ def decode(data: bytes, dtype: Dtype, swap: bool) -> Elements:
 
 
 def _dot(x: Elements, y: Elements) -> float:
-    """``sum(x * y)``; of complex arrays, over their real and imaginary components."""
+    """Compute ``sum(x * y)``; for complex arrays, over their real and imaginary components."""
     if x.dtype.kind == "c":
         x, y = x.view("f8"), y.view("f8")
     return float(sum(x[start : start + DOT].dot(y[start : start + DOT]) for start in range(0, len(x), DOT)))
 
 
-def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
+def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: PairSums) -> None:
     d = x - y
     dd = _dot(d, d)
     if not math.isfinite(dd):
@@ -173,8 +173,8 @@ def _add_floats(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) 
     _add_norms(x, y, dd, sums)
 
 
-def _set_aside(x: Elements, y: Elements, sums: Sums) -> tuple[Elements, Elements]:
-    """Count the elements that are not finite on both sides; the others are left."""
+def _set_aside(x: Elements, y: Elements, sums: PairSums) -> tuple[Elements, Elements]:
+    """Count the elements that are not finite on both sides, and return the others."""
     import numpy
 
     nan_x, nan_y = numpy.isnan(x), numpy.isnan(y)
@@ -189,30 +189,30 @@ def _set_aside(x: Elements, y: Elements, sums: Sums) -> tuple[Elements, Elements
     return x[finite], y[finite]
 
 
-def _add_integers(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
+def _add_integers(x: Elements, y: Elements, rtol: float, atol: float, sums: PairSums) -> None:
     import numpy
 
     wide = numpy.uint64 if x.dtype == numpy.uint64 else numpy.int64
     x, y = x.astype(wide), y.astype(wide)
-    # Unsigned subtraction wraps, so that it is right where the signed one would overflow.
+    # Unsigned subtraction wraps, so it is right where signed subtraction would overflow.
     distance = numpy.maximum(x, y).view("u8") - numpy.minimum(x, y).view("u8")
     x, y, d = x.astype("f8"), y.astype("f8"), distance.astype("f8")
     sums.finite += x.size
     sums.differing += _differing(distance, y, rtol, atol)
     sums.max_abs = max(sums.max_abs, int(distance.max()))
-    # In halves: 2**15 elements of 32 bits cannot overflow a sum of 64.
+    # The sum is split in halves: 2**15 elements of 32 bits cannot overflow a sum of 64.
     sums.sum_abs += (int((distance >> numpy.uint64(32)).sum()) << 32) + int((distance & numpy.uint64(0xFFFFFFFF)).sum())
     _add_norms(x, y, _dot(d, d), sums)
 
 
-def _add_norms(x: Elements, y: Elements, dd: float, sums: Sums) -> None:
+def _add_norms(x: Elements, y: Elements, dd: float, sums: PairSums) -> None:
     sums.dd += dd
     sums.aa += _dot(x, x)
     sums.bb += _dot(y, y)
     sums.ab += _dot(x, y)
 
 
-def _add_bits(x: Elements, y: Elements, rtol: float, atol: float, sums: Sums) -> None:
+def _add_bits(x: Elements, y: Elements, rtol: float, atol: float, sums: PairSums) -> None:
     sums.differing += int((x != y).any(axis=1).sum())
 
 

@@ -1,4 +1,4 @@
-"""Whole pickled modules as their state dicts, so that they can be compared with one."""
+"""Conversion of whole pickled modules to state dicts, so that they can be compared with one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckptfix.ops.diff.result import ModuleRead
 
 
 def as_state_dicts(a: Checkpoint, b: Checkpoint) -> tuple[Checkpoint, Checkpoint, tuple[ModuleRead, ...]]:
-    """Both checkpoints, each with the state dict of every module that the other one does not have as a module.
+    """Return both checkpoints, with the state dict of every module that is not a module in the other one.
 
-    Modules at one address are compared as they were pickled, with all that state dicts lack; and so are those among
-    hyper-parameters, which are not models.
+    Modules at the same address are compared as they were pickled, with everything that state dicts lack. So are modules
+    among hyper-parameters, which are not models.
 
     Raises:
-        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+        CkptfixError: a module is malformed, or one of its tensors cannot be read.
     """
     modules_a, modules_b = ({row.at: row for row in choose.models(each) if row.module is not None} for each in (a, b))
     both = modules_a.keys() & modules_b.keys()

@@ -1,4 +1,4 @@
-"""Which tensor of one checkpoint belongs to which of the other, by address and name."""
+"""Pairing of the tensors of two checkpoints, by address and key."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ At = str | tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two checkpoints, and where its mappings stand in a common naming of addresses.
+class DiffInput:
+    """One of the two checkpoints, and the addresses of its paired state dicts.
 
     Attributes:
-        roots: addresses of the paired mappings; the n-th of one side is paired with the n-th of the other.
-        everything: whether what is outside of them takes part too, under the address that it has.
+        roots: addresses of the paired state dicts; the n-th of one side is paired with the n-th of the other.
+        everything: whether everything outside of them takes part too, under its own address.
     """
 
     checkpoint: Checkpoint
@@ -37,7 +37,7 @@ class Side:
     filter: str | None
 
     def place(self, address: str) -> tuple[int, str] | None:
-        """(which root, the rest of the address); None for what does not take part."""
+        """Return (which root, the rest of the address); None if the address does not take part."""
         inside = [index for index, root in enumerate(self.roots) if is_inside(address, root)]
         if not inside:
             return (-1, address) if self.everything else None
@@ -46,13 +46,13 @@ class Side:
         return innermost, address[len(root) + 1 :] if root else address
 
     def stripped(self, name: str) -> str:
-        """`name` without the prefixes that are to be ignored."""
+        """Return `name` without the prefixes to ignore."""
         for prefix in self.prefixes:
             name = wrappers.strip(name, prefix)
         return name
 
     def chosen(self, address: str) -> bool:
-        """Whether the filter lets `address` through: whole, or its last part in any of its forms."""
+        """Return whether the filter accepts `address`: whole, or its last part in any of its forms."""
         if self.filter is None:
             return True
         key = address.rpartition("/")[2]
@@ -62,19 +62,19 @@ class Side:
 
 def sides(
     a: Checkpoint, b: Checkpoint, *, at: At, strip: Sequence[str], filter: str | None
-) -> tuple[Side, Side, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
-    """The two sides, with their mappings paired, and the modules among them that were read as state dicts.
+) -> tuple[DiffInput, DiffInput, tuple[Pairing, ...], tuple[ModuleRead, ...]]:
+    """Return the two sides, with their state dicts paired, and the modules among them that were read as state dicts.
 
     Raises:
-        NoSuchTensor: a file has nothing at `at`.
-        Undecided: the files have no address in common, and several state dicts of one could be meant.
+        NoSuchTensor: a file has no tensors at `at`.
+        Undecided: the files have no address in common, and one has several state dicts to choose from.
     """
     mains = _meant(a), _meant(b)
     a, b, modules = as_state_dicts(a, b)
     pairings = tuple(_pairings(a, b, *mains)) if at is None else (_chosen(a, b, at, *mains),)
     prefixes = tuple(prefix.rstrip(".") for prefix in strip)
-    side_a = Side(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
-    side_b = Side(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
+    side_a = DiffInput(a, tuple(row.at_a for row in pairings), at is None, prefixes, filter)
+    side_b = DiffInput(b, tuple(row.at_b for row in pairings), at is None, prefixes, filter)
     return side_a, side_b, pairings, modules
 
 
@@ -87,10 +87,10 @@ def doubts(a: Checkpoint, b: Checkpoint, at: At) -> Iterator[Finding]:
 
 
 def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Iterator[Pairing]:
-    """The mappings to pair although their addresses differ; mappings at one address need no word.
+    """Yield the state dicts to pair although their addresses differ; those at the same address are paired anyway.
 
-    The state dicts that are meant are paired where neither file has one at the address of the other's; and the
-    optimizers, where each side has one.
+    The main state dicts are paired if neither file has one at the address of the other's. Optimizers are paired if each
+    side has exactly one.
     """
     ats_a, ats_b = _weights(a), _weights(b)
     if main_a and main_b and not (ats_a & set(main_b) or ats_b & set(main_a)):
@@ -104,7 +104,7 @@ def _pairings(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]
 
 
 def _meant(checkpoint: Checkpoint) -> list[str]:
-    """Addresses of the state dict that is meant, or of those between which nothing decides."""
+    """Return the address of the main state dict, or of all between which nothing decides."""
     return [row.at for row in choose.meant(checkpoint)]
 
 
@@ -114,7 +114,7 @@ def _weights(checkpoint: Checkpoint) -> set[str]:
 
 
 def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str]) -> Undecided:
-    """Which of several to compare with the other file is asked for."""
+    """Return the error that asks which of several state dicts to compare with the other file."""
     several, of = (main_a, a) if len(main_a) > 1 else (main_b, b)
     ats = choose.choices(of, several, choose.ANY)
     pair = tuple(next(filter(is_typed, main), None) for main in (main_a, main_b))
@@ -125,7 +125,7 @@ def _undecided(a: Checkpoint, b: Checkpoint, main_a: list[str], main_b: list[str
 def _chosen(
     a: Checkpoint, b: Checkpoint, at: str | tuple[str, str], main_a: list[str], main_b: list[str]
 ) -> Pairing:
-    """The mappings at `at`; a file that has none at an address given for both is represented by its main one."""
+    """Pair the state dicts at `at`; if only one file has the address, the other is represented by its main one."""
     if not isinstance(at, str):
         at_a, at_b = map(given, at)
         for checkpoint, address in ((a, at_a), (b, at_b)):
@@ -160,31 +160,31 @@ def _missing(checkpoint: Checkpoint, address: str) -> NoSuchTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Matched:
-    """Two tensors that belong together by name; `wrapped` if only without wrapper prefixes."""
+class TensorPair:
+    """Two tensors that are paired by key; `wrapped` if only without wrapper prefixes."""
 
     a: TensorEntry
     b: TensorEntry
     wrapped: bool
 
 
-def match(a: Side, b: Side) -> tuple[list[Matched], list[TensorEntry], list[TensorEntry]]:
-    """Pairs by name in the order of A, and what is left of A and of B.
+def match(a: DiffInput, b: DiffInput) -> tuple[list[TensorPair], list[TensorEntry], list[TensorEntry]]:
+    """Return the pairs by key in the order of A, and the remaining tensors of A and of B.
 
-    Names are matched as they are; what then remains, without wrapper prefixes, where that leaves no doubt.
+    Keys are matched unchanged; the remaining ones are then matched without wrapper prefixes, if that is unambiguous.
 
     Raises:
-        KeyConflict: two tensors of a side have one name after stripping.
+        KeyConflict: two tensors of a side have the same key after stripping.
     """
     named_a, named_b = _by_name(a), _by_name(b)
-    pairs = {name: Matched(entry, named_b[name], False) for name, entry in named_a.items() if name in named_b}
+    pairs = {name: TensorPair(entry, named_b[name], False) for name, entry in named_a.items() if name in named_b}
     rest_a = {name: entry for name, entry in named_a.items() if name not in pairs}
     rest_b = {name: entry for name, entry in named_b.items() if name not in pairs}
     bare_a, bare_b = _unique_bare(rest_a), _unique_bare(rest_b)
     for bare, name in bare_a.items():
         other = bare_b.get(bare)
         if other is not None:
-            pairs[name] = Matched(rest_a.pop(name), rest_b.pop(other), True)
+            pairs[name] = TensorPair(rest_a.pop(name), rest_b.pop(other), True)
     ordered = [pairs[name] for name in named_a if name in pairs]
     return ordered, list(rest_a.values()), list(rest_b.values())
 
@@ -192,19 +192,19 @@ def match(a: Side, b: Side) -> tuple[list[Matched], list[TensorEntry], list[Tens
 Name = tuple[int, str, str]
 
 
-def _by_name(side: Side) -> dict[Name, TensorEntry]:
-    """(root, address below it, key) -> tensor, of those that take part."""
+def _by_name(side: DiffInput) -> dict[Name, TensorEntry]:
+    """Map (root, address below it, key) to the tensor, for the tensors that take part."""
     found: dict[Name, TensorEntry] = {}
     for entry in _entries(side.checkpoint):
         place = side.place(entry.at)
         if place is None or not side.chosen(entry.name):
             continue
         name = (*place, side.stripped(entry.key))
-        while name in found and found[name].key == entry.key:  # the keys 1 and "1" of one mapping
+        while name in found and found[name].key == entry.key:  # the keys 1 and "1" of one dict
             name = (*name[:2], name[2] + "\0")
         if name in found:
             raise KeyConflict(
-                "two tensors have one name",
+                "two tensors have the same key",
                 path=side.checkpoint.path,
                 where=entry.name,
                 pairs=((name[2], (found[name].name, entry.name)),),
@@ -214,7 +214,7 @@ def _by_name(side: Side) -> dict[Name, TensorEntry]:
 
 
 def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
-    """Every tensor, and the names that metadata only ties to one."""
+    """Yield every tensor, and a copy for each key that metadata ties to it."""
     yield from checkpoint.entries
     tied = format_of(checkpoint).ties(checkpoint)
     known = {entry.key: entry for entry in checkpoint.entries} if tied else {}
@@ -223,12 +223,12 @@ def _entries(checkpoint: Checkpoint) -> Iterator[TensorEntry]:
 
 
 def _unique_bare(names: Iterable[Name]) -> dict[Name, Name]:
-    """Name without wrapper prefixes -> name, where only one name becomes it."""
+    """Map each name without wrapper prefixes to the only name that it comes from."""
     bare = {name: (name[0], bare_address(name[1]), wrappers.unwrapped(name[2])) for name in names}
     counts = Counter(bare.values())
     return {short: name for name, short in bare.items() if counts[short] == 1}
 
 
 def bare_address(address: str) -> str:
-    """An address whose parts have no wrapper prefixes: an optimizer's state may be keyed by parameter name."""
+    """Remove wrapper prefixes from each part of an address: an optimizer's state may be keyed by parameter name."""
     return "/".join(map(wrappers.unwrapped, address.split("/")))

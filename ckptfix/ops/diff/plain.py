@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides tensors: epochs, hyper-parameters, optimizer groups, metadata."""
+"""Comparison of what checkpoints hold besides tensors: epochs, hyper-parameters, optimizer groups, metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from ckptfix.formats import states
-from ckptfix.ops.diff.pairs import Side, bare_address
+from ckptfix.ops.diff.pairs import DiffInput, bare_address
 from ckptfix.ops.diff.result import ValueChange
 
 Place = tuple[int, str]
@@ -14,11 +14,12 @@ Found = dict[Place, tuple[str, object]]
 Same = Callable[[object, object], bool]
 
 
-def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[ValueChange], int]:
-    """The values that differ, in the order of A and then of B; and how many there are on either side.
+def compare_values(a: DiffInput, b: DiffInput, *, rtol: float, atol: float) -> tuple[list[ValueChange], int]:
+    """Return the values that differ, in the order of A and then of B, and the number of values on either side.
 
-    Floats are the same within the tolerance, and NaN is NaN. Names of parameters (an optimizer's
-    ``param_names``) are compared as names are, without the prefixes that are to be ignored.
+    Floats are the same within the tolerance, and NaN equals NaN. Names of parameters (an optimizer's ``param_names``)
+    are
+    compared like keys, without the prefixes to ignore.
     """
     found_a, found_b = dict(_values(a)), dict(_values(b))
     if a.everything and all(states(side.checkpoint, "metadata") for side in (a, b)):
@@ -42,7 +43,7 @@ def compare_values(a: Side, b: Side, *, rtol: float, atol: float) -> tuple[list[
     return changes, total
 
 
-def _values(side: Side) -> Iterator[tuple[Place, tuple[str, object]]]:
+def _values(side: DiffInput) -> Iterator[tuple[Place, tuple[str, object]]]:
     lists_of_names = {site.at for site in side.checkpoint.sites if site.kind == "param_names"}
     for address, value in side.checkpoint.values():
         place = side.place(address)
@@ -56,10 +57,10 @@ def _values(side: Side) -> Iterator[tuple[Place, tuple[str, object]]]:
         yield (index, "/".join(map(side.stripped, rest.split("/")))), (address, value)
 
 
-def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
-    """Take out plain attributes of plain tensors that only one file has: a library's notes for its own use.
+def _leave_out_marks(side: DiffInput, found: Found, matched: set[Place]) -> None:
+    """Drop plain attributes of plain tensors that only one file has: a library's notes for its own use.
 
-    FSDP sets ``_has_been_cloned`` on every tensor that it saves; no load_state_dict takes such a thing over.
+    FSDP sets ``_has_been_cloned`` on every tensor that it saves; load_state_dict ignores such attributes.
     """
     tensors = {entry.name for entry in side.checkpoint.entries if entry.kind == "dense"}
     for place in [place for place, (name, _) in found.items() if place not in matched]:
@@ -67,14 +68,14 @@ def _leave_out_marks(side: Side, found: Found, matched: set[Place]) -> None:
             del found[place]
 
 
-def _metadata(side: Side) -> Found:
-    """The string pairs that the format keeps beside the tensors, as values of a separate mapping."""
+def _metadata(side: DiffInput) -> Found:
+    """Return the string pairs that the format keeps beside the tensors, as values at addresses of their own."""
     pairs = side.checkpoint.metadata.items()
     return {(-2, key): (f"__metadata__/{key}", text) for key, text in pairs if side.chosen(f"__metadata__/{key}")}
 
 
 def _partners(found_a: Found, found_b: Found) -> dict[Place, Place]:
-    """Place in A -> place in B: the same one, or else the same without wrapper prefixes."""
+    """Map each place in A to its place in B: the same one, or else the same without wrapper prefixes."""
     partner = {place: place for place in found_a if place in found_b}
     bare_b = {(index, bare_address(rest)): (index, rest) for index, rest in found_b if (index, rest) not in partner}
     for place in found_a:
@@ -86,10 +87,10 @@ def _partners(found_a: Found, found_b: Found) -> dict[Place, Place]:
 
 
 def same_value(a: object, b: object, rtol: float = 0.0, atol: float = 0.0) -> bool:
-    """Whether two values are of one type and equal, NaN to NaN included.
+    """Return whether two values are equal and of the same type; NaN equals NaN.
 
-    Floats may be ``atol + rtol * abs(b)`` apart, also inside tuples, lists and dicts. Dicts are equal whatever
-    their order.
+    Floats may be ``atol + rtol * abs(b)`` apart, also inside tuples, lists and dicts. The order of dicts does not
+    matter.
     """
     stack = [(a, b)]
     while stack:

@@ -1,4 +1,4 @@
-"""What a comparison of two checkpoints found: typed rows, and the result that holds them."""
+"""Results of a comparison of two checkpoints: typed rows, and the object that holds them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from ckptfix.checkpoint import Mark, TensorEntry, address
+from ckptfix.checkpoint import FileVersion, TensorEntry, address
 from ckptfix.commands import command
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -22,7 +22,7 @@ Match = Literal["name", "wrapper", "content"]
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The mapping at `at_a` in A was compared with the one at `at_b` in B, and why those two."""
+    """Two state dicts that were compared, at `at_a` in A and at `at_b` in B, and the reason."""
 
     at_a: str
     at_b: str
@@ -31,7 +31,7 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRead:
-    """The whole module at `at` of the file `side` was compared as its state dict; `left` are its tensors outside."""
+    """A whole module, at `at` of the file `side`, compared as its state dict; `left` are its further tensors."""
 
     side: Literal["a", "b"]
     at: str
@@ -53,7 +53,7 @@ class OneSided:
 
 @dataclass(frozen=True, slots=True)
 class NamePair:
-    """One tensor under two names. `of_several` when others have the same bytes: then only their order pairs them."""
+    """One tensor under two keys. With `of_several`, others have the same bytes, and only their order pairs them."""
 
     name_a: str
     name_b: str
@@ -62,7 +62,7 @@ class NamePair:
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
-    """Tensors with the same bytes under other names, of which A and B have unequal numbers."""
+    """Tensors with the same bytes under different keys, in unequal numbers in A and B."""
 
     names_a: tuple[str, ...]
     names_b: tuple[str, ...]
@@ -79,11 +79,11 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TensorChange:
-    """What differs between two tensors that belong together.
+    """The differences between two paired tensors.
 
     Attributes:
         name_a, name_b: their names; for a part of a sparse, quantized or wrapper tensor, the part's names.
-        match: what brought them together.
+        match: how they were paired.
         differences: properties that differ.
         values: how far apart the elements are; None if they are equal, or could not differ.
     """
@@ -97,7 +97,7 @@ class TensorChange:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Tensors that share one storage in the file `side` and do not in the other; `names` are as in that file."""
+    """Tensors that share one storage in the file `side` but not in the other; `names` are those in that file."""
 
     side: Literal["a", "b"]
     names: tuple[str, ...]
@@ -105,7 +105,7 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value that is not a tensor. `name_a` or `name_b` is None where that side does not have it."""
+    """A value that is not a tensor. `name_a` or `name_b` is None if that side does not have it."""
 
     name_a: str | None
     name_b: str | None
@@ -115,7 +115,7 @@ class ValueChange:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two tensors that were brought together, or parts of such; `change` says what differs, None where nothing does."""
+    """Two paired tensors, or parts of such; `change` has the differences, None if there are none."""
 
     a: TensorEntry
     b: TensorEntry
@@ -124,32 +124,32 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """All tensors that took part, by their places in the files, for who looks at their values again.
+class ComparedEntries:
+    """All tensors that took part, with their offsets in the files, for code that reads their values again.
 
     Attributes:
         compared: the pairs, in the order of A.
         only_a, only_b: those without a counterpart.
         byteorders: of A and B.
-        files: what the checkpoints were read from.
+        files: the files that the checkpoints were read from.
     """
 
     compared: tuple[Compared, ...] = ()
     only_a: tuple[TensorEntry, ...] = ()
     only_b: tuple[TensorEntry, ...] = ()
     byteorders: tuple[str, str] = ("little", "little")
-    files: tuple[Mark, ...] = ()
+    files: tuple[FileVersion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How much was compared.
+    """Numbers of compared tensors, values and bytes.
 
     Attributes:
         matched: tensors of A that have a counterpart in B.
-        equal: of these, how many have equal properties and values.
-        trusted: of these, how many were not read, because CRC-32 and size are equal.
-        nbytes: bytes of one side that were to be compared.
+        equal: matched tensors with equal properties and values.
+        trusted: equal tensors that were not read, because CRC-32 and size are equal.
+        nbytes: bytes to compare, of one side.
         values: values that are not tensors, on either side.
     """
 
@@ -162,22 +162,22 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffResult:
-    """How two checkpoints differ. A is the first one, and B the reference of relative numbers.
+    """The differences between two checkpoints. A is the first one, and B the reference of relative numbers.
 
     Attributes:
         path_a, path_b, format_a, format_b: the files.
-        keys_only: whether only names, shapes and dtypes were compared.
-        pairings: which mappings were compared with each other under different addresses, or on request.
+        keys_only: whether only keys, shapes and dtypes were compared.
+        pairings: state dicts that were compared under different addresses, or on request.
         only_a, only_b: tensors without a counterpart.
-        wrapped: pairs whose names differ only by wrapper prefixes, such as ``module.``.
-        renamed: pairs of equal bytes under different names.
-        ambiguous: equal tensors under other names that could not be paired; they are in `only_a` and `only_b` too.
+        wrapped: pairs whose keys differ only by wrapper prefixes, such as ``module.``.
+        renamed: pairs of equal bytes under different keys.
+        ambiguous: equal tensors under different keys that could not be paired; they are in `only_a` and `only_b` too.
         changed: matched tensors that differ, beyond the tolerance.
-        close: matched tensors whose values are the same, and their bytes are not: within the tolerance, zeros of
-            different sign, NaNs of different payload. No difference in the sense of `same`.
+        close: matched tensors with the same values but different bytes: within the tolerance, zeros of different sign,
+            NaNs of different payload. They do not count as a difference for `same`.
         sharing: tensors that share a storage on one side only.
         values: values that are not tensors and differ.
-        unread: what one of the files has and could not be read; the files are then not the same.
+        unread: tensors of either file that could not be read; the files then count as different.
         counts: how much was compared.
         modules: whole pickled modules that were compared as their state dicts.
         notes: for each side, whether the choice of its main state dict is in doubt (`choose.remarks`); no difference.
@@ -203,10 +203,10 @@ class DiffResult:
     counts: Counts
     modules: tuple[ModuleRead, ...] = ()
     notes: tuple[Finding, ...] = ()
-    tensors: Entries = field(default=Entries(), compare=False)
+    tensors: ComparedEntries = field(default=ComparedEntries(), compare=False)
 
     def __str__(self) -> str:
-        """What ``ckptfix diff`` prints, all rows."""
+        """Return the text that ``ckptfix diff`` prints, with all rows."""
         return text("diff", self)
 
     def __repr__(self) -> str:
@@ -227,31 +227,31 @@ class DiffResult:
         tables = (
             ("only in A", tensor, [(row.name, row.dtype, list(row.shape)) for row in self.only_a]),
             ("only in B", tensor, [(row.name, row.dtype, list(row.shape)) for row in self.only_b]),
-            ("equal names but for a wrapper's prefix", pair, [(row.name_a, row.name_b) for row in self.wrapped]),
+            ("keys that differ by a wrapper prefix", pair, [(row.name_a, row.name_b) for row in self.wrapped]),
             ("renamed", pair, [(row.name_a, row.name_b) for row in self.renamed]),
             ("properties", (*pair, "what", "in A", "in B"), changed),
             ("values", (*pair, "differing", "elements", "max |a-b|", "note"), apart),
-            ("other than tensors", (*pair, "in A", "in B"), [(v.name_a, v.name_b, v.a, v.b) for v in self.values]),
+            ("other values", (*pair, "in A", "in B"), [(v.name_a, v.name_b, v.a, v.b) for v in self.values]),
         )
         return html(self.lines, tables)
 
     def to_html(
         self, *, histograms: bool = True, command: str | None = None, progress: Progress | None = None
     ) -> str:
-        """One HTML page that needs nothing else: what ``ckptfix diff --html`` writes.
+        """Return a self-contained HTML page, as written by ``ckptfix diff --html``.
 
         Args:
             histograms: read the tensors that differ once more, for their distributions.
-            command: the command line that the page says it was made by; ``ckptfix diff A B`` by default.
+            command: the command line shown on the page; ``ckptfix diff A B`` by default.
 
         Raises:
-            CkptfixError: the files are not what they were any more.
+            CkptfixError: the files have changed since.
         """
         return page("diff", self, histograms=histograms, command=command, progress=progress)
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs: neither a name, nor a property, nor an element or value beyond the tolerance."""
+        """True if nothing differs: neither a key, nor a property, nor an element or value beyond the tolerance."""
         rows = (
             self.only_a,
             self.only_b,
@@ -266,7 +266,7 @@ class DiffResult:
 
     @property
     def exit_code(self) -> int:
-        """0 for the same, 1 for different, as of ``diff`` and ``cmp``."""
+        """0 for the same, 1 for different, as with ``diff`` and ``cmp``."""
         return 0 if self.same else 1
 
     @property
@@ -275,8 +275,8 @@ class DiffResult:
         return tuple(_sentences(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON. Floats that JSON lacks and values of other types become strings."""
-        plain = {name: jsonable(value) for name, value in asdict(replace(self, tensors=Entries())).items()}
+        """Return the result as a JSON object. Floats that JSON lacks, and values of other types, become strings."""
+        plain = {name: jsonable(value) for name, value in asdict(replace(self, tensors=ComparedEntries())).items()}
         modules = [{"side": row.side, "at": row.at, "left_behind": list(row.left)} for row in self.modules]
         del plain["unread"], plain["notes"], plain["tensors"]
         findings = as_rows((*self.unread, *self.notes), self.path_a)
@@ -287,7 +287,7 @@ _ODD_FLOATS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def jsonable(value: object) -> object:
-    """`value` as JSON can say it."""
+    """Convert `value` to what JSON can express."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -310,15 +310,15 @@ def _sentences(result: DiffResult) -> Iterable[str]:
     tensors = plural(counts.matched, "tensor")
     if result.same:
         if result.keys_only:
-            yield f"Same: names, shapes and dtypes of {tensors}."
+            yield f"Same: keys, shapes and dtypes of {tensors}."
         else:
             yield f"Same: {tensors} ({counts.nbytes:,} bytes), {plural(counts.values, 'other value')}."
     else:
         found = _listed(
             (
                 (counts.equal, "the same in shape and dtype" if result.keys_only else "equal"),
-                (sum(1 for row in result.changed if row.differences), "with other properties"),
-                (sum(1 for row in result.changed if row.values is not None), "with other values"),
+                (sum(1 for row in result.changed if row.differences), "with different properties"),
+                (sum(1 for row in result.changed if row.values is not None), "with different values"),
             )
         )
         yield f"Different: {tensors} in both{', ' + found if found else ''}."
@@ -326,13 +326,13 @@ def _sentences(result: DiffResult) -> Iterable[str]:
             (
                 (len(result.only_a), "only in A"),
                 (len(result.only_b), "only in B"),
-                (len(result.wrapped), "under a name that differs by a wrapper prefix"),
+                (len(result.wrapped), "under a key that differs by a wrapper prefix"),
                 (len(result.renamed), "renamed"),
                 (len(result.sharing), "shared storages on one side only"),
             )
         )
         if names:
-            yield f"Names: {names}."
+            yield f"Keys: {names}."
         if result.values:
             yield f"Other values: {len(result.values):,} of {counts.values:,} differ."
         if result.unread:
@@ -340,7 +340,7 @@ def _sentences(result: DiffResult) -> Iterable[str]:
     if result.ambiguous:
         yield f"{plural(len(result.ambiguous), 'group')} of equal tensors could not be paired by content."
     if result.close:
-        yield f"{plural(len(result.close), 'tensor')} with other bytes count as equal in value."
+        yield f"{plural(len(result.close), 'tensor')} with different bytes count as equal in value."
     if counts.trusted:
         yield f"{plural(counts.trusted, 'tensor')} not read: equal CRC-32 and size."
     for pairing in result.pairings:
@@ -351,6 +351,6 @@ def _sentences(result: DiffResult) -> Iterable[str]:
         path = result.path_a if row.side == "a" else result.path_b
         what = f"the module {row.at}" if row.at else "the module"
         way = command("extract", path, "OUT", at=row.at or None)
-        yield f"{row.side.upper()}: {what} was compared as its state dict, which `{way}` writes."
+        yield f"{row.side.upper()}: {what} was compared as its state dict (write it with `{way}`)."
         if row.left:
-            yield f"{row.side.upper()}: not compared, as no state dict has them: {', '.join(row.left)}."
+            yield f"{row.side.upper()}: not compared, as they are in no state dict: {', '.join(row.left)}."

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor are, read in bounded pieces, and the threads that do it."""
+"""Sources of the elements of a tensor: files and streams, read in bounded pieces."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.elements import Resolve, resolve
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Readers
-from ckptfix.io.source import Source as OpenSource
+from ckptfix.io.source import Readers, Source
 from ckptfix.ops.diff.elements import PACKED
 
 CHUNK = 1 << 20
-"""Bytes of one read and one comparison: the fastest of 128 KiB to 4 MiB, both files in the page cache."""
+"""Bytes of one read and one comparison: the fastest of 128 KiB to 4 MiB, with both files in the page cache."""
 
 OVERLAP = 64
-"""How often a view may repeat its storage, beyond a first gigabyte. A file of a few bytes can describe a view of
-2**60 elements; an honest one saves expanded views that are small."""
+"""How often a view may repeat its storage, beyond a first gigabyte. A file of a few bytes can describe a view of 2**60
+elements; an honest one saves only small expanded views.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
     """The elements of a tensor in row-major order: `nbytes` of `data`, from `start` on.
 
-    `endless` is true of a view that repeats its storage so often that reading it through is out of the question.
-    `values` makes the elements of the bytes that are read, where these stand for others.
+    `endless` is true for a view that repeats its storage too often to be read through. `values` converts the stored
+    bytes
+    to elements, if they are not the elements themselves.
     """
 
     data: Data
@@ -39,14 +40,14 @@ class Content:
 
 
 def content(entry: TensorEntry, byteorder: str) -> Content:
-    """Where the elements of a dense tensor, or of the dense part of a quantized one, are to be read.
+    """Locate the elements of a dense tensor, or of the dense part of a quantized one.
 
     Args:
         byteorder: of the file.
 
     Raises:
-        Unsupported: nowhere, or in a form that cannot be streamed; or torch has no such values.
-        DamagedFile: they would lie outside of the storage.
+        Unsupported: the file has no data, or data that cannot be streamed; or torch has no such values.
+        DamagedFile: the elements would be outside of the storage.
     """
     storage = entry.storage
     if storage is None or storage.data is None:
@@ -61,12 +62,12 @@ def content(entry: TensorEntry, byteorder: str) -> Content:
             raise DamagedFile("it reaches outside its storage", where=entry.name)
         return Content(storage.data, start, nbytes, values=values)
     if not isinstance(storage.data, ByteRange):
-        raise Unsupported("a strided view of a compressed record", where=entry.name)
+        raise Unsupported("it is a strided view of a compressed record", where=entry.name)
     view = gathered(storage.data, entry.itemsize, entry.shape, entry.stride, entry.offset)
     return Content(view, 0, entry.nbytes, entry.nbytes > max(OVERLAP * storage.nbytes, 1 << 30), values)
 
 
-class Source(Protocol):
+class TensorBytes(Protocol):
     """The bytes of a tensor; `read` is called with rising offsets, or again from the start."""
 
     def read(self, start: int, count: int) -> bytes: ...
@@ -74,7 +75,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    reader: OpenSource
+    reader: Source
     offset: int
 
     def read(self, start: int, count: int) -> bytes:
@@ -82,7 +83,7 @@ class FileSource:
 
 
 class StreamSource:
-    """A stream that is read front to back; going back begins it again."""
+    """A stream that is read front to back; going back restarts it."""
 
     def __init__(self, content: Content) -> None:
         self._content = content
@@ -104,7 +105,7 @@ class StreamSource:
         pieces = [self._held]
         have = len(self._held)
         while have < count:
-            # read_chunks gives as many bytes as the content has, or raises.
+            # read_chunks yields as many bytes as the content has, or raises an error.
             piece = next(self._chunks)
             pieces.append(piece)
             have += len(piece)
@@ -122,17 +123,17 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A source of bytes that stand for other values; what is read is whole elements."""
+    """A source of bytes that stand for other values; each read must cover whole elements."""
 
-    stored: Source
+    stored: TensorBytes
     values: Resolve
 
     def read(self, start: int, count: int) -> bytes:
         return self.values(self.stored.read(start, count))
 
 
-def source(content: Content, readers: Readers) -> Source:
-    stored: Source
+def source(content: Content, readers: Readers) -> TensorBytes:
+    stored: TensorBytes
     if isinstance(content.data, ByteRange):
         stored = FileSource(readers[content.data.path], content.data.offset + content.start)
     else:
@@ -141,7 +142,7 @@ def source(content: Content, readers: Readers) -> Source:
 
 
 def equal_bytes(a: Content, b: Content, readers: Readers) -> bool:
-    """Whether two contents are equal; nothing is read after the first chunk that differs."""
+    """Return whether two contents are equal; nothing is read after the first chunk that differs."""
     if a.nbytes != b.nbytes:
         return False
     x, y = source(a, readers), source(b, readers)
@@ -150,14 +151,14 @@ def equal_bytes(a: Content, b: Content, readers: Readers) -> bool:
 
 
 def spans(a: TensorEntry, b: TensorEntry) -> tuple[Content, Content] | None:
-    """The bytes in which two strided views lie, if they step through their storages alike; None otherwise."""
+    """Return the bytes that contain two strided views, if their strides are the same; None otherwise."""
     if a.is_contiguous or a.stride != b.stride or a.lazy != b.lazy:
         return None
     return _span(a), _span(b)
 
 
 def _span(entry: TensorEntry) -> Content:
-    """The bytes of the storage from the first to the last element of a view."""
+    """Return the bytes of the storage from the first to the last element of a view."""
     storage = entry.storage
     assert storage is not None
     assert storage.data is not None

@@ -1,4 +1,4 @@
-"""How far apart the values of two tensors are: the sums while they are taken, and the statistics."""
+"""Statistics of how far apart the values of two tensors are, and the running sums behind them."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ValueDiff:
-    """How two tensors of one shape differ in value.
+    """The differences in value between two tensors of one shape.
 
-    Sums are over the elements that are finite on both sides. A statistic is None where it is not defined (no
-    such element, a zero norm, a dtype without arithmetic) or is beyond the range of float64.
+    Sums are over the elements that are finite on both sides. A statistic is None where it is undefined (no such
+    element, a
+    zero norm, a dtype without arithmetic) or beyond the range of float64.
 
     Attributes:
         elements: of either tensor.
-        differing: elements further apart than the tolerance, those below included.
+        differing: elements further apart than the tolerance, including those counted below.
         max_abs: largest ``|a - b|``; an exact int for integer dtypes.
         mean_abs: mean of ``|a - b|``.
         rel_l2: ``||a - b|| / ||b||``.
         cosine: ``a . b / (||a|| ||b||)``; complex elements count as two real ones.
         nan_a, nan_b: elements that are NaN in A only, in B only.
         infinite: elements that are infinite on one side only, or on both with opposite signs.
-        reason: why the values could not be compared; everything else is then without meaning.
+        reason: why the values could not be compared; the other fields then have no meaning.
     """
 
     elements: int
@@ -38,7 +39,7 @@ class ValueDiff:
 
 
 @dataclass(slots=True)
-class Sums:
+class PairSums:
     """Running totals over pairs of elements; `added` joins the totals of two parts of a tensor."""
 
     finite: int = 0
@@ -53,8 +54,8 @@ class Sums:
     nan_b: int = 0
     infinite: int = 0
 
-    def added(self, other: Sums) -> Sums:
-        return Sums(
+    def added(self, other: PairSums) -> PairSums:
+        return PairSums(
             self.finite + other.finite,
             self.differing + other.differing,
             max(self.max_abs, other.max_abs),
@@ -69,7 +70,7 @@ class Sums:
         )
 
     def result(self, elements: int) -> ValueDiff:
-        """The statistics of a tensor of `elements`, all of which have been summed."""
+        """Return the statistics of a tensor, after all its `elements` have been summed."""
         if not self.finite:
             return ValueDiff(elements, self.differing, nan_a=self.nan_a, nan_b=self.nan_b, infinite=self.infinite)
         return ValueDiff(

@@ -1,4 +1,4 @@
-"""Matched tensors while they are being compared: their properties at once, their elements by jobs."""
+"""Matched tensors during a comparison: properties are compared at once, elements by jobs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers
 from ckptfix.ops.diff import bytes as diff_bytes
 from ckptfix.ops.diff import sources as diff_sources
-from ckptfix.ops.diff.bytes import Job
+from ckptfix.ops.diff.bytes import ElementComparison
 from ckptfix.ops.diff.content import class_of, leaves, whole_crc
 from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.result import Compared, Difference, Match, Sharing, TensorChange
 from ckptfix.ops.diff.sums import ValueDiff
 
 COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})
-"""What is compared where the formats of both files state it."""
+"""Properties that are compared if the formats of both files state them."""
 
 
 @dataclass(slots=True)
-class Row:
-    """Two tensors that belong together, or parts of such, while they are being compared; `owner` numbers the pair."""
+class TensorComparison:
+    """Two paired tensors, or parts of such, during their comparison; `owner` numbers the pair."""
 
     owner: int
     a: TensorEntry
     b: TensorEntry
     match: Match
     differences: tuple[Difference, ...]
-    job: Job | None = None
+    job: ElementComparison | None = None
     reason: str | None = None
 
     @property
     def values(self) -> ValueDiff | None:
-        """How far apart the elements are; None when no byte differs, or none was compared."""
+        """Distance between the elements; None if no byte differs, or none was compared."""
         if self.reason is not None:
             return ValueDiff(self.a.numel, 0, reason=self.reason)
         return None if self.job is None else self.job.result
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def is_close(self) -> bool:
-        """Whether elements have other bytes and count as equal, and nothing else differs."""
+        """True if elements have different bytes but count as equal, and nothing else differs."""
         return self.values is not None and not self.differs
 
     def change(self) -> TensorChange:
@@ -67,15 +67,15 @@ class Row:
 
 
 @dataclass(slots=True)
-class Tensors:
+class MatchedTensors:
     """Matched tensors: a row each, and one more for each part; and the jobs that compare their values.
 
     Attributes:
         byteorders: of the two files.
         rtol, atol: see `Comparison`.
-        quick: whether an equal CRC-32 and size will do.
+        quick: whether an equal CRC-32 and size suffice.
         unstated: properties that one of the formats does not state.
-        jobs: by what is compared, so that tied tensors are compared once.
+        jobs: keyed by the bytes that they compare, so that tied tensors are compared once.
         trusted: owners of rows whose bytes are not read.
     """
 
@@ -84,18 +84,18 @@ class Tensors:
     atol: float
     quick: bool
     unstated: frozenset[Aspect]
-    rows: list[Row] = field(default_factory=list)
-    jobs: dict[Hashable, Job] = field(default_factory=dict)
+    rows: list[TensorComparison] = field(default_factory=list)
+    jobs: dict[Hashable, ElementComparison] = field(default_factory=dict)
     trusted: set[int] = field(default_factory=set)
     _comparisons: dict[tuple[str, str], Comparison | None] = field(default_factory=dict)
     _owner: int = 0
 
     def unequal(self) -> int:
-        """How many tensors that were matched by name differ."""
+        """Count the tensors that were matched by key and differ."""
         return len({row.owner for row in self.rows if row.differs and row.match != "content"})
 
     def add_sizes(self, a: TensorEntry, b: TensorEntry, match: Match) -> None:
-        """Compare shape and dtype only."""
+        """Compare only shape and dtype."""
         self._add_row(a, b, match, sizes(a, b))
 
     def add_equal(self, a: TensorEntry, b: TensorEntry) -> None:
@@ -103,7 +103,7 @@ class Tensors:
         self._add_row(a, b, "content", properties(a, b, self.unstated))
 
     def add(self, a: TensorEntry, b: TensorEntry, match: Match) -> None:
-        """Compare the properties of two tensors, and note what of their data is to be compared."""
+        """Compare the properties of two tensors, and note which of their data to compare."""
         row = self._add_row(a, b, match, properties(a, b, self.unstated))
         parts_a, parts_b = leaves(a), leaves(b)
         if not (a.has_data and b.has_data):
@@ -117,18 +117,20 @@ class Tensors:
         for x, y in zip(parts_a, parts_b, strict=True):
             part = row
             if x is not a:
-                part = Row(row.owner, x, y, match, tuple(sizes(x, y)))
+                part = TensorComparison(row.owner, x, y, match, tuple(sizes(x, y)))
                 self.rows.append(part)
             if x.shape == y.shape:
                 self._add_values(part)
 
-    def _add_row(self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]) -> Row:
+    def _add_row(
+        self, a: TensorEntry, b: TensorEntry, match: Match, differences: Iterable[Difference]
+    ) -> TensorComparison:
         self._owner += 1
-        row = Row(self._owner, a, b, match, tuple(differences))
+        row = TensorComparison(self._owner, a, b, match, tuple(differences))
         self.rows.append(row)
         return row
 
-    def _add_values(self, row: Row) -> None:
+    def _add_values(self, row: TensorComparison) -> None:
         a, b = row.a, row.b
         comparison = self._comparison(a.dtype, b.dtype)
         if comparison is None:
@@ -149,11 +151,11 @@ class Tensors:
                 row.reason = f"{count} and {other} stored elements"
                 return
             spans = diff_sources.spans(a, b) if comparison.bytewise else None
-            job = self.jobs[key] = Job(x, y, count, comparison, spans)
+            job = self.jobs[key] = ElementComparison(x, y, count, comparison, spans)
         row.job = job
 
     def _comparison(self, a: str, b: str) -> Comparison | None:
-        """None where dtypes differ so that the values say nothing; that they differ is then a property."""
+        """Return the comparison of two dtypes; None if values cannot be compared, which the dtypes then show."""
         if (a, b) not in self._comparisons:
             self._comparisons[a, b] = Comparison.of(a, b, self.byteorders, self.rtol, self.atol)
         return self._comparisons[a, b]
@@ -162,7 +164,7 @@ class Tensors:
         """Compare the elements.
 
         Raises:
-            Truncated, DamagedFile: a file does not hold what it promises.
+            Truncated, DamagedFile: a file is shorter than it promises.
         """
         total = sum(job.nbytes for job in self.jobs.values())
         done = 0
@@ -176,10 +178,10 @@ class Tensors:
         jobs = [job for job in self.jobs.values() if job.spans is None]
         views = [job for job in self.jobs.values() if job.spans is not None]
 
-        def spans_equal(job: Job) -> bool:
+        def spans_equal(job: ElementComparison) -> bool:
             return job.spans is not None and diff_sources.equal_bytes(*job.spans, readers)
 
-        # Views of one layout are equal where the storages are: no need to gather their elements.
+        # Views of the same layout are equal if their storages are, without gathering their elements.
         for job, equal in zip(views, Workers().run(spans_equal, views), strict=True):
             if equal:
                 advance(job.nbytes)
@@ -200,7 +202,7 @@ PROPERTIES: dict[str, Callable[[TensorEntry], object]] = {
 
 
 def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[Aspect]) -> Iterator[Difference]:
-    """The properties in which two tensors differ, without those that one of the formats does not state."""
+    """Yield the properties in which two tensors differ, without those that one of the formats does not state."""
     for what, read in PROPERTIES.items():
         if read(a) != read(b) and what not in unstated:
             yield Difference(what, read(a), read(b))
@@ -209,21 +211,21 @@ def properties(a: TensorEntry, b: TensorEntry, unstated: frozenset[Aspect]) -> I
 
 
 def sizes(a: TensorEntry, b: TensorEntry) -> Iterator[Difference]:
-    """Shape and dtype, where they differ."""
+    """Yield shape and dtype, where they differ."""
     for what, x, y in (("shape", a.shape, b.shape), ("dtype", a.dtype, b.dtype)):
         if x != y:
             yield Difference(what, x, y)
 
 
 def _steps(entry: TensorEntry) -> tuple[int, ...]:
-    """The stride in the dimensions in which there is a step to be made."""
+    """Return the stride in the dimensions with more than one element."""
     if not entry.numel:
         return ()
     return tuple(step for size, step in zip(entry.shape, entry.stride, strict=True) if size > 1)
 
 
 def _place(entry: TensorEntry) -> Hashable:
-    """Equal for tensors that are the same elements of a file."""
+    """Return a key that is equal for tensors with the same elements of a file."""
     storage = entry.storage
     data = storage.data if storage is not None else None
     place = data if isinstance(data, ByteRange) else id(data)
@@ -231,7 +233,7 @@ def _place(entry: TensorEntry) -> Hashable:
 
 
 def sharing(pairs: Iterable[tuple[TensorEntry, TensorEntry]]) -> Iterator[Sharing]:
-    """The groups of matched tensors that have one storage on one side and not on the other."""
+    """Yield the groups of matched tensors that share one storage on one side but not on the other."""
     known = list(pairs)
     groups_a = _groups(a for a, _ in known)
     groups_b = _groups(b for _, b in known)
@@ -244,7 +246,7 @@ def sharing(pairs: Iterable[tuple[TensorEntry, TensorEntry]]) -> Iterator[Sharin
 
 
 def _groups(entries: Iterable[TensorEntry]) -> dict[frozenset[int], None]:
-    """The sets of positions whose tensors share a storage, in order."""
+    """Return the sets of positions whose tensors share a storage, in order."""
     by_storage: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for index, entry in enumerate(entries):
         if entry.storage is not None and entry.numel:

@@ -1,4 +1,4 @@
-"""``ckptfix.digest``: digests of tensors that names, containers and shards do not change, and checks by them."""
+"""``ckptfix.digest``: digests of tensors that do not depend on keys, formats and shards, and checks against them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.digest import files, manifest, tensors
-from ckptfix.ops.digest.compare import Check, compare
+from ckptfix.ops.digest.compare import DigestCheck, compare
 from ckptfix.ops.digest.tensors import Digest
 from ckptfix.ops.writing import LOSSES, write_text
 from ckptfix.pickles.collector import without_collections
@@ -25,17 +25,17 @@ Algorithm = Literal["sha256", "sha512", "blake2b", "blake3"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Digests:
-    """Digests of tensors or files, and how they compare.
+    """Digests of tensors or files, and the result of a comparison.
 
     Attributes:
-        path: the file or folder; the manifest, where that alone was given.
+        path: the file or folder; the manifest if only that was given.
         of: ``"tensors"`` or ``"files"``.
         algorithm: ``"sha256"`` by default.
-        entries: in the order of the file; none of files that were checked.
-        named: the digest of all of them under their names: of their manifest, sorted. None of files.
-        unnamed: the digest of all of them without their names: of the digests, a line each, sorted. None of files.
-        no_data: names of tensors without a digest: they are on the meta device, and the file holds no data of them.
-        check: how they compare with `check`; None where nothing was to be checked.
+        entries: digests in the order of the file; empty for files that were checked.
+        named: digest of all tensors under their names, that is of their sorted manifest. None for files.
+        unnamed: digest of all tensors without their names, that is of their sorted digests, one a line. None for files.
+        no_data: names of tensors without a digest: they are on the meta device, and the file does not hold their data.
+        check: comparison with `check`; None if nothing was checked.
     """
 
     path: str
@@ -45,11 +45,11 @@ class Digests:
     named: str | None = None
     unnamed: str | None = None
     no_data: tuple[str, ...] = ()
-    check: Check | None = None
+    check: DigestCheck | None = None
 
     @property
     def exit_code(self) -> int:
-        """1 where a check failed, 3 where a tensor has no digest."""
+        """1 if a check failed, 3 if a tensor has no digest."""
         if self.check is not None:
             return int(not self.check.verified)
         return LOSSES if self.no_data else 0
@@ -61,17 +61,17 @@ class Digests:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The result of a check, or how many digests there are, in sentences."""
+        """The result of a check, or the number of digests, in sentences."""
         noun = "tensor" if self.of == "tensors" else "file"
         check = self.check
         if check is None:
             without = (f"no data: {some(self.no_data)}",) if self.no_data else ()
             return (f"{plural(len(self.entries), noun)}, {self.algorithm}", *without)
         present = plural(check.same + len({row.old for row in check.moved}), noun)
-        lines = [f"{'verified' if check.verified else 'DIFFERENT'}: {present} of {check.against} intact"]
+        lines = [f"{'verified' if check.verified else 'DIFFERENT'}: {present} intact (against {check.against})"]
         if check.moved:
             first = check.moved[0]
-            lines[0] += f", {len(check.moved):,} under other names, as in {first.old} -> {first.new}"
+            lines[0] += f", {len(check.moved):,} under other names, such as {first.old} -> {first.new}"
         for names, what in check.rows:
             if names:
                 lines.append(f"{what}: {some(names)}")
@@ -89,7 +89,7 @@ class Digests:
         return html(self.lines, [("", ("digest", "name"), [(row.digest, row.name) for row in self.entries])])
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the result for JSON."""
         return {
             "path": self.path,
             "of": self.of,
@@ -127,23 +127,23 @@ def digest(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Digests:
-    """The digest of each tensor of a checkpoint: of its dtype, shape and elements, and of nothing else.
+    """Compute the digest of each tensor of a checkpoint: of its dtype, shape and elements, and of nothing else.
 
-    A copy that was renamed, stripped, converted or sharded anew has the same digests.
+    A copy that was renamed, stripped, converted or sharded again has the same digests.
 
     Args:
-        path: a checkpoint; may be left out where `check` is a manifest of files.
-        check: another checkpoint, or a manifest, that `path` is compared with.
-        at: address of the state dict in `path`; its keys are the names then.
-        check_at: the same in `check`.
-        algorithm: what hashes; that of the manifest where `check` is one.
-        whole_files: digests of files, not of tensors, as ``sha256sum`` makes them; of a folder, of every file in it.
-        hub: check files of a Hugging Face cache against the digests that they are called by.
+        path: a checkpoint; may be omitted if `check` is a manifest of files.
+        check: another checkpoint, or a manifest, to compare `path` with.
+        at: address of the state dict in `path`; the names are then its keys.
+        check_at: address of the state dict in `check`.
+        algorithm: hash algorithm; that of the manifest if `check` is one.
+        whole_files: compute digests of files, not of tensors, as ``sha256sum`` does; for a folder, of every file in it.
+        hub: check the files of a Hugging Face cache against the digests in their names.
         manifest: write the digests to this file.
-        force: replace it.
+        force: replace an existing manifest.
 
     Raises:
-        Refused: options that do not go together.
+        Refused: the options cannot be combined.
         CkptfixError: a file cannot be read, or is damaged; or `manifest` cannot be written.
     """
     if path is None and check is None:
@@ -157,11 +157,11 @@ def digest(
     if known is not None and not known.tensors:
         return _of_files(None if path is None else file_name(path), known, progress)
     if path is None:
-        raise Refused("nothing to compare it with", path=other, hint="name the checkpoint, and --check OTHER")
+        raise Refused("there is nothing to compare it with", path=other, hint="name the checkpoint, and --check OTHER")
     source = file_name(path)
     if whole_files:
         if other is not None:
-            raise Refused("not a manifest of files", path=other, hint="without --files, tensors are compared")
+            raise Refused("not a manifest of files", path=other, hint="leave out --files to compare tensors")
         rows = files.digests(files.below(source), algorithm, progress=progress)
         made = Digests(path=source, of="files", algorithm=algorithm, entries=tuple(rows))
     else:
@@ -172,7 +172,7 @@ def digest(
 
 
 def manifest_at(path: str | None) -> manifest.Manifest | None:
-    """The manifest that a file is; None for another one."""
+    """Return the manifest in a file; None if it is not a manifest."""
     if path is None or found_as(path) == "folder":
         return None
     if not found_as(path):
@@ -193,7 +193,7 @@ def _of_tensors(
     checkpoint = open_checkpoint(path)
     rows, empty = tensors.digests(checkpoint, algorithm, at=at, progress=progress)
     named, unnamed = tensors.of_set(rows, algorithm)
-    found: Check | None = None
+    found: DigestCheck | None = None
     if other is not None:
         wanted: Sequence[Digest]
         if known is not None:
@@ -215,7 +215,7 @@ def _of_tensors(
 
 
 def _of_files(path: str | None, known: manifest.Manifest, progress: Progress | None) -> Digests:
-    """The files that a manifest lists, or the one of them that is named, compared with it."""
+    """Compare the files that a manifest lists with it, or only the file at `path`."""
     folder = as_path(known.path).parent
     wanted = {row.name: row.digest for row in known.digests}
     places = {name: name if found_as(name) else str(folder / name) for name in wanted}
@@ -223,11 +223,11 @@ def _of_files(path: str | None, known: manifest.Manifest, progress: Progress | N
         real = as_path(path).resolve()
         places = {name: place for name, place in places.items() if as_path(place).resolve() == real}
         if not places:
-            raise Refused("the manifest does not list it", path=path, hint=f"it is {known.path}")
+            raise Refused("the manifest does not list it", path=path, hint=f"the manifest is {known.path}")
     there = {name: place for name, place in places.items() if found_as(place) == "file"}
     rows = files.digests(list(there.values()), progress=progress)
     wrong = tuple(name for name, row in zip(there, rows, strict=True) if row.digest != wanted[name])
-    check = Check(
+    check = DigestCheck(
         known.path,
         same=len(there) - len(wrong),
         missing=tuple(name for name in places if name not in there),
@@ -240,5 +240,5 @@ def _hub(path: str, progress: Progress | None) -> Digests:
     named = files.of_hub(path)
     wrong = files.wrong(named, progress=progress)
     rows = tuple(Digest(row.path, row.digest) for row in named)
-    check = Check("the names of its blobs", same=len(named) - len(wrong), changed=tuple(wrong))
+    check = DigestCheck("the names of its blobs", same=len(named) - len(wrong), changed=tuple(wrong))
     return Digests(path=path, of="files", algorithm="sha256", entries=rows, check=check)

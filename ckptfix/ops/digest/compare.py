@@ -1,4 +1,4 @@
-"""Whether a set of tensors is another one under new names: which moved, changed, came, or are missing."""
+"""The comparison of two sets of tensors by digest: which ones moved, changed, were added, or are missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckptfix.ops.digest.tensors import Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class RenamedTensor:
     """A tensor of the original, and its name in the copy."""
 
     old: str
@@ -19,23 +19,23 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """How a copy compares with its original.
+class DigestCheck:
+    """The comparison of a copy with its original.
 
     Attributes:
         against: the original, or a manifest of it.
-        same: tensors of the original that the copy has under the same name.
-        moved: tensors of it that the copy has under another name.
-        missing: names of it whose tensors the copy does not have.
-        changed: names that both have, with other tensors.
-        added: names of the copy whose tensors the original does not have.
-        left_out: address of a whole mapping of the original of which the copy has nothing -> tensors in it.
-        no_data: names of either side whose values are in no file: they are not verified.
+        same: number of tensors of the original that the copy has under the same name.
+        moved: tensors of the original that the copy has under a different name.
+        missing: names in the original whose tensors the copy lacks.
+        changed: names in both, with different tensors.
+        added: names in the copy whose tensors the original lacks.
+        left_out: address of a state dict of the original that the copy lacks completely -> number of its tensors.
+        no_data: names on either side whose values are in no file: they are not verified.
     """
 
     against: str
     same: int = 0
-    moved: tuple[Moved, ...] = ()
+    moved: tuple[RenamedTensor, ...] = ()
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -44,16 +44,16 @@ class Check:
 
     @property
     def verified(self) -> bool:
-        """Whether nothing is missing, changed or added, and all that there is has values."""
+        """True if nothing is missing, changed or added, and all tensors have values."""
         return not (self.missing or self.changed or self.added or self.no_data)
 
     @property
     def rows(self) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """The names that are not verified, and why."""
+        """The names that are not verified, and the reason."""
         return (self.changed, "changed"), (self.missing, "missing"), (self.added, "added"), (self.no_data, "no data")
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the comparison for JSON."""
         return {
             "against": self.against,
             "verified": self.verified,
@@ -67,11 +67,11 @@ class Check:
         }
 
 
-def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) -> Check:
-    """How `copy` compares with `original`.
+def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) -> DigestCheck:
+    """Compare `copy` with `original`.
 
-    Equal names are compared first; what is left is paired by digest. A name of either side whose tensor the other has
-    only under names that are paired already is one that was tied, or is one now: it counts as moved.
+    Equal names are compared first, and the rest is paired by digest. A remaining tensor may have its bytes on the other
+    side only under names that are already paired. Such a tensor was tied, or is tied now: it counts as moved.
     """
     have = {row.name: row for row in copy}
     want = {row.name: row for row in original}
@@ -82,7 +82,7 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
         anywhere.setdefault(row.digest, name)
         if name not in same:
             free[row.digest].append(name)
-    moved: list[Moved] = []
+    moved: list[RenamedTensor] = []
     taken: set[str] = set()
     lost: list[str] = []
     for name, row in want.items():
@@ -90,10 +90,10 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
             continue
         names = free[row.digest]
         if names:
-            moved.append(Moved(name, names.pop(0)))
+            moved.append(RenamedTensor(name, names.pop(0)))
             taken.add(moved[-1].new)
         elif row.digest in anywhere:
-            moved.append(Moved(name, anywhere[row.digest]))
+            moved.append(RenamedTensor(name, anywhere[row.digest]))
         else:
             lost.append(name)
     origin: dict[str, str] = {}
@@ -105,13 +105,13 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
         if name in same or name in taken:
             continue
         if row.digest in origin and name not in gone:
-            moved.append(Moved(origin[row.digest], name))
+            moved.append(RenamedTensor(origin[row.digest], name))
         else:
             new.append(name)
     changed = [name for name in lost if name in have and name in new]
     rest = set(changed)
     missing, left_out = _left_out([name for name in lost if name not in rest], want, lost)
-    return Check(
+    return DigestCheck(
         against,
         len(same),
         tuple(moved),
@@ -125,7 +125,7 @@ def compare(copy: Sequence[Digest], original: Sequence[Digest], against: str) ->
 def _left_out(
     missing: Sequence[str], want: Mapping[str, Digest], lost: Sequence[str]
 ) -> tuple[list[str], dict[str, int]]:
-    """What is missing of mappings of which something is there; and the mappings of which nothing is."""
+    """Split the missing names: those of state dicts that are partly there, and a count for each that is not there."""
     gone = set(lost)
     there = {row.at.partition("/")[0] for name, row in want.items() if name not in gone}
     rest: list[str] = []

@@ -1,9 +1,9 @@
-"""Digests of whole files, and those that the Hugging Face cache has in the names of its files.
+"""Digests of whole files, and the digests in the file names of the Hugging Face cache.
 
 ::
 
-    models--ORG--NAME/blobs/64 digits     a large file, called by its SHA-256
-    models--ORG--NAME/blobs/40 digits     another, called as git calls it: the SHA-1 of "blob SIZE\\0" and its bytes
+    models--ORG--NAME/blobs/64 digits     a large file, named by its SHA-256
+    models--ORG--NAME/blobs/40 digits     any other, named as git does: the SHA-1 of "blob SIZE\\0" and its bytes
     models--ORG--NAME/snapshots/REVISION  links to these
     FOLDER/.cache/huggingface/download/FILE.metadata    of `hf download --local-dir`: commit, digest, time, a line each
 
@@ -31,23 +31,23 @@ _LOCAL = as_path(".cache", "huggingface", "download")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A file, and the digest that its name, or what was noted beside it, says that it has."""
+class NamedDigest:
+    """A file, and the digest that its name, or a note beside it, claims."""
 
     path: str
     digest: str
 
 
 def below(path: str) -> list[str]:
-    """The files that a name stands for: itself, or all in a folder, hidden ones aside.
+    """List the files that a path stands for: itself, or all files in a folder except hidden ones.
 
     Raises:
-        NoSuchFile: there is none.
+        NoSuchFile: it does not exist.
     """
     if found_as(path) != "folder":
         if not found_as(path):
             raise NoSuchFile(path)
-        open_source(path).close()  # a pipe or a device is refused
+        open_source(path).close()  # refuse a pipe or a device
         return [path]
     found: list[str] = []
     for folder, folders, names in walk_folder(path):
@@ -57,14 +57,14 @@ def below(path: str) -> list[str]:
 
 
 def digests(paths: Sequence[str], algorithm: str = "sha256", *, progress: Progress | None = None) -> list[Digest]:
-    """The digests of whole files, on several threads. Raises as `read_chunks`."""
+    """Compute the digests of whole files, on several threads. Raises as `read_chunks`."""
     new = hasher(algorithm)
     rows = _on_threads([(path, new, False) for path in paths], progress)
     return [Digest(path, digest) for path, digest in zip(paths, rows, strict=True)]
 
 
-def wrong(named: Sequence[Named], *, progress: Progress | None = None) -> list[str]:
-    """The files that do not have the digest that they should have."""
+def wrong(named: Sequence[NamedDigest], *, progress: Progress | None = None) -> list[str]:
+    """Return the files whose digest is not the expected one."""
     new = hasher("sha256")
     tasks = [(row.path, _sha1, True) if len(row.digest) == 40 else (row.path, new, False) for row in named]
     rows = _on_threads(tasks, progress)
@@ -78,7 +78,7 @@ def _sha1() -> Hash:
 
 
 Task = tuple[str, NewHash, bool]
-"""A file, how it is hashed, and whether as git does."""
+"""A file, its hash function, and whether to hash it as git does."""
 
 
 def _on_threads(tasks: Sequence[Task], progress: Progress | None) -> list[str]:
@@ -109,21 +109,21 @@ def _sum(task: Task) -> tuple[str, int]:
     return state.hexdigest(), size
 
 
-def of_hub(path: str) -> list[Named]:
-    """The files at or below `path` of which a cache of the Hugging Face Hub knows the digest.
+def of_hub(path: str) -> list[NamedDigest]:
+    """Find the files at or below `path` whose digest a cache of the Hugging Face Hub knows.
 
     Raises:
-        Refused: there is none.
+        Refused: there are no such files.
     """
     rows = list(_of_hub(path))
     if not rows:
-        message = "no file in it is called by its digest, as those in the blobs of a Hugging Face cache are"
+        message = "no file in it is named by its digest, as the blobs of a Hugging Face cache are"
         hint = "name the folder models--ORG--NAME of the cache, a snapshot in it, or a file"
         raise Refused(message, path=path, hint=hint)
     return rows
 
 
-def _of_hub(path: str) -> Iterator[Named]:
+def _of_hub(path: str) -> Iterator[NamedDigest]:
     seen: set[str] = set()
     for file in below(path):
         real = real_path(file)
@@ -131,15 +131,15 @@ def _of_hub(path: str) -> Iterator[Named]:
         if _BLOB.fullmatch(name):
             if real not in seen:
                 seen.add(real)
-                yield Named(file, name)
+                yield NamedDigest(file, name)
             continue
         etag = _noted(file, path)
         if etag is not None and _BLOB.fullmatch(etag):
-            yield Named(file, etag)
+            yield NamedDigest(file, etag)
 
 
 def _noted(file: str, path: str) -> str | None:
-    """What `hf download --local-dir` has noted of a file, in a folder at or above `path`."""
+    """Return the digest that `hf download --local-dir` recorded for a file, in a folder at or above `path`."""
     for folder in as_path(os.path.abspath(file)).parents:  # noqa: PTH100
         noted = folder / _LOCAL
         if noted.is_dir():

@@ -1,8 +1,8 @@
-"""Manifests in the form of ``sha256sum``: ``DIGEST  NAME``, a line each.
+"""Manifests in the form of ``sha256sum``: one line ``DIGEST  NAME`` for each file or tensor.
 
-A name with a backslash or a line break has these escaped, and a backslash before the digest. ``DIGEST *NAME`` (binary)
-and ``SHA256 (NAME) = DIGEST`` (BSD, ``--tag``) are read too. A manifest of tensors has a first line that says so, which
-is a comment to ``sha256sum``::
+If a name has a backslash or a line break, these are escaped, and a backslash precedes the digest. ``DIGEST *NAME``
+(binary) and ``SHA256 (NAME) = DIGEST`` (BSD, ``--tag``) are read too. A manifest of tensors begins with a line that
+``sha256sum`` treats as a comment::
 
     # ckptfix-tensor-1 sha256
 """
@@ -18,7 +18,7 @@ from ckptfix.io.source import open_source
 from ckptfix.ops.digest.tensors import ESCAPES, MARK, Digest, line
 
 MOST = 256 << 20
-"""Bytes of a manifest; one of a million tensors has less."""
+"""Bytes of the largest manifest that is read; a million tensors need less."""
 
 _LINE = re.compile(r"(\\?)([0-9A-Fa-f]{32,128}) [ *](.+)", re.DOTALL)
 _TAGGED = re.compile(r"(\\?)([A-Za-z0-9-]+) \((.+)\) = ([0-9A-Fa-f]{32,128})", re.DOTALL)
@@ -26,11 +26,11 @@ _TAGGED = re.compile(r"(\\?)([A-Za-z0-9-]+) \((.+)\) = ([0-9A-Fa-f]{32,128})", r
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says.
+    """A manifest as it was read.
 
     Attributes:
-        tensors: it is about tensors; otherwise about files.
-        algorithm: that its digests are of.
+        tensors: whether it lists tensors; otherwise it lists files.
+        algorithm: hash algorithm of its digests.
     """
 
     path: str
@@ -40,29 +40,29 @@ class Manifest:
 
 
 def text(digests: Iterable[Digest], algorithm: str, *, tensors: bool) -> str:
-    """A whole manifest, in the order of `digests`."""
+    """Return a whole manifest, in the order of `digests`."""
     first = f"# {MARK} {algorithm}\n" if tensors else ""
     return first + "".join(map(line, digests))
 
 
 def read(path: str) -> Manifest:
-    """The manifest at `path`.
+    """Read the manifest at `path`.
 
     Raises:
-        DamagedFile: it is none; the message names the line.
+        DamagedFile: it is not a manifest; the message names the line.
         CkptfixError: it cannot be read.
     """
     manifest = found(path)
     if manifest is None:
-        raise DamagedFile("not a manifest: a line `DIGEST  NAME` for each tensor or file", path=path)
+        raise DamagedFile("not a manifest, which has a line `DIGEST  NAME` for each tensor or file", path=path)
     return manifest
 
 
 def found(path: str) -> Manifest | None:
-    """The manifest at `path`; None for a file that does not begin like one.
+    """Read the manifest at `path`; return None for a file that does not begin like one.
 
     Raises:
-        DamagedFile: a line of it is none; the message names the line.
+        DamagedFile: one of its lines is malformed; the message names the line.
     """
     with open_source(path) as source:
         head = source.read(0, min(4096, source.size))
@@ -84,7 +84,7 @@ def found(path: str) -> Manifest | None:
                 raise DamagedFile("not a line `DIGEST  NAME`", path=path, where=f"line {number}")
             rows.append(row)
     if not tensors and any(len(row.digest) != 64 for row in rows):
-        raise DamagedFile("a manifest of files has SHA-256 digests, of 64 digits", path=path)
+        raise DamagedFile("a manifest of files must have SHA-256 digests, of 64 digits", path=path)
     return Manifest(path, tensors, algorithm, tuple(rows))
 
 

@@ -1,16 +1,16 @@
 """The digest of a tensor: of its dtype, shape and elements, and of nothing else.
 
-What is hashed, so that others can do the same::
+These bytes are hashed, so that other programs can compute the same digest::
 
-    b"ckptfix-tensor-1 float32 2,3\\n"     dtype as torch calls it; sizes joined by commas, none for a scalar
+    b"ckptfix-tensor-1 float32 2,3\\n"     dtype in torch's name; sizes joined by commas, none for a scalar
     the elements in row-major order       little-endian, without gaps
 
-So names, containers, shards, byte order, strides and storages do not change it. A tensor that is not dense has its kind
-and what else distinguishes it behind its shape, then the elements that it has itself, then the digests of its parts;
-the elements of one whose bytes stand for their conjugate or negative are these values.
+So keys, formats, shards, byte order, strides and storages do not change it. For a tensor that is not dense, its kind
+and other distinguishing data follow the shape; then its own elements, and then the digests of its parts. A tensor that
+is stored as its conjugate or negative is hashed by its real values.
 
-Two digests are of a whole set: of its manifest, the lines ``DIGEST  NAME`` in the order of the names' bytes; and of the
-digests alone, a line each, sorted, which new names do not change.
+There are two digests of a whole set: of its manifest, the lines ``DIGEST  NAME`` in the byte order of the names; and of
+the digests alone, sorted, a line each, which renaming does not change.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ckptfix.ops.diff.sources import content
 from ckptfix.ops.law.promise import listed
 
 MARK = "ckptfix-tensor-1"
-"""What the bytes that are hashed begin with: another number for another way to hash."""
+"""Beginning of the hashed bytes; its number changes with the way to hash."""
 
 
 ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
-"""How a name stands in a manifest, as `sha256sum` writes it."""
+"""Escapes of a name in a manifest, as `sha256sum` writes them."""
 
 
 class Hash(Protocol):
-    """What `hashlib` makes."""
+    """A hash object of `hashlib`."""
 
     def update(self, data: bytes, /) -> object: ...
     def digest(self) -> bytes: ...
@@ -52,20 +52,20 @@ NewHash = Callable[[], Hash]
 
 
 def hasher(algorithm: str) -> NewHash:
-    """What makes hashes of an algorithm.
+    """Return a function that creates hash objects of an algorithm.
 
     Raises:
-        Refused: it is none that is known.
+        Refused: the algorithm is unknown.
         MissingExtra: its package is not installed.
     """
     if algorithm in ("sha256", "sha512", "blake2b"):
         return partial(hashlib.new, algorithm)
     if algorithm != "blake3":
-        raise Refused(f"no algorithm called {algorithm!r}", hint="sha256, sha512, blake2b and blake3 are known")
+        raise Refused(f"there is no algorithm called {algorithm!r}", hint="use sha256, sha512, blake2b or blake3")
     try:
         from blake3 import blake3  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
-        hint = "pip install 'ckptfix[fast]', or use another --algorithm"
+        hint = "run pip install 'ckptfix[fast]', or use another --algorithm"
         raise MissingExtra("blake3 is not installed", name="blake3", hint=hint) from None
     made: NewHash = blake3
     return made
@@ -73,13 +73,13 @@ def hasher(algorithm: str) -> NewHash:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The digest of a tensor, or of a file.
+    """The digest of a tensor or of a file.
 
     Attributes:
         name: address of the tensor in its file.
-        digest: in hexadecimal digits.
-        dtype, shape: of a tensor; None where they are not known.
-        at: address of the mapping that holds it.
+        digest: hexadecimal digits.
+        dtype, shape: those of the tensor; None if unknown.
+        at: address of the state dict that holds it.
     """
 
     name: str
@@ -92,14 +92,14 @@ class Digest:
 def digests(
     checkpoint: Checkpoint, algorithm: str, *, at: str | None = None, progress: Progress | None = None
 ) -> tuple[list[Digest], list[str]]:
-    """The digest of every tensor, or of those of the mapping at an address, under their keys; and who has none.
+    """Compute the digest of every tensor, or of those of the state dict `at` under their keys; list those without one.
 
     A tensor on the meta device has no elements in the file, and no digest.
 
     Raises:
-        WouldLoseData: a tensor that cannot be read as it was written.
+        WouldLoseData: a tensor cannot be read as it was written.
         NoSuchTensor: there is no state dict at `at`.
-        Refused: a view that repeats its storage without end.
+        Refused: a view repeats its storage without end.
     """
     new = hasher(algorithm)
     entries = listed(checkpoint)
@@ -134,7 +134,7 @@ def _at(checkpoint: Checkpoint, entries: Sequence[TensorEntry], at: str) -> list
 
 
 def _place(entry: TensorEntry) -> object:
-    """Equal for names of one tensor, which is hashed once."""
+    """Return a value that is equal for keys of the same tensor, which is hashed once."""
     return same_place(entry) or (entry.at, entry.key)
 
 
@@ -147,7 +147,7 @@ def _hashed(new: NewHash, readers: Readers, byteorder: str, task: Task) -> tuple
 
 
 def head(entry: TensorEntry) -> bytes:
-    """What is hashed of a tensor before its elements."""
+    """Return the bytes that are hashed before the elements of a tensor."""
     words = [MARK, entry.dtype, ",".join(map(str, entry.shape))]
     if entry.kind != "dense":
         words += [entry.kind, entry.detail]
@@ -155,7 +155,7 @@ def head(entry: TensorEntry) -> bytes:
 
 
 def digest_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> str:
-    """The SHA-256 of one tensor of a file in this byte order. Raises CkptfixError where it has none."""
+    """Return the SHA-256 of one tensor of a file in this byte order. Raises CkptfixError if it has no digest."""
     return _hash(hasher("sha256"), readers, byteorder, entry).hexdigest()
 
 
@@ -165,7 +165,7 @@ def _hash(new: NewHash, readers: Readers, byteorder: str, entry: TensorEntry) ->
     if entry.storage is not None and entry.storage.data is not None and entry.numel:
         place = content(entry, byteorder)
         if place.endless:
-            message = f"a view of {place.nbytes:,} bytes, which repeats {entry.storage.nbytes:,} bytes without end"
+            message = f"a view of {place.nbytes:,} bytes repeats {entry.storage.nbytes:,} bytes without end"
             raise Refused(message, where=entry.name)
         unit = unit_of(entry) if byteorder == "big" else 1
         for chunk in chunks_of(place, None, readers):
@@ -178,7 +178,7 @@ def _hash(new: NewHash, readers: Readers, byteorder: str, entry: TensorEntry) ->
 
 
 def of_set(digests: Iterable[Digest], algorithm: str) -> tuple[str, str]:
-    """The digest of a set under its names, and without them."""
+    """Return the digest of a set under its names, and without them."""
     rows = list(digests)
     named, unnamed = hasher(algorithm)(), hasher(algorithm)()
     for text in sorted(line(row).encode("utf-8", "surrogatepass") for row in rows):
@@ -189,7 +189,7 @@ def of_set(digests: Iterable[Digest], algorithm: str) -> tuple[str, str]:
 
 
 def line(row: Digest) -> str:
-    """A digest as a line of a manifest."""
+    """Return a digest as a line of a manifest."""
     name = row.name
     for escape, char in ESCAPES.items():
         name = name.replace(char, escape)

@@ -1,10 +1,10 @@
-"""``ckptfix.doctor``: why a checkpoint does not load, and the command that fixes it."""
+"""``ckptfix.doctor``: find out why a checkpoint does not load, and which command fixes it."""
 
 from __future__ import annotations
 
 from ckptfix.arguments import typed
 from ckptfix.errors import StrPath
-from ckptfix.findings.row import Entry
+from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
 from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.io.read import Progress
@@ -29,20 +29,20 @@ def doctor(
     allow_import: bool = False,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Look at a checkpoint, and say what keeps it from loading; nothing of it is imported, run or changed.
+    """Examine a checkpoint, and report what keeps it from loading; nothing in it is imported, run or changed.
 
     Args:
         like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
-        error: the error message the user saw; the findings that explain it come first.
+        error: the error message that the user saw; the findings that explain it come first.
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
-        at: address of the state dict that counts, where there are several; of the others, nothing is said.
+        at: address of the state dict to examine, if there are several; the others are not reported on.
         like_at: the same for `like`.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
-        progress: called with bytes of tensors read, and bytes in all.
+        progress: called with the bytes of tensors read, and the bytes in all.
 
     Returns:
-        What was found: ``diagnosis.sentence`` says it in one sentence, ``diagnosis.fixes`` are the commands that
-        help, and ``diagnosis.exit_code()`` is the exit code of ``ckptfix doctor``.
+        The findings: ``diagnosis.sentence`` sums them up, ``diagnosis.fixes`` are the commands that help, and
+        ``diagnosis.exit_code()`` is the exit code of ``ckptfix doctor``.
 
     Raises:
         CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
@@ -52,22 +52,22 @@ def doctor(
 
 
 def message(error: str) -> Diagnosis:
-    """What the message `error` of a loader means, where the file is not at hand; nothing is found and nothing fixed."""
+    """Explain a loader's message `error` without the file; the result has no findings and no fixes."""
     return of_message(error)
 
 
 def inside(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """The checkpoints in a folder of which `diagnosis` says that it is none itself, sorted by name."""
+    """List the checkpoints in a folder that, according to `diagnosis`, is not a checkpoint itself; sorted by name."""
     if diagnosis.cause is None or diagnosis.cause.id != "no-checkpoint" or found_as(diagnosis.path) != "folder":
         return ()
     return checkpoints_in(diagnosis.path)
 
 
-def explain(id: str) -> Entry | None:
-    """The row of the table of findings that is called `id`; None if there is none."""
+def explain(id: str) -> FindingKind | None:
+    """Return the row with that `id` in the table of findings; None for an unknown id."""
     return ENTRIES.get(id)
 
 
 def ids() -> tuple[str, ...]:
-    """The ids of all findings."""
+    """Return the ids of all findings."""
     return tuple(ENTRIES)

@@ -1,4 +1,4 @@
-"""That a file holds the weights of a PEFT adapter, which a loader of models does not take."""
+"""Detection of a PEFT adapter's weights, which a loader of models does not accept."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ckptfix.io.source import open_source
 from ckptfix.urls import as_path
 
 CONFIG = "adapter_config.json"
-"""What PEFT writes beside the weights."""
+"""File that PEFT writes beside the weights."""
 
 MOST_CONFIG = 1 << 24
-"""Bytes of it that are read."""
+"""Greatest size of that file that is read, in bytes."""
 
 MOST_TEXT = 200
 """Characters of a name in it that are shown."""
 
 
 def scan(path: str) -> Iterator[Finding]:
-    """The finding for the file at `path`, if it is called as PEFT calls an adapter's weights."""
+    """Yield a finding for the file at `path` if its name is that of a PEFT adapter's weights."""
     place = as_path(path)
     if kind_of(place.name) is not ADAPTER:
         return
@@ -33,7 +33,7 @@ def scan(path: str) -> Iterator[Finding]:
 
 
 def _config(path: str) -> dict[str, object]:
-    """What is in adapter_config.json; nothing where it cannot be read."""
+    """Return the contents of adapter_config.json; empty if it cannot be read."""
     try:
         with open_source(path) as source:
             if source.size > MOST_CONFIG:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds that keeps it from loading as it is: devices, wrappers, nesting, views, empty weights."""
+"""Contents of a checkpoint that keep it from loading directly: devices, wrappers, nesting, views, empty weights."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from ckptfix.ops.choose import chosen_sites
 from ckptfix.words import plural, some
 
 WASTE = 4096
-"""Unused bytes of a storage are reported from this many on, if they are also a tenth of it."""
+"""Least number of unused bytes of a storage that is reported, if they are also a tenth of it."""
 
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
-"""Keys that beside ``state_dict`` make a file look like one of Lightning's (checkpoint_connector.py)."""
+"""Keys that, beside ``state_dict``, make a file look like one of Lightning's (checkpoint_connector.py)."""
 
 
 def weights(checkpoint: Checkpoint) -> list[StateDict]:
-    """The state dicts that are a model's, the one that is meant first; else those that are at least no optimizer's."""
+    """Return the model's state dicts, the chosen one first; without one, those that do not belong to an optimizer."""
     return choose.states(checkpoint)
 
 
 def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
-    """`checkpoint` as if it held nothing but what is at the address `at`, for its names, shapes and devices.
+    """Restrict `checkpoint` to the object at the address `at`, for its keys, shapes and devices.
 
     Raises:
-        NoSuchTensor: there is nothing with tensors.
+        NoSuchTensor: there are no tensors at `at`.
     """
     at = address.given(at)
     entries = tuple(entry for entry in checkpoint.entries if is_inside(entry.at, at))
@@ -65,7 +65,7 @@ def only_at(checkpoint: Checkpoint, at: str) -> Checkpoint:
 
 
 def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Findings about `checkpoint` as a whole; no tensor byte is read."""
+    """Yield findings about `checkpoint` as a whole; no tensor byte is read."""
     yield from _suffix(checkpoint)
     yield from _wrappers(checkpoint)
     yield from _devices(checkpoint)
@@ -84,13 +84,13 @@ def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
     path, own = checkpoint.path.lower(), format_of(checkpoint)
     other = next((format for format in FORMATS.of(folder=False) if path.endswith(format.suffixes)), None)
     if other is not None and not path.endswith(own.suffixes):
-        message = f"a {own.title} file that is called like one of {other.title}"
+        message = f"a {own.title} file with a suffix of {other.title}"
         fix = f"ckptfix convert {{source}} {{{other.name}}} --to {other.name}"
         yield found("wrong-suffix", message, fix=fix)
 
 
 def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Wrappers on every name of a state dict, or anywhere where only wrappers have such a name."""
+    """Yield findings about wrapper components on every key of a state dict; only-wrapper names count anywhere."""
     for site in checkpoint.sites:
         if site.kind != "state_dict":
             continue
@@ -124,25 +124,25 @@ def _wrappers(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 _OF_AVERAGES = "ckptfix extract {source} {weights} --ema"
-"""Fix for a file that holds only averages: it gives them the names of a plain model, and drops their counter."""
+"""Fix for a file that holds only averages: it restores the keys of a plain model, and drops the counter."""
 
 
 def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
     away = {place: count for place, count in checkpoint.devices.items() if place not in ("cpu", "meta")}
     values = _of_values(checkpoint, away) if away else ()
     for place in values:
-        message = f"a torch.device value names {place} ({plural(away.pop(place), 'place')}), on which no tensor is"
+        message = f"a torch.device value names {place} ({plural(away.pop(place), 'place')}), but no tensor is there"
         yield found("device-tags", message, severity="info")
     if away:
         rows = ", ".join(f"{place} ({plural(count, 'place')})" for place, count in list(away.items())[:6])
         needed = "that device" if len(away) == 1 else "those devices"
         yield found("device-tags", f"tensors were saved on {rows}; without map_location, torch.load needs {needed}")
     for place in checkpoint.fixed_devices[:20]:
-        yield found("fixed-device", f"a device that no edit reaches: {place}")
+        yield found("fixed-device", f"ckptfix cannot change this device: {place}")
 
 
 def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
-    """Those of `places` that only values of the object name: torch.load makes them without the device."""
+    """List those of `places` that only values of the object name; torch.load builds such values without the device."""
     parts = pickled(checkpoint)
     devices = find_devices(parts.graph) if parts is not None else None
     if devices is None or not devices.calls:
@@ -168,7 +168,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     optimizer = choose.optimizer_tensors(checkpoint)
     if optimizer:
         held = {entry.storage.identity: entry.storage.nbytes for entry in optimizer if entry.storage is not None}
-        message = f"an optimizer's state is {sum(held.values()):,} of its {checkpoint.size:,} bytes"
+        message = f"an optimizer's state takes up {sum(held.values()):,} of its {checkpoint.size:,} bytes"
         yield found("optimizer-state", message, where=optimizer[0].at)
     if "state_dict" in tops and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
@@ -177,7 +177,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
-    """Address of a mapping -> its tensors."""
+    """Map the address of each state dict to its tensors."""
     found: dict[str, list[TensorEntry]] = {}
     for entry in checkpoint.entries:
         found.setdefault(entry.at, []).append(entry)
@@ -190,7 +190,7 @@ def _without_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not arrays:
         yield found("no-tensors")
     for at, count in arrays[:8]:
-        message = f"{plural(count, 'NumPy array')} by name at {shown(at)}, and no tensor"
+        message = f"{plural(count, 'NumPy array')} by name at {shown(at)}, but no tensor"
         yield found("numpy-weights", message, where=at)
 
 
@@ -200,7 +200,7 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]
-    # A name without a dot is not a module's tensor, and may be empty on purpose.
+    # A key without a dot does not belong to a module, and its tensor may be empty on purpose.
     empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]
     if empty and len(empty) * 2 >= len(mine):
         names = ", ".join(entry.name for entry in empty[:3])
@@ -215,7 +215,7 @@ def _without_data(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Tied tensors, overlapping ones, and storages that are larger than what views them."""
+    """Yield findings about tied tensors, overlapping ones, and storages larger than the tensors that view them."""
     whole: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
     ties: dict[object, list[TensorEntry]] = defaultdict(list)
@@ -239,7 +239,7 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
     if tied:
         shown = "; ".join(" = ".join(names[:4]) for names in sorted(tied)[:3])
         several = "1 tensor has" if len(tied) == 1 else f"{len(tied):,} tensors have"
-        yield found("tied-tensors", f"{several} several names: {shown}", where=sorted(tied)[0][0])
+        yield found("tied-tensors", f"{several} several keys: {shown}", where=sorted(tied)[0][0])
     wasted: list[tuple[int, int, str]] = []
     for key, spans in ends.items():
         used = _covered(spans)
@@ -249,19 +249,19 @@ def _sharing(checkpoint: Checkpoint) -> Iterator[Finding]:
         wasted.sort(reverse=True)
         total = sum(row[0] for row in wasted)
         _, held, name = wasted[0]
-        message = f"{total:,} bytes are saved that no tensor uses: {name} is a view of a storage of {held:,} bytes"
+        message = f"no tensor uses {total:,} of the saved bytes: {name} is a view of a storage of {held:,} bytes"
         yield found("oversized-storage", message, where=name)
     yield from _overlaps(checkpoint)
 
 
 def _names(entries: Sequence[TensorEntry]) -> list[str]:
-    """Their keys; with their addresses where a key is in several state dicts."""
+    """Return the keys of the entries; with their addresses where a key is in several state dicts."""
     keys = [entry.key for entry in entries]
     return sorted(keys if len(set(keys)) == len(keys) else [entry.name for entry in entries])
 
 
 def _overlaps(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """What a conversion to safetensors would report about overlapping tensors."""
+    """Yield the findings that a conversion to safetensors would report about overlapping tensors."""
     if not states(checkpoint, "sharing"):
         return
     inside = _by_address(checkpoint)
@@ -277,7 +277,7 @@ def _overlaps(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _covered(spans: Sequence[tuple[int, int, str]]) -> int:
-    """Bytes that the spans cover together."""
+    """Return how many bytes the spans cover together."""
     total = end = 0
     for start, stop, _ in sorted(spans):
         total += max(0, stop - max(start, end))
@@ -286,7 +286,7 @@ def _covered(spans: Sequence[tuple[int, int, str]]) -> int:
 
 
 def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Names in an older spelling: LayerNorm's, weight_norm's, spectral_norm's."""
+    """Yield findings about keys in an older spelling: LayerNorm's, weight_norm's, spectral_norm's."""
     inside = _by_address(checkpoint)
     for state in weights(checkpoint):
         names = [entry.key for entry in inside.get(state.at, ())]
@@ -296,12 +296,12 @@ def _spellings(checkpoint: Checkpoint) -> Iterator[Finding]:
         }  # fmt: skip
         if other:
             name, new = next(iter(other.items()))
-            message = f"{len(other):,} names in an older spelling, as {name}, which newer models call {new}"
+            message = f"{len(other):,} keys have an older spelling, such as {name}, which newer models call {new}"
             yield found("old-spelling", message, where=state.at)
 
 
 def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Which release of torch the file asks for, where that is not the oldest."""
+    """Yield a finding about the release of torch that the file needs, unless it is the oldest."""
     needs: dict[str, calls.Number] = {}
     format = format_of(checkpoint)
     container = f"the {format.name} container"
@@ -318,11 +318,11 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
         only_container = list(newer) == [container]
         fix = None if only_container else "ckptfix sanitize {source} {plain} --torch 1.5"
         name = versions.Version(since).name
-        yield found("needs-torch", f"torch {name} or later reads it ({what})", fix=fix)
+        yield found("needs-torch", f"it needs torch {name} or later ({what})", fix=fix)
 
 
 def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding]:
-    """Notes that explain an error but are not faults; reported only with ``--error``."""
+    """Yield notes that explain an error but are not faults; they are reported only with ``--error``."""
     root = checkpoint.traits.get("zip root")
     if LoadError.FOLDER_NAME in rows and root not in (None, "archive"):
         yield found("zip-root", f"the folder in the archive is called {root!r}, not 'archive'")
@@ -340,9 +340,9 @@ def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding
 
 
 def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
-    """The state dicts whose names differ by `prefix` from those that a message asks for."""
+    """Yield findings about the state dicts whose keys differ by `prefix` from those that a message asks for."""
     if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in wrappers.WRAPPERS}:
-        # Reported as what a wrapper added.
+        # This prefix is reported already, as a wrapper's.
         return
     for state in weights(checkpoint):
         shaped = checkpoint.shaped(state.at, [entry.key for entry in checkpoint.entries_at(state.at)])

@@ -1,7 +1,8 @@
-"""The one pass over all bytes: checksums, NaN and Inf, zeros. Several threads, at the speed of the disk.
+"""The one pass over all bytes: checksums, NaN and Inf, zeros. Several threads read at the speed of the disk.
 
-A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima
-over a chunk therefore show that it has neither, and whether it is all zeros; only a chunk that has one is counted.
+A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima over
+a
+chunk therefore show whether it has one, and whether it is all zeros; values are counted only in a chunk that has one.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.sums import crc32_joined
-from ckptfix.io.threads import Part, Workers, tasks
+from ckptfix.io.threads import RangeBlock, Workers, tasks
 from ckptfix.words import plural, some
 
 CHUNK = 1 << 20
-"""Bytes per read: a multiple of every element, and small enough for a core's cache."""
+"""Bytes per read: a multiple of every element size, and small enough for a core's cache."""
 
 ZERO_TAIL = 4096
-"""Zeros at the end of a tensor are reported from this many bytes on: a page, the least that a lost write leaves."""
+"""Least number of zero bytes at the end of a tensor that is reported: a page, the least that a lost write leaves."""
 
 SMALL_ZERO = 4096
-"""A tensor of zeros is reported from this many bytes on; biases of a new layer are smaller."""
+"""Least size in bytes at which a tensor of zeros is reported; biases of a new layer are smaller."""
 
 WORTH = 1 << 24
-"""Bytes whose reading takes long enough to be followed."""
+"""Bytes whose reading takes long enough to show progress."""
 
 _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "float64": ("8", 0x7FF0 << 48, 1 << 63),
@@ -44,21 +45,22 @@ _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "complex32": ("2", 0x7C00, 1 << 15),
     "float8_e5m2": ("1", 0x7C, 1 << 7),
 }
-"""dtype -> (bytes of a number, bits of infinity, bit of the sign)."""
+"""dtype -> (bytes of a number, bits of infinity, sign bit)."""
 
 
 @dataclass(slots=True)
-class Piece:
-    """A run of bytes to be read, and what is known of it.
+class CheckedRange:
+    """A run of bytes to read, and what is known about it.
 
     Attributes:
         where: the record, or the tensor.
         data: its bytes.
-        crc32: as stated; None where nothing states it.
+        crc32: the stated checksum; None where nothing states one.
         dtype: of the elements; ``""`` for bytes that do not belong to a tensor.
         entries: the tensors that are in it.
-        apart: the same bytes, by the files that they are in, of whose checksums `crc32` is joined: which of them is
-            damaged is looked up where that does not match.
+        apart: the same bytes by file, if `crc32` is combined from the files' checksums. On a mismatch, they show which
+            file
+            is damaged.
     """
 
     where: str
@@ -66,11 +68,11 @@ class Piece:
     crc32: int | None = None
     dtype: str = ""
     entries: list[TensorEntry] = field(default_factory=list)
-    apart: Sequence[Piece] = ()
+    apart: Sequence[CheckedRange] = ()
 
 
-class Sums(NamedTuple):
-    """What one task found: `last` is the end of the last byte that is not zero, from the start of the piece."""
+class DataSums(NamedTuple):
+    """Results of one task: `last` is the end of the last byte that is not zero, from the start of the piece."""
 
     crc: int
     length: int
@@ -80,20 +82,20 @@ class Sums(NamedTuple):
 
 
 def scan(
-    pieces: Sequence[Piece], byteorder: str = "little", progress: Progress | None = None
+    pieces: Sequence[CheckedRange], byteorder: str = "little", progress: Progress | None = None
 ) -> Iterator[Finding]:
-    """Read every byte of `pieces` and judge it; `progress` is called with bytes read, and bytes in all."""
+    """Read every byte of `pieces` and judge it; `progress` is called with the bytes read, and the bytes in all."""
     done, total = 0, sum(piece.data.length for piece in pieces)
     if total < WORTH:
         progress = None
     nan: dict[str, list[tuple[str, int]]] = defaultdict(list)
     infinite: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    zeros: list[Piece] = []
-    again: list[Piece] = []
-    totals: dict[int, Sums] = {}
+    zeros: list[CheckedRange] = []
+    again: list[CheckedRange] = []
+    totals: dict[int, DataSums] = {}
     shared = tasks(piece.data for piece in pieces)
 
-    def read(task: Sequence[Part]) -> list[Sums | CkptfixError]:
+    def read(task: Sequence[RangeBlock]) -> list[DataSums | CkptfixError]:
         return [_read(pieces[part.number], part.data, part.start, byteorder) for part in task]
 
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
@@ -143,21 +145,23 @@ def _counted(id: str, dtype: str, rows: Sequence[tuple[str, int]]) -> Finding:
     return found(id, f"{plural(total, f'{what} value')} of {dtype} in {tensors}: {names}", where=rows[0][0])
 
 
-def _named(piece: Piece) -> str:
-    """The tensors of a piece in words."""
+def _named(piece: CheckedRange) -> str:
+    """Name the tensors of a piece."""
     if not piece.entries:
         return piece.where
     more = len(piece.entries) - 1
     return f"{piece.entries[0].name}{f' and {more} more' if more else ''}"
 
 
-def _joined(one: Sums, two: Sums) -> Sums:
+def _joined(one: DataSums, two: DataSums) -> DataSums:
     crc = crc32_joined(one.crc, two.crc, two.length)
-    return Sums(crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last))
+    return DataSums(
+        crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last)
+    )
 
 
-def _judged(piece: Piece, sums: Sums) -> Iterator[Finding]:
-    """What is wrong with a piece by itself."""
+def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:
+    """Yield what is wrong with a piece by itself."""
     offset = piece.data.offset if isinstance(piece.data, ByteRange) else None
     if piece.crc32 is not None and sums.crc != piece.crc32:
         whose = f" of {_named(piece)}" if piece.entries else ""
@@ -170,20 +174,20 @@ def _judged(piece: Piece, sums: Sums) -> Iterator[Finding]:
     kind = dtypes.by_name(entry.dtype)
     row = kind.nbytes(entry.numel // max(entry.shape[0], 1)) if entry.shape else 0
     start = -(-sums.last // kind.itemsize) * kind.itemsize
-    # Rows that pad a vocabulary are zero too, and begin with a row.
+    # Rows that pad a vocabulary are zero too, but they begin at the start of a row.
     if row and kind.family in ("float", "complex") and start % row:
         message = f"its last {tail:,} of {sums.length:,} bytes are zero, from the middle of a row on"
         yield found("zero-tail", message, where=entry.name, offset=None if offset is None else offset + sums.last)
 
 
-def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixError:
+def _read(piece: CheckedRange, data: Data, at: int, byteorder: str) -> DataSums | CkptfixError:
     """Read `data`, which begins `at` bytes into its piece."""
     crc = length = nan = infinite = last = 0
     pattern = _PATTERNS.get(piece.dtype)
     plain = isinstance(data, ByteRange)
     stored = data.length if isinstance(data, ByteRange) else sum(source.length for source in data.sources)
     if data.length > MAX_RATIO * max(stored, 1 << 14):
-        return Unsupported(f"{stored:,} bytes that are said to unfold to {data.length:,}: not unfolded")
+        return Unsupported(f"{stored:,} bytes claim to unpack to {data.length:,}: not unpacked")
     rest = b""
     try:
         for chunk in read_chunks(data, CHUNK):
@@ -199,16 +203,16 @@ def _read(piece: Piece, data: Data, at: int, byteorder: str) -> Sums | CkptfixEr
             length += len(chunk)
     except CkptfixError as error:
         return error
-    return Sums(crc, length, nan, infinite, last)
+    return DataSums(crc, length, nan, infinite, last)
 
 
 def _some(chunk: bytes) -> bool:
-    """Whether a byte of `chunk` is not zero; mostly one of the first is not."""
+    """Return whether a byte of `chunk` is not zero; usually one of the first bytes shows it."""
     return any(chunk[:64]) or bool(chunk.lstrip(b"\0"))
 
 
 def _odd(chunk: bytes, pattern: tuple[str, int, int], byteorder: str) -> tuple[int, int]:
-    """(NaN, infinite) elements of `chunk`."""
+    """Count the (NaN, infinite) elements of `chunk`."""
     import numpy
 
     width, infinity, sign = pattern

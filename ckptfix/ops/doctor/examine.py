@@ -1,7 +1,7 @@
-"""Why a checkpoint does not load: everything that can be seen of it, judged, with the command that fixes it.
+"""Examination of a checkpoint that does not load: everything visible in it, judged, with the command that fixes it.
 
-The file is read as text and numbers; nothing of it is imported or run. Nothing is called safe: a diagnosis says what
-was looked at.
+The file is read as text and numbers; nothing in it is imported or run. Nothing is called safe: a diagnosis lists the
+parts that were checked.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.taken import not_looked_at, not_taken
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Directory, Record
+from ckptfix.zips.read import Directory, DirectoryRecord
 
 MOST = 200
-"""Findings of one id that are kept; a file could be made to have millions."""
+"""Findings of one id that are kept; a hostile file could cause millions."""
 
 
 def examine(
     path: str | os.PathLike[str],
     *,
-    like: Side | None = None,
+    like: ExpectedModel | None = None,
     error: str | None = None,
     fast: bool = False,
     at: str | None = None,
@@ -80,16 +80,16 @@ def examine(
     checkpoint: Checkpoint | None = None,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Look at the file or folder at `path`, and say what keeps it from loading.
+    """Examine the file or folder at `path`, and report what keeps it from loading.
 
     Args:
-        like: the model that it is meant for, as `targets.read` gives it.
-        error: the error message the user saw, to say which findings explain it.
+        like: the model that it is meant for, as `targets.read` returns it.
+        error: the error message that the user saw, to tell which findings explain it.
         fast: read no tensor bytes: no checksums, no search for NaN and zeros.
-        at: address of the state dict that counts; the others are not reported on.
+        at: address of the state dict to examine; the others are not reported on.
         like_at: address of the state dict of `like`, if the caller gave one.
-        checkpoint: what was read there already.
-        progress: called with bytes of tensors read, and bytes in all.
+        checkpoint: the checkpoint, if it was read already.
+        progress: called with the bytes of tensors read, and the bytes in all.
 
     Raises:
         CkptfixError: there is no such file, or it cannot be read.
@@ -113,7 +113,7 @@ def examine(
 def _with(
     done: Diagnosis, more: Sequence[tuple[Finding, Remedy]], beside: Sequence[str], error: str | None
 ) -> Diagnosis:
-    """`done` with more findings and their remedies, and what is found of the checkpoints `beside` the model."""
+    """Add findings and their remedies to `done`, and the damage of the checkpoints `beside` the model."""
     rows = messages.rows(error) if error is not None else ()
     place = _places(rows)
     wrong = [row for path in beside for row in _damage(path)]
@@ -135,14 +135,14 @@ DAMAGE = BROKEN - {"flat-parameters"} | {
     *("text-mode", "junk-before", "bad-directory", "bad-local-header", "bad-pickle", "bad-storage", "damaged"),
     *("hole", "overlap", "encrypted-record", "dcp-no-metadata", "bad-index", "index-mismatch", "dcp-overlap"),
 }
-"""Errors of a file beside the model that keep a training from going on; what classes it needs is no damage."""
+"""Errors of a file beside the model that stop a training from resuming; a need for its classes is not damage."""
 
 _PICKLED = ".pkl"
-"""How accelerate calls torch files beside those that are called checkpoints."""
+"""Suffix of accelerate's torch files that are not named like checkpoints."""
 
 
 def _members(folder: str, taken: str = "") -> list[str]:
-    """The paths of the checkpoints in `folder` that a trainer saved beside the model, which is `taken`."""
+    """List the paths of the checkpoints in `folder` that a trainer saved beside the model, which is `taken`."""
     try:
         found = members(folder)
     except OSError:
@@ -153,9 +153,9 @@ def _members(folder: str, taken: str = "") -> list[str]:
 
 
 def _damage(path: str) -> Iterator[tuple[Finding, Remedy]]:
-    """What is wrong with a file beside the model, by its structure, and what helps.
+    """Yield the structural damage of a file beside the model, with remedies.
 
-    The commands are no part of a chain: they read another file.
+    The commands are not part of a chain, because they read a different file.
     """
     name = as_path(path).name
     try:
@@ -170,13 +170,13 @@ def _damage(path: str) -> Iterator[tuple[Finding, Remedy]]:
             yield replace(finding, where=where), Remedy(advice=advice or _WITHOUT)
 
 
-_WITHOUT = "copy the file again, or take an older checkpoint to go on with; the model is in another file"
-"""What helps where nothing of a file beside the model can be saved."""
+_WITHOUT = "copy the file again, or resume from an older checkpoint; the model is in a different file"
+"""Remedy for a file beside the model that is beyond repair."""
 
 
 def _examined(
     name: str,
-    like: Side | None,
+    like: ExpectedModel | None,
     error: str | None,
     fast: bool,
     at: str | None,
@@ -184,12 +184,15 @@ def _examined(
     checkpoint: Checkpoint | None,
     progress: Progress | None,
 ) -> Diagnosis:
-    """`examine` of one checkpoint by itself."""
+    """Examine one checkpoint by itself, like `examine`."""
     rows = messages.rows(error) if error is not None else ()
     prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
     looked = ["first bytes"]
     findings: list[Finding]
     try:
+        if checkpoint is None or format_of(checkpoint).program:
+            checkpoint = None
+            doctor_foreign.refuse_program(name)
         checkpoint = checkpoint or open_checkpoint(name)
     except NoFile:
         raise
@@ -216,8 +219,8 @@ def _examined(
         folder = format_of(checkpoint).folder
         remedies = [with_conversion(row, name, folder=folder) for row in remedies]
     if any(finding.id in ("one-rank", "flat-parameters", "tensor-class") for finding in ordered):
-        # Plain values of a piece would load, but are not a model: the whole needs the files of all ranks. Those of a
-        # library's tensors are their parts.
+        # Plain values of one rank would load, but are not a model, which needs the files of all ranks. Plain values of
+        # a library's tensors are only their parts.
         remedies = [_without(row, "sanitize") for row in remedies]
     if checkpoint is not None:
         remedies = _that_work(checkpoint, ordered, remedies)
@@ -226,8 +229,8 @@ def _examined(
     return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
 
 
-def _remedy(finding: Finding, path: str, like: Side | None, *, at: str | None, like_at: str | None) -> Remedy:
-    """The remedy of a finding, with the options about the model that `match` needs."""
+def _remedy(finding: Finding, path: str, like: ExpectedModel | None, *, at: str | None, like_at: str | None) -> Remedy:
+    """Return the remedy of a finding, with the options about the model that `match` needs."""
     if like is None:
         return remedy_of(finding, path, at=at)
     more: tuple[str, ...] = ("--like-at", like_at) if like_at else ()
@@ -241,12 +244,12 @@ def _without(row: Remedy, verb: str) -> Remedy:
 
 
 def _that_work(checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Return the remedies without commands that refuse the file; `repair` takes any, and what follows reads another."""
+    """Drop the commands that refuse the file; `repair` accepts any file, and later commands read its output."""
     rows = zip(findings, remedies, strict=True)
     first = {row.commands[0][1] for finding, row in rows if row.commands and finding.severity != "info"}
     if "repair" in first:
         return list(remedies)
-    # An extraction or a sanitizing comes before a conversion, which then takes another object.
+    # `extract` or `sanitize` runs before a conversion, which then reads a different object.
     planned = not first & {"extract", "sanitize"}
     return [Remedy() if row.commands and _is_refused(checkpoint, row.commands[0], planned) else row for row in remedies]
 
@@ -268,7 +271,7 @@ def _is_refused(checkpoint: Checkpoint, words: Sequence[str], planned: bool) -> 
 
 def _judge(
     checkpoint: Checkpoint,
-    like: Side | None,
+    like: ExpectedModel | None,
     rows: Sequence[LoadError],
     prefix: message_names.Prefix | None,
     *,
@@ -277,7 +280,7 @@ def _judge(
     looked: list[str],
     progress: Progress | None,
 ) -> Iterator[Finding]:
-    """Everything about a file that can be opened."""
+    """Yield all findings about a file that can be opened."""
     path, format = checkpoint.path, format_of(checkpoint)
     far = fast and not is_local(path)
     container, judge = format.skim if far and format.skim is not None else ("container", format.judge)
@@ -311,13 +314,13 @@ def _judge(
 
 
 def _edited(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """That edits in place can be taken back."""
+    """Yield a note if in-place edits can be undone."""
     if edits := count_edits(checkpoint):
-        yield found("edited-in-place", f"{plural(edits, 'edit')} in place; `ckptfix undo` takes the last one back")
+        yield found("edited-in-place", f"{plural(edits, 'in-place edit')}; `ckptfix undo` undoes the last one")
 
 
 def _container(path: str, checkpoint: Checkpoint | None = None, *, fast: bool = False) -> Iterator[Finding]:
-    """Findings about a zip directory, whether or not the checkpoint in it can be read."""
+    """Yield findings about a zip directory, whether or not the checkpoint in it can be read."""
     if found_as(path) == "folder" or (checkpoint is not None and torch_zip.archive_of(checkpoint) is None):
         return
     directory = doctor_foreign.directory_of(path)
@@ -327,13 +330,13 @@ def _container(path: str, checkpoint: Checkpoint | None = None, *, fast: bool = 
     if not pickles:
         return
     with open_source(path) as reader:
-        # Each of a file that is far away is a request of its own.
+        # In a remote file, each local header costs a request of its own.
         local_headers = not (fast and reader.far)
         yield from doctor_zip.scan(reader, directory, pickles[0].rpartition("/")[0], local_headers=local_headers)
 
 
 def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast: bool = False) -> Iterator[Finding]:
-    """Findings about the pickle, and about other pickles in the records."""
+    """Yield findings about the pickle, and about further pickles in the records."""
     parts = pickled(checkpoint)
     if parts is None:
         return
@@ -356,14 +359,14 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
     module = doctor_pickle.modules(graph)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):
         module = None
-    # Where several state dicts could be meant, extract would ask which; sanitize keeps all of them.
+    # With several state dicts, extract would ask for one of them; sanitize keeps all.
     beside = at is None and module is not None and len(meant(checkpoint)) > 1
     arrays = any(named_arrays(graph.root)) if not checkpoint.entries else False
     for finding in doctor_pickle.scan(graph, where, base):
         if finding.id == "foreign-global" and not checkpoint.entries and module is None and not arrays:
-            # A scheduler's state, or a program's settings: no weights fail to load.
+            # It is a scheduler's state, or a program's settings, so no weights fail to load.
             finding = replace(finding, severity="warning")
-        # Without its classes nothing of a module is left for sanitize to write; extract takes the weights out.
+        # Without its classes, sanitize would have nothing of a module to write; extract saves the weights.
         taken = module is not None and not beside and finding.id in ("foreign-global", "dangerous-global")
         yield replace(finding, fix=_extracted(checkpoint)) if taken else finding
     if module is not None:
@@ -373,28 +376,28 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
 
 
 def _extracted(checkpoint: Checkpoint) -> str:
-    """What takes the weights out of a whole module, if there are any."""
+    """Return the fix that extracts the weights of a whole module, if it has any."""
     try:
         empty = not any(state_dict_of(checkpoint, row) for row in meant(checkpoint))
     except CkptfixError:
         empty = False
     if empty:
-        return "no tensor is in it to be taken out: only its class, with the package that it is from, makes it again"
+        return "it has no tensors to extract: only its class, from the package that defines it, can rebuild it"
     return "ckptfix extract {source} {weights}"
 
 
 _STREAM = "torch.storage._load_from_bytes"
-"""What a plain pickle calls for each storage, whose stream is a part of its graph."""
+"""Function that a plain pickle calls for each storage, whose stream is a part of its graph."""
 
 
 _SLIM = "ckptfix slim {source} {slim}"
 
 
 def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: str, fast: bool) -> Iterator[Finding]:
-    """Records that no tensor uses, and those that are pickles; also those that edits in place have replaced."""
+    """Yield findings about unused records, and about records and replaced data.pkl that hide pickles."""
     used = graph.storages()
     prefix = f"{root}/data/"
-    idle: list[Record] = []
+    idle: list[DirectoryRecord] = []
     with open_source(checkpoint.path) as reader:
         for record in directory.records:
             key = record.name.removeprefix(prefix)
@@ -409,28 +412,28 @@ def _hidden(checkpoint: Checkpoint, graph: Graph, directory: Directory, root: st
         for _, _, record in earlier(checkpoint.path, directory):
             _, names = scan_inside.names_in_record(reader, record)
             if names:
-                message = f"the data.pkl before an edit in place names {doctor_pickle.listed(names)}"
+                message = f"the data.pkl from before an in-place edit names {doctor_pickle.listed(names)}"
                 yield found("hidden-pickle", message, where=record.name, offset=record.header, fix=_SLIM)
     if idle:
         total = sum(record.size for record in idle)
-        message = f"{total:,} bytes in {len(idle)} records belong to no tensor"
+        message = f"no tensor uses {total:,} bytes in {len(idle)} records"
         yield found("unused-record", message, where=idle[0].name, offset=idle[0].header)
 
 
-def _piece(storage: Storage, name: str) -> scan_records.Piece:
-    """The bytes of a storage; of one in several files with the checksum that these state together."""
+def _piece(storage: Storage, name: str) -> scan_records.CheckedRange:
+    """Return the bytes of a storage; for one in several files, with the checksum that their checksums combine to."""
     data = storage.data
     assert data is not None
     if is_spliced(data):
         with suppress(CkptfixError):
-            return scan_records.Piece(name, data, crc32_of(data))
-    return scan_records.Piece(storage.key, data, storage.crc32)
+            return scan_records.CheckedRange(name, data, crc32_of(data))
+    return scan_records.CheckedRange(storage.key, data, storage.crc32)
 
 
-def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece]:
-    """All bytes of the file that hold tensors, and every other record of a zip; the values of `view` are judged."""
+def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.CheckedRange]:
+    """List all bytes of the file that hold tensors, and other records of a zip; the values of `view` are judged."""
     judged = {entry.name for entry in view.entries}
-    pieces: dict[object, scan_records.Piece] = {}
+    pieces: dict[object, scan_records.CheckedRange] = {}
     stack = [(entry, entry) for entry in reversed(checkpoint.entries)]
     while stack:
         entry, whole = stack.pop()
@@ -456,7 +459,7 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
     for piece in pieces.values():
         piece.where = f"{prefix}{piece.where}"
     known = {piece.where for piece in pieces.values()}
-    others: list[scan_records.Piece] = []
+    others: list[scan_records.CheckedRange] = []
     with open_source(checkpoint.path) as reader:
         for record in archive.directory.records:
             # The pickle's checksum was compared when it was read.
@@ -466,18 +469,18 @@ def _pieces(checkpoint: Checkpoint, view: Checkpoint) -> list[scan_records.Piece
                 data = record_data(reader, record)
             except CkptfixError:
                 continue
-            others.append(scan_records.Piece(record.name, data, record.crc32 or None))
+            others.append(scan_records.CheckedRange(record.name, data, record.crc32 or None))
     return [*pieces.values(), *others]
 
 
-def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
-    """A piece that lies in pieces in other files, and what these state checksums of; none where a file is lost."""
+def _spliced(piece: scan_records.CheckedRange) -> Iterator[scan_records.CheckedRange]:
+    """Yield a piece that is spread over several files, and the parts with checksums; nothing if a file is lost."""
     try:
         checks = list(checks_of(piece.data))
     except CkptfixError:
         return
     named = ((as_path(file_of(check.data)).name, check) for check in checks)
-    apart = [scan_records.Piece(f"{name}: {check.where}", check.data, check.crc32) for name, check in named]
+    apart = [scan_records.CheckedRange(f"{name}: {check.where}", check.data, check.crc32) for name, check in named]
     if piece.crc32 is not None:
         piece.apart = apart
         apart = []
@@ -485,17 +488,17 @@ def _spliced(piece: scan_records.Piece) -> Iterator[scan_records.Piece]:
     yield from apart
 
 
-def _inside(piece: scan_records.Piece, size: int) -> bool:
-    """Whether the file has the bytes; where it has not, the cut is reported already."""
+def _inside(piece: scan_records.CheckedRange, size: int) -> bool:
+    """Return whether the file has these bytes; if not, the truncation is reported already."""
     return not isinstance(piece.data, ByteRange) or (piece.data.length >= 0 and piece.data.end <= size)
 
 
 def _ordered(findings: Iterable[Finding], rows: Sequence[LoadError]) -> list[Finding]:
-    """The findings once each, the most serious first; of equals, those first that explain the message."""
+    """Return each finding once, the most serious first; equally serious ones that explain the message come first."""
     kept: dict[tuple[object, ...], Finding] = {}
     counts: dict[str, int] = {}
     for finding in findings:
-        # A format's own finding about a place stands for the scan's, which only knows more of it.
+        # The scan's finding replaces the format's own about the same place, as it is more detailed.
         key = (finding.id, finding.where, finding.offset if finding.id not in _SAME else None)
         counts[finding.id] = counts.get(finding.id, 0) + (key not in kept)
         if key in kept or counts[finding.id] <= MOST:
@@ -504,7 +507,7 @@ def _ordered(findings: Iterable[Finding], rows: Sequence[LoadError]) -> list[Fin
 
 
 def _places(rows: Sequence[LoadError]) -> Callable[[Finding], tuple[int, int, int]]:
-    """The place of a finding among others: the most serious first, then those that explain the message."""
+    """Return the sort key of findings: the most serious first, then those that explain the message."""
     wanted = {row: place for place, row in enumerate(rows)}
 
     def place(finding: Finding) -> tuple[int, int, int]:
@@ -515,4 +518,4 @@ def _places(rows: Sequence[LoadError]) -> Callable[[Finding], tuple[int, int, in
 
 
 _SAME = ("duplicate-record", "bad-crc", "trailing-bytes", "no-lightning-version", "fixed-device")
-"""Ids that two scans may give to one place, with other offsets."""
+"""Ids that two scans may report for one place, with different offsets."""

@@ -1,7 +1,7 @@
-"""How a checkpoint fits a model: names, shapes, and what is known of the differences.
+"""Comparison of a checkpoint with a model: keys, shapes, and what is known about the differences.
 
-The names go together as `load_into` takes them: as they are, without wrappers' components, or with a base prefix
-removed or added (`names.bases`). What differs then is sorted by what is known about it.
+Keys are paired as `load_into` pairs them: unchanged, without wrapper components, or with a base prefix removed or added
+(`names.bases`). The remaining differences are sorted by their known causes.
 """
 
 from __future__ import annotations
@@ -21,37 +21,39 @@ from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.doctor.match import offered
-from ckptfix.ops.target.targets import Side, agreement, of_candidate
+from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
 
 _BUFFERS = {"running_mean", "running_var", "num_batches_tracked"}
 
 MOST_MATCHED = 5000
-"""Tensors up to which an alignment by structure is tried: a second or so."""
+"""Most tensors for which an alignment by structure is tried: it takes a second or so."""
 
 FEW = 300
-"""The same where no tensor byte is read: a tenth of a second."""
+"""The same limit where no tensor byte is read: a tenth of a second."""
 
 
-def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: bool = False) -> Iterator[Finding]:
-    """Findings about `checkpoint` as the weights of the model `target`.
+def scan(
+    checkpoint: Checkpoint, target: ExpectedModel, *, at: str | None = None, fast: bool = False
+) -> Iterator[Finding]:
+    """Yield findings about `checkpoint` as the weights of the model `target`.
 
     Args:
-        at: address of the state dict; by default the one whose names agree best.
-        fast: try an alignment by structure for small models only.
+        at: address of the state dict; by default the one whose keys agree best.
+        fast: try an alignment by structure only for small models.
     """
     wanted = {slot.name: slot for slot in target.slots}
     compared = _compared(checkpoint, target, at)
     if compared is None:
-        yield found("no-tensors", "it holds no state dict to compare with the model", severity="error")
+        yield found("no-tensors", "it has no state dict to compare with the model", severity="error")
         return
     renaming, side = compared
     have = {slot.name: slot for slot in side.slots}
     several = len(choose.states(checkpoint)) > 1
     alignable = not fast and not renaming.agreeing and len(have) <= MOST_MATCHED
     if alignable and (rules := _by_structure(side, target)):
-        message = f"all {len(have):,} tensors are the model's under other names, as {rules}"
+        message = f"all {len(have):,} tensors match the model's under different keys, such as {rules}"
         place = f" --at {verbatim(word(side.at))}" if side.at else ""
         fix = f"ckptfix match {{source}} {{matched}} --like {{like}}{place if several else ''}"
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
@@ -65,22 +67,24 @@ def scan(checkpoint: Checkpoint, target: Side, *, at: str | None = None, fast: b
 
 
 def _misfits(
-    renaming: bases.Renaming, side: Side, have: dict[str, Slot], wanted: dict[str, Slot]
+    renaming: bases.Renaming, side: ExpectedModel, have: dict[str, Slot], wanted: dict[str, Slot]
 ) -> Iterator[Finding]:
-    """What the names are, and what differs."""
+    """Yield findings about the keys, and about what differs."""
     if not renaming.agreeing:
-        message = f"none of its {len(have):,} names is one of the model's {len(wanted):,}: strict=False loads nothing"
+        message = f"none of its {len(have):,} keys is among the model's {len(wanted):,}: strict=False loads nothing"
         yield found("no-names-match", message, where=side.at or "")
         return
     if renaming.rule != bases.EXACT:
         example = next((old, new) for old, new in renaming.names.items() if new in wanted)
-        message = f"{renaming.agreeing:,} names agree but for {renaming.rule}, as {example[0]}, there {example[1]}"
+        message = f"{renaming.agreeing:,} keys agree except for {renaming.rule}: {example[0]}, there {example[1]}"
         yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming, *example))
     yield from _differences(have, wanted, renaming.names)
 
 
-def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[bases.Renaming, Side] | None:
-    """The state dict whose names agree best with the model's, and how its names go into them."""
+def _compared(
+    checkpoint: Checkpoint, target: ExpectedModel, at: str | None
+) -> tuple[bases.Renaming, ExpectedModel] | None:
+    """Return how keys map to the model's, and the state dict, for the one whose keys agree best."""
     wanted = [slot.name for slot in target.slots]
     sides = [of_candidate(checkpoint, row) for row in choose.models(checkpoint) if at in (None, row.at)]
     tried = [(agreement(side, wanted), side) for side in sides]
@@ -88,9 +92,9 @@ def _compared(checkpoint: Checkpoint, target: Side, at: str | None) -> tuple[bas
 
 
 def settled(
-    findings: Sequence[Finding], checkpoint: Checkpoint, target: Side, *, at: str | None = None
+    findings: Sequence[Finding], checkpoint: Checkpoint, target: ExpectedModel, *, at: str | None = None
 ) -> list[Finding]:
-    """`findings` in view of the model: wrapped names are reported once, and not where the model has them too."""
+    """Adjust `findings` to the model: report wrapped keys once, and not as a fault where the model has them too."""
     compared = _compared(checkpoint, target, at)
     if compared is None or not compared[0].agreeing:
         return list(findings)
@@ -106,7 +110,7 @@ def settled(
         return [*(row for row in findings if row not in wrapped), *noted]
     misfit = wrapped if any(row.fix == _UNWRAP for row in prefixed) or not prefixed else prefixed
     others = [row for row in findings if row not in wrapped and row not in prefixed]
-    # Names that the model does not have are a misfit, whatever added them.
+    # Keys that the model does not have are a misfit, whichever wrapper added them.
     return [*others, *(replace(row, severity="error") for row in misfit)]
 
 
@@ -114,7 +118,7 @@ _UNWRAP = "ckptfix unwrap {source} {unwrapped}"
 
 
 def _prefix_fix(renaming: bases.Renaming, old: str, new: str) -> str | None:
-    """The command that makes `new` of `old`."""
+    """Return the command that renames `old` to `new`."""
     if not renaming.base:
         shorter = len(new) < len(old)
         return _UNWRAP if shorter else "ckptfix add-module {source} {wrapped}"
@@ -140,7 +144,7 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         if source.shape != slot.shape:
             head = source.shape[1:] == slot.shape[1:] and len(source.shape) in (1, 2)
             rows = positions if any(part in name for part in _POSITIONS) else shapes
-            note = " (a head of another size)" if head and rows is shapes else ""
+            note = " (a head of a different size)" if head and rows is shapes else ""
             rows.append(f"{name} is {list(source.shape)} here, {list(slot.shape)} in the model{note}")
         elif misfit := slots.misfit(source, slot):
             kinds.append(f"{name}: {misfit}")
@@ -151,7 +155,7 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
     spelled = _spelled({slot.name: slot for slot in over}, {slot.name: slot for slot in missing})
     if spelled:
         old, new = next(iter(spelled.items()))
-        yield found("other-spelling", f"{len(spelled):,} names are spelled otherwise, as {old}, there {new}", where=old)
+        yield found("other-spelling", f"{len(spelled):,} keys differ in spelling: {old}, there {new}", where=old)
     over = [slot for slot in over if slot.name not in spelled]
     missing = [slot for slot in missing if slot.name not in set(spelled.values())]
     optional = {slot.name for slot in (*missing, *over) if spellings.optional(slot)}
@@ -160,16 +164,16 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
     left = [slot.name for slot in over if slot.name not in optional]
     for id, names, of in (
         ("optional-buffers", [slot.name for slot in (*missing, *over) if slot.name in optional], "one side lacks"),
-        ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved under its other name only:"),
-        ("missing-keys", lacking, f"the model has {len(lacking):,} more:"),
-        ("unexpected-keys", left, f"the model lacks {len(left):,} of them:"),
+        ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved only under the tied key:"),
+        ("missing-keys", lacking, f"the model has {len(lacking):,} more keys:"),
+        ("unexpected-keys", left, f"the model lacks {len(left):,} of its keys:"),
     ):
         if names:
             yield found(id, f"{of} {shown(collapse(names), 5)}", where=names[0])
 
 
 def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:
-    """Whether the model ties `slot` to a tensor that is there, or an output head has an embedding's shape."""
+    """Return whether the model ties `slot` to a tensor that is present, or an output head has an embedding's shape."""
     if slot.tied is not None:
         return slot.tied in found_names
     if any(other.tied == slot.name and name in found_names for name, other in wanted.items()):
@@ -179,7 +183,7 @@ def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_name
 
 
 def _spelled(have: dict[str, Slot], wanted: dict[str, Slot]) -> dict[str, str]:
-    """Names of one side -> the other side's spelling of them, where only the spelling differs."""
+    """Map names of one side to their spelling on the other side, where only the spelling differs."""
     ours, theirs = (_canonical(list(side)) for side in (have, wanted))
     back = {new: name for name, new in theirs.items()}
     pairs = {name: back[new] for name, new in ours.items() if new in back}
@@ -191,8 +195,8 @@ def _canonical(names: Sequence[str]) -> dict[str, str]:
     return {name: known.get(name, name) for name in names}
 
 
-def _by_structure(side: Side, target: Side) -> str:
-    """The first rule of a complete and unambiguous alignment; ``""`` if there is none."""
+def _by_structure(side: ExpectedModel, target: ExpectedModel) -> str:
+    """Return the first rule of a complete and unambiguous alignment; ``""`` without one."""
     try:
         matching = match(side.slots, target.slots, by="structure")
     except CkptfixError:
@@ -203,8 +207,8 @@ def _by_structure(side: Side, target: Side) -> str:
     return f"{changed[0].source} for {changed[0].target}" if changed else ""
 
 
-def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
-    """Optimizers of the file that were made for another number of parameters than the model has."""
+def _optimizers(checkpoint: Checkpoint, target: ExpectedModel) -> Iterator[Finding]:
+    """Yield findings about optimizers that were saved for a different number of parameters than the model has."""
     trained = [
         slot for slot in target.slots
         if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not spellings.optional(slot)
@@ -217,5 +221,5 @@ def _optimizers(checkpoint: Checkpoint, target: Side) -> Iterator[Finding]:
             groups[at] = groups.get(at, 0) + len(value)
     for at, count in groups.items():
         if count != len(trained):
-            message = f"the optimizer was saved for {count:,} parameters, and the model has {len(trained):,}"
+            message = f"the optimizer was saved for {count:,} parameters, but the model has {len(trained):,}"
             yield found("optimizer-groups", message, where=at)

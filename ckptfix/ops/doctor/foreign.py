@@ -1,4 +1,4 @@
-"""Findings for what could not be opened: a file of another kind, a folder, or one that is too damaged."""
+"""Findings about paths that could not be opened: other kinds of files, folders, and badly damaged checkpoints."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from ckptfix.errors import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import ENTRIES, found
+from ckptfix.formats import FORMATS, HEAD, detect
+from ckptfix.formats.base import unknown
 from ckptfix.formats.programs.torchscript import CONSTANTS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous import is_dangerous
@@ -27,7 +29,7 @@ from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.extract.plan import read_program
-from ckptfix.ops.inside import Inside
+from ckptfix.ops.inside import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
 
@@ -48,7 +50,7 @@ _IDS: tuple[tuple[type[CkptfixError], str], ...] = (
 
 _REPAIR = "ckptfix repair {source} {repaired}"
 
-PROGRAMS = ("torchscript", "exported-program")
+PROGRAMS = tuple(name for name in FORMATS if FORMATS[name].program)
 
 _TRUSTED = ("plain-pickle", "numpy-file")
 """Kinds whose remedy is to load the file, if the user trusts it."""
@@ -57,14 +59,14 @@ _UNSEEN = ("empty-file", "zero-filled", "lfs-pointer", "gguf-file", "dcp-no-meta
 """Kinds in which no pickle can hide."""
 
 _DEFINITE = 1 << 20
-"""Bytes of a file that are looked at for a transfer as text."""
+"""Bytes of a file that are searched for signs of a transfer as text."""
 
 _TAIL = 1 << 26
-"""Bytes at the end of a zip that are searched for the end of its directory."""
+"""Bytes at the end of a zip in which the end of its directory is searched."""
 
 
 def scan(path: str, error: CkptfixError) -> Iterator[Finding]:
-    """The finding for `error`, raised when the file was opened; and what else can be found out."""
+    """Yield the finding for `error`, raised when the file was opened; and what else can be found out."""
     if isinstance(error, DistributedPart):
         yield _part(path, error)
         return
@@ -85,8 +87,8 @@ def _part(path: str, error: DistributedPart) -> Finding:
 
 
 def _with_its_folder(path: str) -> str:
-    """What helps with a file whose folder is the checkpoint."""
-    return f"name its folder: {verbatim(command('convert', as_path(path).parent, 'OUT'))} makes one file of it"
+    """Return the advice for a file whose folder is the checkpoint."""
+    return f"convert its folder: {verbatim(command('convert', as_path(path).parent, 'OUT'))}"
 
 
 def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
@@ -100,7 +102,7 @@ def _damaged(path: str, error: CkptfixError) -> Iterator[Finding]:
 
 
 def _place(path: str, error: CkptfixError) -> str:
-    """Where the damage is: of a folder, in which of its files too."""
+    """Return where the damage is; for a folder, with the name of the file."""
     where = error.where or ""
     if error.path is None or found_as(path) != "folder" or as_path(error.path).parent != as_path(path):
         return where
@@ -109,7 +111,7 @@ def _place(path: str, error: CkptfixError) -> str:
 
 
 def id_of(error: CkptfixError) -> str:
-    """The id of the finding that an error about a damaged file is."""
+    """Return the finding id for an error about a damaged file."""
     return next((id for kind, id in _IDS if isinstance(error, kind)), "damaged")
 
 
@@ -126,7 +128,7 @@ def _unknown(path: str, error: UnknownFormat) -> Iterator[Finding]:
 
 
 def _fix(path: str, error: UnknownFormat) -> str | None:
-    """What helps, where it is not what the row of the kind says."""
+    """Return the remedy, where it differs from that of the row of its kind."""
     id, hint = error.kind, verbatim(error.hint or "")
     if id in _KEPT_HINTS and hint:
         return hint
@@ -144,8 +146,20 @@ def _fix(path: str, error: UnknownFormat) -> str | None:
     return None
 
 
+def refuse_program(path: str) -> None:
+    """Refuse a program: a diagnosis is about the file, and not about the weights that can be read from it.
+
+    Raises:
+        UnknownFormat: it is one.
+    """
+    if found_as(path) != "file" or not detect(path).program:
+        return
+    with open_source(path) as reader:
+        raise unknown(path, reader.read(0, min(HEAD, reader.size)), reader.size)
+
+
 def _of_program(path: str) -> str | None:
-    """What helps with a program, where its parameters and buffers are not what `extract` can take."""
+    """Return the remedy for a program whose parameters and buffers are not what `extract` can take."""
     try:
         weights = read_program(path)
         if weights is None or weights.entries:
@@ -155,7 +169,7 @@ def _of_program(path: str) -> str | None:
         return None
     if constants is not None and constants.entries:
         return "ckptfix extract {source} {weights} --at " + CONSTANTS
-    return "it has no parameters, no buffers and no constants that are tensors: there is nothing to take out of it"
+    return "it has no parameters, buffers or constants that are tensors: there is nothing to extract"
 
 
 def _of_folder(kinds: Sequence[Finding]) -> bool:
@@ -163,12 +177,12 @@ def _of_folder(kinds: Sequence[Finding]) -> bool:
 
 
 def _repairs(finding: Finding) -> bool:
-    """Whether the remedy of a finding is to repair the file."""
+    """Return whether the remedy of a finding is to repair the file."""
     return (finding.fix if finding.fix is not None else ENTRIES[finding.id].fix) == _REPAIR
 
 
-def _with_names(finding: Finding, inside: Inside) -> Finding:
-    """The finding of a kind of file, with what runs code in it; repair is not offered where no tensor was found."""
+def _with_names(finding: Finding, inside: HiddenContents) -> Finding:
+    """Add to a finding the functions in the file that run code; drop repair as remedy where no tensor was found."""
     if finding.severity == "info":
         return finding
     dangerous = [name for name in inside.names if is_dangerous(name)]
@@ -176,19 +190,19 @@ def _with_names(finding: Finding, inside: Inside) -> Finding:
     if dangerous:
         message += f"; it names {doctor_pickle.listed(dangerous)}, which can run code"
     if inside.cut:
-        message += "; it was not looked into to its end"
+        message += "; it was not searched to its end"
     useless = _repairs(finding) and inside.pickles and not inside.tensors
     fix = "" if useless or (dangerous and finding.id in _TRUSTED) else finding.fix
     return replace(finding, message=message, fix=fix)
 
 
-def _hidden(kinds: Sequence[Finding], inside: Inside) -> Iterator[Finding]:
-    """The globals of a file that no format takes; repair leaves those out that run code, and keeps the others."""
+def _hidden(kinds: Sequence[Finding], inside: HiddenContents) -> Iterator[Finding]:
+    """Yield findings about globals of an unreadable file; repair drops those that run code, and keeps the others."""
     ids = {finding.id for finding in kinds}
     fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""
     rows = inside.hidden
     if ids.intersection((*PROGRAMS, "dcp-folder")):
-        # What these formats always contain is not reported.
+        # These formats always contain some globals, so only dangerous ones are reported.
         rows = [row for row in rows if is_dangerous(row.name)]
     yield from doctor_pickle.hidden(rows, fix=fix)
 
@@ -210,7 +224,7 @@ def _zip_without_directory(path: str) -> bool:
 
 
 def _no_directory(path: str, message: str) -> Finding:
-    """A zip without a directory where readers look for it: cut short, or with a long tail behind its end."""
+    """Return the finding for a zip without a directory in the usual place: truncated, or followed by many bytes."""
     with open_source(path) as reader:
         end = reader.size
         while end > max(0, reader.size - _TAIL):
@@ -229,16 +243,16 @@ def _no_directory(path: str, message: str) -> Finding:
 
 
 def _text_mode(path: str) -> Iterator[Finding]:
-    """Whether every line feed has a carriage return before it, which no binary file of any size has."""
+    """Yield a finding if every line feed has a carriage return before it, as in no binary file of any size."""
     with open_source(path) as reader:
         data = reader.read(0, min(reader.size, _DEFINITE))
     feeds = data.count(b"\n")
     if feeds >= 8 and feeds == data.count(b"\r\n"):
-        yield found("text-mode", f"each of {feeds} line feeds has a carriage return before it: transferred as text")
+        yield found("text-mode", f"a carriage return precedes each of {feeds} line feeds: transferred as text")
 
 
 def directory_of(path: str) -> Directory | None:
-    """The zip directory of a file, if it has one that can be read."""
+    """Return the zip directory of a file, if it has a readable one."""
     try:
         with open_source(path) as reader:
             return read_directory(reader)

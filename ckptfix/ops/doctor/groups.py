@@ -1,4 +1,4 @@
-"""Findings with one cause as one: thirty classes that weights_only=True refuses are one thing to read, and to fix."""
+"""Grouping of findings with one cause: thirty classes that weights_only=True refuses are read and fixed as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptfix.findings.table import Remedy
 from ckptfix.words import some
 
 OF_THE_FORMAT = frozenset({"needs-torch", "no-checksums", "no-mmap"})
-"""Notes that are true of nearly every file of a format: they say nothing about this one."""
+"""Notes that apply to nearly every file of a format, and tell nothing about this one."""
 
 _EXAMPLES = frozenset({"one-rank", "optimizer-state"})
 """Findings whose place is only the first of many."""
@@ -20,12 +20,12 @@ _ABOUT = {
     "tensor-class": "torch.load needs the library of these tensors to be imported first: {}",
     "dangerous-global": "the pickle contains {}, which can run code or open files",
 }
-"""id -> a sentence about all that such findings name (`Finding.about`)."""
+"""id -> a sentence about everything that such findings name (`Finding.about`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Findings of one id and severity, in their order, and what to do about the first that says it.
+class FindingGroup:
+    """Findings of one id and severity, in their order, with the first advice that any of them has.
 
     Attributes:
         advice: an instruction in words; None where commands help, or nothing does.
@@ -43,7 +43,7 @@ class Group:
         return self.findings[0].severity
 
     def text(self, most: int = 4) -> str:
-        """What they say together; of names and places the first `most`, 0 for all."""
+        """Return one message for all findings; it lists the first `most` names and places, 0 for all."""
         first = self.findings[0]
         names = list(dict.fromkeys(finding.about for finding in self.findings if finding.about))
         if self.id in _ABOUT and names:
@@ -58,23 +58,23 @@ class Group:
         return f"{text} (and {len(self.findings) - 1:,} more)" if alike else f"{text}; also at {some(others, most)}"
 
 
-def grouped(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> list[Group]:
-    """The findings that belong together, in the order of the first of each."""
+def grouped(findings: Sequence[Finding], remedies: Iterable[Remedy]) -> list[FindingGroup]:
+    """Group the findings that belong together, in the order of the first of each group."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     advice: dict[tuple[str, str], str | None] = {}
     for finding, remedy in zip(findings, remedies, strict=True):
         key = finding.id, finding.severity
         groups.setdefault(key, []).append(finding)
         advice[key] = advice.get(key) or remedy.advice
-    return [Group(tuple(rows), advice[key]) for key, rows in groups.items()]
+    return [FindingGroup(tuple(rows), advice[key]) for key, rows in groups.items()]
 
 
 def placed(finding: Finding) -> str:
-    """The message, and before it where that is, unless it is in the message or the pickle as such."""
+    """Return the message, preceded by the place unless the message or the pickle implies it."""
     plain = finding.id in _EXAMPLES or finding.where in finding.message or _of_pickle(finding.where)
     return finding.message if plain else f"{finding.where}: {finding.message}"
 
 
 def _of_pickle(where: str) -> bool:
-    """Whether `where` is the pickle of the checkpoint, which everything in it is in."""
+    """Return whether `where` is the checkpoint's pickle as a whole, which adds nothing to a message."""
     return where in ("", "pickle") or where.endswith("data.pkl")

@@ -1,4 +1,4 @@
-"""Whether `match` would give a file the names of a model: tried before it is offered, without writing."""
+"""Trial of `match` before doctor offers it: does it give a file the keys of a model? Nothing is written."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 _ABOUT_NAMES = (
     *("no-names-match", "missing-keys", "unexpected-keys", "other-spelling"),
     *("matched-by-structure", "names-prefixed"),
 )
 
-_OTHER_MODEL = "no renaming makes it fit: look whether TARGET is the model that the file was saved from"
+_OTHER_MODEL = "no renaming makes it fit: check that TARGET is the model that the file was saved from"
 
 
 def offered(
     findings: Iterable[Finding],
     checkpoint: Checkpoint,
-    side: Side,
-    target: Side,
+    side: ExpectedModel,
+    target: ExpectedModel,
     agreeing: int,
     *,
     several: bool,
     most: int,
 ) -> Iterator[Finding]:
-    """`findings` about the names of `side`, with `match` as their remedy where it works, and only there.
+    """Yield `findings` about the keys of `side`, with `match` as their remedy only where it works.
 
     Args:
-        agreeing: how many names agree without it.
-        several: whether the file has other state dicts, so that the command has to say which.
+        agreeing: how many keys agree without it.
+        several: whether the file has further state dicts, so that the command must name one.
         most: tensors of a side up to which it is tried.
     """
     rows = list(findings)
@@ -55,8 +55,8 @@ def offered(
             yield replace(row, fix=_OTHER_MODEL if row.id == "no-names-match" else "")
 
 
-def _options(checkpoint: Checkpoint, side: Side, target: Side, agreeing: int) -> str | None:
-    """The options with which `match` works and makes more names agree; None where it does not."""
+def _options(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> str | None:
+    """Return the options with which `match` works and makes more keys agree; None where it does not."""
     try:
         plain = match(side.slots, target.slots, by="structure")
         matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})

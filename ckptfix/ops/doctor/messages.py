@@ -1,7 +1,8 @@
-"""What the messages of torch, transformers, Lightning, safetensors and pickle mean, old wordings and new.
+"""Meanings of the messages of torch, transformers, Lightning, safetensors and pickle, in old and new wordings.
 
-`TEXTS` maps a pattern to the load errors it may belong to. The first byte of a wrong file stands in some messages: the
-unpickler of weights_only=True says ``Unsupported operand 118`` where the older one said ``invalid load key, 'v'``.
+`TEXTS` maps a pattern to the load errors that it may belong to. Some messages contain the first byte of a wrong file:
+the unpickler of weights_only=True prints ``Unsupported operand 118`` where the older one printed ``invalid load key,
+'v'``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ckptfix.names.wrappers import WRAPPERS, Wrapper
 
 
 def _keys_with(wrappers: Iterable[Wrapper]) -> str:
-    """The pattern of keys with these components: anywhere, or only in front where a model may have such a name."""
+    """Return the pattern of keys with these components: anywhere, or only in front where models may have such keys."""
     return "|".join(("" if row.anywhere else "['\"]") + re.escape(row.component) + r"\." for row in wrappers)
 
 
@@ -111,21 +112,21 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"file is too large|bigger than it should|larger than expected|checkpoint is huge", (E.WHOLE_STORAGE,)),
     (r"zip64|too many (bytes|entries)|Overlapped entries|local header", (E.ZIP_PROGRAM, E.BAD_RECORD)),
 )  # fmt: skip
-"""Pattern, without regard to case, -> load errors; every row that fits counts, the first ones most."""
+"""Pattern, case ignored, -> load errors; every row that matches counts, the first ones most."""
 
 _COMPILED = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), rows) for pattern, rows in TEXTS)
 
 MOST_TEXT = 20_000
-"""Characters of a pasted message that are read: its end, where the error stands."""
+"""Characters of a pasted message that are read, from its end, where the error is."""
 
 
 def rows(text: str) -> tuple[E, ...]:
-    """The load errors that `text` may be, most likely first; none if it is not known."""
+    """Return the load errors that `text` may be, most likely first; empty if it is unknown."""
     found = dict.fromkeys(_rows(text[-MOST_TEXT:]))
     names = message_names.listed(text)
     if names is None:
         return tuple(found)
-    # A word that some of the names have is not a cause, unless all that one side lists have it.
+    # A word in some keys is not a cause, unless all keys that one side lists have it.
     chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
     cause = [E.PREFIX] if message_names.prefix(names) is not None else []
     others = [row for row in found if row not in chance]
@@ -137,7 +138,7 @@ _OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
     (E.GAMMA_BETA, r"LayerNorm|gamma|beta"),
     (E.WEIGHT_NORM, r"weight_g|weight_v|original"), (E.SPECTRAL_NORM, r"weight_orig|weight_u\b|original|\._u\b|\._v\b"),
 )}  # fmt: skip
-"""Load errors that are recognised by a word in the names, and the word."""
+"""Load errors that are recognized by a word in the keys, and the word."""
 
 
 def _of_all(row: E, names: message_names.Listed) -> bool:
@@ -151,5 +152,5 @@ def _rows(text: str) -> Iterator[E]:
 
 
 def meaning(row: E) -> str:
-    """What load error number `row` usually means, in one sentence without a full stop."""
+    """Return the usual meaning of load error `row`, in one sentence without a full stop."""
     return MEANINGS[row]

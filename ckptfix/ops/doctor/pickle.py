@@ -1,4 +1,4 @@
-"""What a pickle names and hides: functions, other pickles, strings of another age. Read as text, never run."""
+"""Findings about a pickle: the functions, further pickles and old strings in it. It is read as text, and never run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ABOUT = (
     ("pytorch_lightning", "an object of Lightning"),
     ("lightning", "an object of Lightning"),
     ("omegaconf", "a configuration of OmegaConf"),
-    *((name, "what a lazy module has before it is initialised") for name in UNINITIALIZED),
+    *((name, "a placeholder of a lazy module that was never initialized") for name in UNINITIALIZED),
     ("__main__", "a class of the script that saved it"),
 )
-"""Beginnings of names, and what such a thing is."""
+"""Beginnings of names, and a description of such an object."""
 
 _BYTES = frozenset((
     op.BINBYTES, op.SHORT_BINBYTES, op.BINBYTES8, op.BYTEARRAY8, op.STRING, op.BINSTRING, op.SHORT_BINSTRING,
@@ -42,7 +42,7 @@ LISTED = 8
 
 
 def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
-    """Findings about a parsed pickle.
+    """Yield findings about a parsed pickle.
 
     Args:
         where: its record.
@@ -82,12 +82,12 @@ def _global(name: str, where: str, offset: int, call: int | None, base: int) -> 
 
 def _tensor_class(name: str, library: tensor_classes.Library, where: str, offset: int) -> Finding:
     message = f"torch.load needs {library.name} for this file: it holds tensors of that library ({name})"
-    advice = f"run `{library.statement}` before torch.load(..., weights_only=True), which then takes the file"
+    advice = f"run `{library.statement}` before torch.load(..., weights_only=True), which then accepts the file"
     return found("tensor-class", message, where=where, offset=offset, fix=advice, about=name)
 
 
 def _calls(graph: Graph) -> dict[str, int]:
-    """Name of a refused global -> offset of the first call of it that the object holds."""
+    """Map the name of each refused global to the offset of its first call in the object."""
     found_calls: dict[str, int] = {}
     if all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
         return found_calls
@@ -116,7 +116,7 @@ def _calls(graph: Graph) -> dict[str, int]:
 
 
 def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Strings without an encoding; those with bytes above 127 are what Python 3 stops at."""
+    """Yield a finding about strings without an encoding; Python 3 fails on those with bytes above 127."""
     codes = {op.STRING, op.BINSTRING, op.SHORT_BINSTRING} & set(graph.rare)
     if not codes:
         return
@@ -125,7 +125,7 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
     for opcode in op.walk(graph.data, graph.start, graph.end):
         if opcode.code not in codes:
             continue
-        # A length stands before the bytes; STRING is a line of text in which high bytes are written \\x...
+        # A length precedes the bytes; STRING is a line of text in which high bytes are written \\x...
         width = {op.BINSTRING: 4, op.SHORT_BINSTRING: 1}.get(opcode.code, 0)
         text = graph.data[opcode.arg + width : opcode.end]
         if not text.isascii() or (not width and b"\\x" in text):
@@ -134,12 +134,12 @@ def _old_strings(graph: Graph, where: str, base: int) -> Iterator[Finding]:
     if high >= 0:
         yield found("python2-strings", where=where, offset=base + high)
     else:
-        message = "strings as Python 2 wrote them, all of them ASCII"
+        message = "it has strings as Python 2 wrote them, all ASCII"
         yield found("python2-strings", message, where=where, offset=base + first, severity="info")
 
 
 def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
-    """Strings that are pickles, or files that hold some, and contain functions."""
+    """Yield findings about strings that are pickles, or files with pickles inside, and contain functions."""
     # Protocols before 3 write bytes as text, which this function encodes.
     encoded = any(node.name == "encode" and node.module == "_codecs" for node in graph.globals)
     if not encoded and not _BYTES & set(graph.rare):
@@ -155,18 +155,18 @@ def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 
 def named_in(data: bytes) -> str:
-    """The refused globals that `data`, a pickle or a file that holds some, names; "" for anything else."""
+    """List the refused globals that `data`, a pickle or a file with pickles inside, names; "" for anything else."""
     return listed(inside.look_into(Memory(data, ""), "").names)
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in one line, those that run code first."""
+    """Join names in one line, those that run code first."""
     ordered = sorted(names, key=lambda name: not is_dangerous(name))
     return some(ordered, LISTED)
 
 
 def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Finding]:
-    """What follows the STOP of a pickle whose record ends with `data`."""
+    """Yield a finding about the bytes after the STOP of a pickle whose record ends with `data`."""
     if end >= len(data):
         return
     rest = len(data) - end
@@ -182,7 +182,7 @@ def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Fin
 
 
 def hidden(rows: Iterable[Hidden], *, fix: str | None = None) -> Iterator[Finding]:
-    """A finding for each global that `ops.inside` found, once a place."""
+    """Yield a finding for each global that `ops.inside` found, once per place."""
     seen: set[tuple[str, str]] = set()
     for row in rows:
         if (row.place, row.name) not in seen:
@@ -192,7 +192,7 @@ def hidden(rows: Iterable[Hidden], *, fix: str | None = None) -> Iterator[Findin
 
 
 def modules(graph: Graph) -> tuple[str, int] | None:
-    """(class, offset) of the pickled module that is the object or one of its values; None if there is none."""
+    """Return (class, offset) of the pickled module that is the object or one of its values; None without one."""
     candidates = [graph.root, *(value for _, value in pairs(graph.root) or ())]
     for node in candidates:
         if type(node) is Call and torch_module.parts_of(node) is not None:
@@ -201,6 +201,6 @@ def modules(graph: Graph) -> tuple[str, int] | None:
 
 
 def _class_name(node: Call) -> str:
-    """The class of an object, however the pickle names it."""
+    """Return the class of an object, in whichever way the pickle names it."""
     found = class_of(node)
-    return found.full if found is not None else "a class that it does not name"
+    return found.full if found is not None else "an unnamed class"

@@ -1,4 +1,4 @@
-"""What is wrong inside a program with weights (TorchScript, .pt2); no finding means that it is intact."""
+"""Faults inside a program with weights (TorchScript, .pt2); without findings, it is intact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.foreign import directory_of, id_of
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Record
+from ckptfix.zips.read import DirectoryRecord
 
 _FOLDERS = (
     *("data", "constants", "code", "extra", "models", "weights", "tensors", "attributes", "xl_model_weights", ".data"),
@@ -34,7 +34,7 @@ _OF_PLAIN_FILES = frozenset({"stray-record", "deflated", "no-version", "misalign
 
 
 def scan(path: str, *, fast: bool, progress: Progress | None = None) -> Iterator[Finding]:
-    """Findings about the archive, its records, its pickle and, unless `fast`, the checksum of every record."""
+    """Yield findings about the archive, its records, its pickle and, unless `fast`, the checksum of every record."""
     directory = directory_of(path)
     if directory is None or not directory.records:
         return
@@ -47,14 +47,18 @@ def scan(path: str, *, fast: bool, progress: Progress | None = None) -> Iterator
     for row in stray[: doctor_zip.LISTED]:
         message = f"a record of {row.size:,} bytes that torch does not write"
         yield found("stray-record", message, where=row.name, offset=row.header)
-    if not fast:
-        yield from scan_records.scan(list(_pieces(path, directory.records)), "little", progress)
+    damaged: set[str] = set()
+    for finding in () if fast else scan_records.scan(list(_pieces(path, directory.records)), "little", progress):
+        damaged.add(finding.where)
+        yield finding
     try:
         torchscript.read(path) or exported.read(path)
     except DamagedFile as error:
+        if error.where in damaged:
+            return
         yield found(id_of(error), error.message, where=error.where or "", offset=error.offset, fix="")
     except CkptfixError:
-        # Several models, or an older layout: extract says which.
+        # There are several models, or an older layout; extract reports which.
         return
 
 
@@ -63,7 +67,7 @@ def _is_known(name: str) -> bool:
     return name.endswith("/") or below in _FILES or below.partition("/")[0] in _FOLDERS
 
 
-def _pieces(path: str, records: Sequence[Record]) -> Iterator[scan_records.Piece]:
+def _pieces(path: str, records: Sequence[DirectoryRecord]) -> Iterator[scan_records.CheckedRange]:
     with open_source(path) as reader:
         for record in records:
             if record.size:
@@ -71,4 +75,4 @@ def _pieces(path: str, records: Sequence[Record]) -> Iterator[scan_records.Piece
                     data = record_data(reader, record)
                 except CkptfixError:
                     continue
-                yield scan_records.Piece(record.name, data, record.crc32 or None)
+                yield scan_records.CheckedRange(record.name, data, record.crc32 or None)

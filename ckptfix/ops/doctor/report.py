@@ -1,4 +1,4 @@
-"""What doctor found out about a file: the findings, the one that counts, and the commands that help."""
+"""The diagnosis of a file: the findings, the one that counts, and the commands that help."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ckptfix.errors import printable
 from ckptfix.findings import message_names
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain
-from ckptfix.findings.row import Entry, Finding, Severity
+from ckptfix.findings.row import Finding, FindingKind, Severity
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, operand, proposed, shell_line
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
-from ckptfix.ops.doctor.groups import OF_THE_FORMAT, Group, grouped
+from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
 from ckptfix.shown import html, page
 from ckptfix.words import plural
 
@@ -28,13 +28,13 @@ _SUFFIX = re.compile(r"\.(safetensors|(pth|pt)(\.tar)?|bin|ckpt)$")
 Kind = Literal["text", "command", "error", "warning", "info"]
 
 
-class Line(NamedTuple):
+class ReportLine(NamedTuple):
     """A line of a report.
 
     Attributes:
-        kind: what it says: a command to paste, a finding by its severity, or other text.
-        text: it.
-        label: characters at its start that say the severity; None where the whole line is about it.
+        kind: of the content: a command to paste, a finding by its severity, or other text.
+        text: the line itself.
+        label: length of the severity at its start; None where the whole line has the color of its kind.
     """
 
     kind: Kind
@@ -43,14 +43,14 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """What a pasted error message is.
+class ErrorMessage:
+    """The interpretation of a pasted error message.
 
     Attributes:
-        rows: the load errors that it may be, most likely first; empty if it is not known.
-        meanings: what each usually means.
+        rows: the load errors that it may be, most likely first; empty if it is unknown.
+        meanings: the usual meaning of each.
         explained: ids of the findings that explain it, in the order of the findings.
-        advice: what mostly helps, for a file that is not at hand; None where nothing is known.
+        advice: the usual remedy, for a file that is not available; None where nothing is known.
     """
 
     rows: tuple[LoadError, ...]
@@ -59,7 +59,7 @@ class Message:
     advice: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the message as a JSON object."""
         return {
             "names": [row.id for row in self.rows],
             "meanings": list(self.meanings),
@@ -70,19 +70,19 @@ class Message:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
-    """What was found out about a file.
+    """The findings about a file.
 
     Attributes:
         path: the file or folder; ``""`` where there is only a message.
         format: NAME of the format that reads it; None where none does.
-        title: what it is, in words.
+        title: its kind, in words.
         size: bytes of the file; 0 for a folder.
-        findings: the most serious first, those that explain the message before others of their kind; `fix` is a
+        findings: the most serious first, those that explain the message before others of their severity; `fix` is a
             command line for a shell, or words, or None where nothing helps.
-        looked_at: what was checked, in words.
-        message: what the pasted message is; None without one.
-        remedies: what to do about each of the findings, in their order.
-        beside: those of the findings that are about other files of the folder. Their remedies have no commands.
+        looked_at: the checked parts, in words.
+        message: the interpretation of the pasted message; None without one.
+        remedies: the remedy of each finding, in their order.
+        beside: the findings that are about other files of the folder. Their remedies have no commands.
     """
 
     path: str
@@ -91,7 +91,7 @@ class Diagnosis:
     size: int
     findings: tuple[Finding, ...]
     looked_at: tuple[str, ...]
-    message: Message | None = None
+    message: ErrorMessage | None = None
     remedies: tuple[Remedy, ...] = ()
     beside: tuple[Finding, ...] = ()
 
@@ -103,7 +103,7 @@ class Diagnosis:
         return tuple(finding for finding in errors if finding not in self.beside)
 
     def __str__(self) -> str:
-        """What ``ckptfix doctor`` prints, all rows."""
+        """Return the text that ``ckptfix doctor`` prints, with all rows."""
         return "\n".join(line.text for line in self.lines())
 
     def __repr__(self) -> str:
@@ -119,16 +119,16 @@ class Diagnosis:
         return html([what, self.sentence, *advice, *self._commands()], [table])
 
     def to_html(self, *, command: str | None = None) -> str:
-        """One HTML page that needs nothing else: what ``ckptfix doctor --html`` writes.
+        """Return a self-contained HTML page, as written by ``ckptfix doctor --html``.
 
         Args:
-            command: the command line that the page says it was made by; ``ckptfix doctor PATH`` by default.
+            command: the command line shown on the page; ``ckptfix doctor PATH`` by default.
         """
         return page("doctor", self, command=command)
 
     @property
     def sentence(self) -> str:
-        """What is wrong, in one sentence."""
+        """The diagnosis in one sentence."""
         group = self._group_of_cause(self.groups)
         if group is not None:
             return group.text()
@@ -141,11 +141,11 @@ class Diagnosis:
         return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
 
     @property
-    def groups(self) -> list[Group]:
-        """The findings, those of one cause together."""
+    def groups(self) -> list[FindingGroup]:
+        """The findings, with those of one cause grouped."""
         return grouped(self.findings, self.remedies)
 
-    def _group_of_cause(self, groups: Sequence[Group]) -> Group | None:
+    def _group_of_cause(self, groups: Sequence[FindingGroup]) -> FindingGroup | None:
         cause = self.cause
         return next((group for group in groups if any(finding is cause for finding in group.findings)), None)
 
@@ -167,17 +167,17 @@ class Diagnosis:
 
     @property
     def fixes(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that fix the findings that are not just notes, or explain the message: lists of words, in order.
+        """The commands for the findings that explain the message or are more than notes: lists of words, in order.
 
-        Each reads what the one before it wrote; empty where no command of ckptfix helps.
+        Each reads the output of the one before it; empty where no command of ckptfix helps.
         """
         return chain(self.path, [(finding, row) for finding, row in self._counted() if row.commands])
 
     @property
     def fix(self) -> tuple[str, ...] | None:
-        """The one command that does all that `fixes` does: where these are several, ``ckptfix fix``.
+        """The one command that does the work of all `fixes`: with several, ``ckptfix fix``.
 
-        It has the model that the file was to fit, and the address that was asked for. None where no command helps.
+        It includes the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
         commands = self.fixes
         if len(commands) < 2:
@@ -192,7 +192,7 @@ class Diagnosis:
         return ("ckptfix", "fix", operand(self.path), *self._fixed(commands[-1]), *wanted)
 
     def _fixed(self, last: Sequence[str]) -> tuple[str, ...]:
-        """The name of the output of fix, with the suffix of what the last command writes; a folder's is not said."""
+        """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
         if found_as(self.path) == "folder" or len(last) < 4:
             return ()
         suffix = _SUFFIX.search(last[3])
@@ -200,7 +200,7 @@ class Diagnosis:
 
     @property
     def advice(self) -> str | None:
-        """What to do in words, where the finding that counts has no command."""
+        """The instruction in words, where the finding that counts has no command."""
         cause = self.cause
         if cause is None:
             return self.message.advice if self.message is not None and not self.path else None
@@ -209,7 +209,7 @@ class Diagnosis:
         )
 
     def _counted(self) -> list[tuple[Finding, Remedy]]:
-        """The findings that are not just notes, or explain the message, with their remedies; the cause first."""
+        """List the findings that explain the message or are more than notes, with their remedies; the cause first."""
         cause = self.cause
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
@@ -217,18 +217,18 @@ class Diagnosis:
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
-    def lines(self, most: int = 0, *, verbose: bool = False) -> list[Line]:
-        """The report: what is wrong and what fixes it, then the other findings, each cause once.
+    def lines(self, most: int = 0, *, verbose: bool = False) -> list[ReportLine]:
+        """Return the report: what is wrong and what fixes it, then the other findings, each cause once.
 
         Args:
             most: names and places that one line lists, 0 for all.
-            verbose: list every finding by itself with its place, and notes that are true of most files of the format.
+            verbose: list every finding by itself with its place, and notes that apply to most files of the format.
         """
         groups = self.groups
         first = self._group_of_cause(groups)
         kind: Kind = "text" if first is None else first.severity
         said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
-        lines = [Line(kind, printable(said)), *self._remedy_lines()]
+        lines = [ReportLine(kind, printable(said)), *self._remedy_lines()]
         if self.message is not None and self.path:
             lines += self._message_lines(self.message)
         rest = [group for group in groups if group is not first]
@@ -237,54 +237,54 @@ class Diagnosis:
             shown = [_row(finding.severity, _in_full(finding)) for finding in self.findings]
         else:
             shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
-        lines += [Line("text", ""), *shown] if shown else []
+        lines += [ReportLine("text", ""), *shown] if shown else []
         checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message) else ""
         hidden = len(self.findings) - len(groups)
         if hidden and not verbose:
             noun = "finding" if hidden == 1 else "findings"
             checked = f"{checked} -v lists {hidden:,} more {noun}, and where each is.".strip()
-        return lines + ([Line("text", ""), Line("text", checked)] if checked else [])
+        return lines + ([ReportLine("text", ""), ReportLine("text", checked)] if checked else [])
 
-    def _remedy_lines(self) -> list[Line]:
-        """What to do about the cause, and the commands for all that is found."""
-        lines = [] if self.advice is None else [Line("text", f"Try: {printable(self.advice)}")]
-        lines += [Line("command", line) for line in self._commands()]
+    def _remedy_lines(self) -> list[ReportLine]:
+        """Return the advice about the cause, and the commands for all findings."""
+        lines = [] if self.advice is None else [ReportLine("text", f"Try: {printable(self.advice)}")]
+        lines += [ReportLine("command", line) for line in self._commands()]
         if not lines and self.cause is not None and self.cause.severity == "error":
-            lines.append(Line("text", "No automatic fix."))
+            lines.append(ReportLine("text", "No automatic fix."))
         return lines
 
     def _commands(self) -> list[str]:
-        """The command that fixes all, and below, where there are several, what it does step by step."""
+        """Return the command that fixes all, followed by its steps where there are several."""
         first, *more = [shell_line(words) for words in self.fixes] or [""]
         if not more or self.fix is None:
             return [f"Fix: {first}"] if first else []
         return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
 
-    def _message_lines(self, message: Message) -> list[Line]:
+    def _message_lines(self, message: ErrorMessage) -> list[ReportLine]:
         if message.explained:
-            return [Line("text", f"This matches your error message ({', '.join(message.explained)}).")]
+            return [ReportLine("text", f"This matches your error message ({', '.join(message.explained)}).")]
         said = [f"This message usually means: {meaning}" for meaning in message.meanings[:3]]
-        return [Line("text", text) for text in said or ["I don't recognise that error message."]]
+        return [ReportLine("text", text) for text in said or ["I don't recognise that error message."]]
 
-    def _group_lines(self, group: Group, most: int) -> list[Line]:
-        """A finding that was not said first, and advice in words that was not given yet; a note's only if asked for."""
+    def _group_lines(self, group: FindingGroup, most: int) -> list[ReportLine]:
+        """Return a finding that is not the cause, with any new advice; a note's advice appears only if asked for."""
         lines = [_row(group.severity, printable(f"{group.text(most)} [{group.id}]"))]
         explained = self.message.explained if self.message is not None else ()
         if group.advice and group.advice != self.advice and (group.severity != "info" or group.id in explained):
-            lines.append(Line("text", f"  Try: {printable(group.advice)}"))
+            lines.append(ReportLine("text", f"  Try: {printable(group.advice)}"))
         return lines
 
     def exit_code(self, fail_on: FailOn = "error") -> int:
-        """1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; else, or for ``"never"``, 0.
+        """Return 1 with a finding at least as serious as `fail_on`, ``"error"`` or ``"warning"``; otherwise 0.
 
-        Errors are damage, what ``weights_only=True`` refuses, a misfit with the model, and files that are no
-        checkpoint. Device tags and names of wrappers are warnings.
+        Errors are damage, objects that ``weights_only=True`` refuses, a misfit with the model, and files that are not
+        checkpoints. Device tags and keys of wrappers are warnings. With ``"never"``, the result is 0.
         """
         limits = {"error": 0, "warning": 1, "never": -1}
         return int(any(RANK[finding.severity] <= limits[fail_on] for finding in self.findings))
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON: `fix` and `fixes` are lists of words, `advice` is in words."""
+        """Return the diagnosis as a JSON object: `fix` and `fixes` are lists of words, `advice` is text."""
         return {
             "path": self.path or None,
             "format": self.format,
@@ -305,21 +305,21 @@ class Diagnosis:
 _WORDS = {"error": "error", "warning": "warning", "info": "note"}
 
 
-def _row(severity: Severity, text: str) -> Line:
+def _row(severity: Severity, text: str) -> ReportLine:
     word = _WORDS[severity]
-    return Line(severity, f"{word}: {text}", len(word))
+    return ReportLine(severity, f"{word}: {text}", len(word))
 
 
 def _in_full(finding: Finding) -> str:
-    """A finding with its place and offset, for those who look for it in the file."""
+    """Format a finding with its place and offset, for readers who look for it in the file."""
     where = finding.where
     if finding.offset is not None:
         where = f"{where} @ {finding.offset:#x}".strip()
     return printable(": ".join(part for part in (finding.id, where, finding.message) if part))
 
 
-def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> Message | None:
-    """What the pasted message `error` is, if there is one; `rows` are the load errors that it may be."""
+def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequence[Finding]) -> ErrorMessage | None:
+    """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
     explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
@@ -327,17 +327,17 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     prefix = message_names.prefix(message_names.listed(error))
     if prefix is not None:
         meanings[0] = prefix.meaning
-    return Message(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
 
 
 def of_message(error: str) -> Diagnosis:
-    """What the pasted message `error` says by itself, without the file."""
+    """Interpret the pasted message `error` by itself, without the file."""
     message = message_of(error, messages.rows(error), ())
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
 def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> str | None:
-    """The remedy of the row that is most about the first of `rows`, for any file."""
+    """Return the remedy of the row that is closest to the first of `rows`, for any file."""
     if prefix is not None:
         verb, *options = prefix.options
         return f"{shell_line(('ckptfix', verb, 'FILE', 'OUT', *options))}; or in Python: ckptfix.load_into(model, FILE)"
@@ -346,8 +346,8 @@ def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> s
     return None if nearest is None or nearest.fix is None else readable(nearest.fix)
 
 
-def explained(entry: Entry) -> dict[str, Any]:
-    """A row of the table of findings for JSON; in a command, words such as FILE and OUT are to be replaced."""
+def explained(entry: FindingKind) -> dict[str, Any]:
+    """Return a row of the table of findings as a JSON object; words such as FILE in a command are placeholders."""
     fix = None if entry.fix is None else readable(entry.fix)
     commands = [shlex.split(line) for line in fix.split(" && ")] if fix and fix.startswith("ckptfix ") else []
     return {
@@ -363,7 +363,7 @@ def explained(entry: Entry) -> dict[str, Any]:
 
 
 def readable(template: str) -> str:
-    """A remedy as the table has it, with its fields as words."""
+    """Return a remedy from the table with its fields as words."""
     words = {"source": "FILE", "like": "TARGET", "at": "PATH"}
     fields = re.findall(r"\{(\w+)\}", template)
     outs = [field for field in dict.fromkeys(fields) if field not in words]

@@ -1,4 +1,4 @@
-"""What is odd about a zip container: everything on which two readers could disagree, or that is not accounted for."""
+"""Faults of a zip container: everything that two readers could read differently, or that is unaccounted for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptfix.findings.table import found
 from ckptfix.io.source import Source
 from ckptfix.zips.check import examine
 from ckptfix.zips.names import leads_out
-from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, Record
+from ckptfix.zips.read import DEFLATED, ENCRYPTED, STORED, Directory, DirectoryRecord
 
 ALIGNMENT = 64
 """Bytes that torch aligns storages to (caffe2/serialize/inline_container.h, ``kFieldAlignment``)."""
@@ -22,11 +22,11 @@ LISTED = 20
 
 
 def scan(reader: Source, directory: Directory, root: str, *, local_headers: bool = True) -> Iterator[Finding]:
-    """Findings about the records of `directory`; of their data only what stands between them is looked at.
+    """Yield findings about the records of `directory`; of the data, only the bytes between records are read.
 
     Args:
         root: the folder that data.pkl is in.
-        local_headers: False looks at the directory alone.
+        local_headers: False examines only the directory.
     """
     records = directory.records
     yield from _names(records)
@@ -38,8 +38,8 @@ def scan(reader: Source, directory: Directory, root: str, *, local_headers: bool
         yield found("no-checksums")
 
 
-def _names(records: Sequence[Record]) -> Iterator[Finding]:
-    groups: dict[str, list[Record]] = defaultdict(list)
+def _names(records: Sequence[DirectoryRecord]) -> Iterator[Finding]:
+    groups: dict[str, list[DirectoryRecord]] = defaultdict(list)
     for record in records:
         groups[record.name.lower()].append(record)
         name = record.name
@@ -55,7 +55,7 @@ def _names(records: Sequence[Record]) -> Iterator[Finding]:
         yield found(id, message, where=group[0].name, offset=group[0].header)
 
 
-def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
+def _fields(records: Sequence[DirectoryRecord], root: str) -> Iterator[Finding]:
     deflated = [record for record in records if record.method == DEFLATED]
     for record in records:
         if record.flags & ENCRYPTED:
@@ -80,7 +80,7 @@ def _fields(records: Sequence[Record], root: str) -> Iterator[Finding]:
 
 
 def _layout(reader: Source, directory: Directory, root: str, local_headers: bool) -> Iterator[Finding]:
-    """What the archive says twice and not alike, bytes between the records, and storages that are not aligned."""
+    """Yield findings about contradicting headers, bytes between the records, and misaligned storages."""
     spans, disputes = examine(reader, directory, local_headers=local_headers)
     kinds: dict[tuple[str, bool], list[Finding]] = defaultdict(list)
     for id, where, offset, message, serious in disputes:
@@ -97,12 +97,12 @@ def _layout(reader: Source, directory: Directory, root: str, local_headers: bool
         and span.record.method == STORED
     ]
     if unaligned:
-        message = f"the data of {len(unaligned)} storages begins at no multiple of {ALIGNMENT} bytes"
+        message = f"the data of {len(unaligned)} storages is not aligned to {ALIGNMENT} bytes"
         yield found("misaligned-storage", message, where=unaligned[0].record.name, offset=unaligned[0].data)
 
 
 def _capped(findings: Iterator[Finding] | Sequence[Finding]) -> Iterator[Finding]:
-    """The first findings of a kind, and one that counts the others."""
+    """Yield the first findings of a kind, and one that counts the others."""
     left = 0
     last: Finding | None = None
     for index, finding in enumerate(findings):

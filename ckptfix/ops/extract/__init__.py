@@ -1,4 +1,4 @@
-"""``ckptfix.extract``: weights out of what cannot be unpickled."""
+"""``ckptfix.extract``: the weights of files that cannot be unpickled."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ckptfix.formats import FORMATS
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.ops.extract import plan
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out_file
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file
 from ckptfix.words import plural, some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExtractResult(Result):
-    """A state dict that was taken out of a file.
+    """A state dict that was extracted from a file.
 
     Attributes:
-        what: what it was in the file, such as ``"the module models.Net"``.
+        what: description of its origin in the file, such as ``"the module models.Net"``.
         at: its address in the file.
-        tensors: how many names are written.
-        left: addresses of what the output does not hold.
-        lost: names of tensors that the output's format cannot hold.
+        tensors: number of keys that are written.
+        left: addresses that the output does not hold.
+        lost: keys of tensors that the output's format cannot hold.
         others: addresses of other state dicts in the file.
-        classes: classes that it was made of, none of which was imported.
+        classes: classes of the objects in it; none of them was imported.
         versions: whether the output has the ``_metadata`` of a state dict.
     """
 
@@ -68,27 +68,27 @@ def extract(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> ExtractResult:
-    """Write one state dict of `source` to `dest`: what ``torch.save(model.state_dict(), dest)`` would have written.
+    """Write one state dict of `source` to `dest`, exactly as ``torch.save(model.state_dict(), dest)`` would have.
 
     `source` is a whole pickled module, whose class need not exist, a training checkpoint, a TorchScript archive or an
-    exported program (``.pt2``). Nothing of it is run. Tensors keep their names, order, strides and ties; parameters
+    exported program (``.pt2``). None of its code is run. Tensors keep their keys, order, strides and ties; parameters
     become plain tensors, as in every state dict.
 
     Args:
-        at: address of the mapping or module to take; the only one by default.
-        ema: take the averaged weights, wherever the trainer keeps them, under the names of a plain model.
-        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by the suffix of `dest` by
-            default.
+        at: address of the state dict or module to extract; the only one by default.
+        ema: extract the averaged weights, wherever the trainer keeps them, under the keys of a plain model.
+        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
+            decides.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
         force: replace an existing `dest`.
-        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
+        keep_old: keep the checkpoint that `force` replaces beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
-        progress: called with bytes done and bytes in all.
+        progress: called with the bytes done and the total bytes.
 
     Raises:
-        NoSuchTensor: nothing at `at`.
-        Refused: there are several, or none; WouldLoseData, if a tensor cannot be read or written.
-        CkptfixError: `source` cannot be read, or `dest` not be written.
+        NoSuchTensor: there is nothing at `at`.
+        Refused: there are several state dicts, or none; WouldLoseData, if a tensor cannot be read or written.
+        CkptfixError: `source` cannot be read, or `dest` cannot be written.
     """
 
     def make(path: str, dest: str) -> Draft[ExtractResult]:
@@ -118,7 +118,7 @@ def extract(
             allows=done.allows(),
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out_file(source, dest, make, how, folder=is_folder(to))
 
 
@@ -126,10 +126,10 @@ def _lines(done: plan.Extraction) -> tuple[str, ...]:
     weights = done.weights
     count = len(weights.entries) - len(done.lost)
     place = f" at {weights.at}" if weights.at and weights.at not in weights.what else ""
-    line = f"took {plural(count, 'tensor')}: {weights.what}{place}, as {done.format}"
+    line = f"extracted {plural(count, 'tensor')}: {weights.what}{place}, as {done.format}"
     lines = [line]
     if weights.classes:
-        lines.append(f"not needed, and not run: {some(weights.classes)}")
+        lines.append(f"classes not needed, and not run: {some(weights.classes)}")
     hooks = [finding for finding in weights.findings if finding.id == "hook-not-run"]
     lines += [f"{finding.where or 'the module'}: {finding.message}" for finding in hooks[:3]]
     if weights.left:
@@ -138,5 +138,5 @@ def _lines(done: plan.Extraction) -> tuple[str, ...]:
     if elsewhere:
         lines.append(f"other state dicts: {some([shown(at) for at in elsewhere])}")
     if done.lost:
-        lines.append(f"LOST, as {done.format} cannot hold them: {some(done.lost)}")
+        lines.append(f"LOST ({done.format} cannot hold them): {some(done.lost)}")
     return tuple(lines)

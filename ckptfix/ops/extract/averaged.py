@@ -1,4 +1,4 @@
-"""Averaged weights in a training checkpoint: where trainers put them, and the names that a plain model has for them."""
+"""Averaged weights in a training checkpoint: where trainers store them, and the keys that a plain model uses."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from ckptfix.ops.extract.sources import picked, read
 from ckptfix.pickles import Call
 
 SHADOW_LIST = "shadow_params"
-"""Key of torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
+"""Key in torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
 
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-"""Last components of names that are buffers and no parameters, which no list of parameters holds."""
+"""Last components of the keys of buffers, which no list of parameters contains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """Averaged weights: where they are, and how they are read."""
+    """Averaged weights: their address, and the function that reads them."""
 
     at: str
     read: Callable[[], Weights]
 
 
 def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> Weights:
-    """The averaged weights of a checkpoint, under the names of a plain model.
+    """Return the averaged weights of a checkpoint, under the keys of a plain model.
 
     Args:
-        found: the state dicts in it.
-        at: address of those to take, where there are several.
+        found: the state dicts in the checkpoint.
+        at: address of those to read, if there are several.
 
     Raises:
-        Refused: there are none, or several.
+        Refused: there are no averaged weights, or several sets.
     """
     rows = [*_named(checkpoint, found), *_swapped(checkpoint, found)]
     rows += [*_flat(checkpoint, found), *_lists(checkpoint, found)]
@@ -51,8 +51,8 @@ def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> 
         return rows[0].read()
     if not rows:
         ats = choices(checkpoint, (candidate.at for candidate in found[:8]), ANY)
-        hint = f"--at takes the state dict at {listed(ats)}" if ats else "`ckptfix inspect` shows what it holds"
-        raise Refused("no averaged weights were found in it", path=checkpoint.path, hint=hint)
+        hint = f"--at extracts the state dict at {listed(ats)}" if ats else "run `ckptfix inspect` to list its content"
+        raise Refused("the file has no averaged weights that ckptfix recognizes", path=checkpoint.path, hint=hint)
     ats = choices(checkpoint, (row.at for row in rows), ANY)
     message = f"it holds {len(rows)} sets of averaged weights: {listed(ats)}"
     choice = {"ema": True, "at": ats[0]} if ats else {}
@@ -68,13 +68,13 @@ def _named(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
 
 
 def _is_swapped(candidate: Candidate, found: list[Candidate]) -> bool:
-    """Whether what stands under a key for averages are the weights before averaging, of MMEngine."""
+    """Return whether a state dict under a key for averages holds MMEngine's weights before averaging."""
     names = candidate.names
     return candidate.at == "ema_state_dict" and "steps" in names and any(row.at == "state_dict" for row in found)
 
 
 def _swapped(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
-    """Trainers that save the average as ``state_dict``, and the weights before averaging beside it.
+    """Find averages saved as ``state_dict`` by trainers that keep the weights before averaging beside it.
 
     Sources: mmengine/hooks/ema_hook.py, before_save_checkpoint (its averaged model has the buffer ``steps``);
     lightning/pytorch/callbacks/weight_averaging.py, on_save_checkpoint.
@@ -88,12 +88,12 @@ def _swapped(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
     candidate = next((candidate for candidate in found if candidate.at == "state_dict"), None)
     if candidate is None:
         return []
-    why = f"the averaged weights, which {writer} saves as state_dict (its {others} has the others)"
+    why = f"the averaged weights, which {writer} saves as state_dict (the other weights are in {others})"
     return [Averaged("state_dict", lambda: replace(read(checkpoint, candidate), what=why))]
 
 
 def _plain(weights: Weights) -> Weights:
-    """Without what a wrapper for averaging adds to the names."""
+    """Remove the prefix and the counters that a wrapper for averaging adds."""
     names = [entry.key for entry in weights.entries]
     what = f"the averaged weights at {address.shown(weights.at)}"
     # ema-pytorch keeps both models, and counters, in one state dict.
@@ -107,9 +107,10 @@ def _plain(weights: Weights) -> Weights:
 
 
 def _flat(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
-    """LitEma of latent-diffusion: ``model.a.b`` is averaged as ``model_ema.ab``, in the same state dict.
+    """Find averages of latent-diffusion's LitEma: ``model.a.b`` is averaged as ``model_ema.ab`` in the same state dict.
 
-    Source: CompVis/latent-diffusion ldm/modules/ema.py. Names without dots are looked up among those with them.
+    Source: CompVis/latent-diffusion ldm/modules/ema.py. A key without dots is matched to the key that equals it once
+    its dots are removed.
     """
     out = []
     for candidate in found:
@@ -141,12 +142,12 @@ def _unflattened(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
         for entry in weights.entries
         if not entry.key.startswith("model_ema.") and entry.key not in averaged_names
     }
-    what = "the averaged weights model_ema.*, under the names of those that they are averages of"
+    what = "the averaged weights model_ema.*, under the keys of the weights that they average"
     return picked(weights, renamed | rest, what)
 
 
 def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
-    """Lists of averaged parameters without names."""
+    """Find lists of averaged parameters without keys."""
     parts = pickled(checkpoint)
     if parts is None:
         return []
@@ -157,14 +158,14 @@ def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
 
 
 def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weights:
-    """The parameters of a list under the names of the one model beside it; its buffers are the model's own.
+    """Return the parameters of a list under the keys of the one model beside it; the buffers are the model's own.
 
     Raises:
-        Refused: numbers or shapes do not go together.
+        Refused: the counts or the shapes do not match.
     """
     if len(models) != 1:
-        message = f"averages without names at {at}, and {len(models)} models that could have them"
-        raise Refused(message, path=checkpoint.path, hint="one model must be beside them, whose names they get")
+        message = f"the averages at {at} have no keys, and {len(models)} models could provide them"
+        raise Refused(message, path=checkpoint.path, hint="exactly one model must be beside them to name them")
     weights = read(checkpoint, models[0])
     parts = parts_of(checkpoint)
     try:
@@ -174,15 +175,15 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
             if where == at and type(node) is Call
         ]
     except BadTensor as error:
-        raise Refused(f"an average cannot be read: {error}", path=checkpoint.path, where=at) from None
+        raise Refused(f"cannot read an average: {error}", path=checkpoint.path, where=at) from None
     named = [entry for entry in weights.entries if entry.key.rpartition(".")[2] not in STATISTICS]
     if [entry.shape for entry in named] != [entry.shape for entry in values]:
         where = address.shown(models[0].at)
-        message = f"the {len(values)} averages at {at} do not belong to the {len(named)} parameters at {where}"
-        hint = "their numbers or shapes differ, so their names are not known"
+        message = f"the {len(values)} averages at {at} do not match the {len(named)} parameters at {where}"
+        hint = "their counts or shapes differ, so their keys are unknown"
         raise Refused(message, path=checkpoint.path, hint=hint)
     new = {old.key: replace(value, key=old.key) for old, value in zip(named, values, strict=True)}
     entries = tuple(new.get(entry.key, entry) for entry in weights.entries)
-    what = f"the averaged parameters at {at}, by their order, under the names at {address.shown(models[0].at)}"
+    what = f"the averaged parameters at {at}, in order, under the keys at {address.shown(models[0].at)}"
     replaced = tuple(address.join(weights.at, name) for name in new)
     return replace(weights, entries=entries, what=what, left=(*weights.left, *replaced))

@@ -1,4 +1,4 @@
-"""Weights out of files that cannot or should not be unpickled: a fresh file of one state dict."""
+"""Weights out of files that cannot or should not be unpickled: a new file with one state dict."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ckptfix.ops.pieces import refuse_piece
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """What an extraction will do.
+    """The plan of an extraction.
 
     Attributes:
-        weights: what was taken.
-        plan: what will be written; its findings say what is not in it, and what the state dict may lack.
-        format: of the output.
-        lost: names of tensors that its format cannot hold.
-        others: addresses of other state dicts that could have been taken.
+        weights: the extracted weights.
+        plan: files to write; its findings list what is left out, and what the state dict may lack.
+        format: format of the output.
+        lost: keys of tensors that its format cannot hold.
+        others: addresses of other state dicts that could have been extracted.
     """
 
     weights: Weights
@@ -47,23 +47,23 @@ class Extraction:
     others: tuple[str, ...] = ()
 
     def allows(self) -> Callable[[str], bool]:
-        """Whether the output may name a global: torch's own, and those that are named as kept."""
+        """Return a test of whether the output may name a global: torch's own, or one that is reported as kept."""
         kept = frozenset(foreign(self.weights))
         return lambda name: _is_own(name) or name in kept
 
     def promise(self) -> Promise:
-        """What the output has to hold: the tensors that were taken, but for those that its format cannot hold."""
+        """Return the content that the output must have: the extracted tensors, except those its format cannot hold."""
         weights = self.weights
         kept = [entry for entry in weights.entries if entry.key not in self.lost]
         return Promise(kept, others=weights.beside, reported=frozenset(weights.left))
 
 
 def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
-    """The state dict that is asked for, or the only one that is a model's; and the addresses of others.
+    """Return the requested state dict, or the only one of a model; and the addresses of the others.
 
     Raises:
-        NoSuchTensor: there is none at `at`.
-        Refused: there are several between which nothing decides, or none.
+        NoSuchTensor: there is no state dict at `at`.
+        Refused: there is no state dict, or there are several equally good ones.
     """
     if at is None:
         refuse_piece(checkpoint)
@@ -87,15 +87,15 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
     """Plan a file at `dest` that holds `weights`.
 
     Raises:
-        Refused: there is no tensor in it.
-        WouldLoseData: tensors that the format cannot hold, without `drop_unsupported`.
-        Unsupported: the format is not known, or a tensor cannot be written again.
+        Refused: there are no tensors in it.
+        WouldLoseData: there are tensors that the format cannot hold, without `drop_unsupported`.
+        Unsupported: the format is unknown, or a tensor cannot be written again.
     """
     target = FORMATS[target_format(weights.path, dest, to)]
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
-        hint = f"--at {torchscript.CONSTANTS} takes its constants" if torchscript.CONSTANTS in weights.left else None
-        raise Refused(f"{weights.what} holds no tensors to take: {first}", path=weights.path, hint=hint)
+        hint = f"--at {torchscript.CONSTANTS} extracts its constants" if torchscript.CONSTANTS in weights.left else None
+        raise Refused(f"{weights.what} holds no tensors: {first}", path=weights.path, hint=hint)
     lost: tuple[str, ...] = ()
     if target.plan_state_dict is not None:
         made = target.plan_state_dict(weights, dest)
@@ -107,17 +107,17 @@ def plan(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported
     return Extraction(weights, Plan(made.files, noticed), target.name, lost)
 
 
-KEPT = "a class or function that tensors are made with, which weights_only=True refuses; the output names it"
+KEPT = "a class or function that builds tensors; weights_only=True refuses it, and the output names it"
 
 
 def foreign(weights: Weights) -> list[str]:
-    """The globals outside torch's own that the calls of its tensors name."""
+    """Return the globals in the calls of its tensors that are not torch's own."""
     nodes = () if weights.calls is None else weights.calls.nodes.values()
     return [name for name in dict.fromkeys(chain.from_iterable(map(globals_below, nodes))) if not _is_own(name)]
 
 
 def _is_own(name: str) -> bool:
-    """Whether a global is torch's own: one that weights_only=True takes, or that makes a tensor of torch."""
+    """Return whether a global is torch's own: weights_only=True accepts it, or it builds a tensor of torch."""
     return accepted(name) or name in _REBUILDS
 
 
@@ -127,7 +127,7 @@ _REBUILDS = frozenset(row.full for row in calls.TABLE)
 def _tensors_alone(
     weights: Weights, dest: str, target: Format, drop_unsupported: bool
 ) -> tuple[Plan, tuple[str, ...]]:
-    hint = "--drop-unsupported leaves them out, and names them; a torch file holds them"
+    hint = "--drop-unsupported leaves them out, and lists them; a torch file can hold them"
     taken, lost = fitting(
         weights.entries, target, drop_unsupported=drop_unsupported, path=weights.path, at=weights.at, hint=hint
     )
@@ -138,10 +138,10 @@ def _tensors_alone(
 
 
 def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[str, ...]]:
-    """What is to be taken from the file at `path`, and the addresses of other state dicts in it.
+    """Return the weights to extract from the file at `path`, and the addresses of other state dicts in it.
 
     Raises:
-        UnknownFormat: it is nothing that holds weights.
+        UnknownFormat: the file holds no weights.
         CkptfixError: as `choose`.
     """
     if found_as(path) != "file":
@@ -150,12 +150,12 @@ def open_weights(path: str, at: str | None, ema: bool) -> tuple[Weights, tuple[s
     if weights is None:
         return choose(open_checkpoint(path), at, ema)
     if ema:
-        raise Refused("a program holds one set of weights; --ema is for checkpoints of training", path=path)
+        raise Refused("a program holds only one set of weights; --ema is for training checkpoints", path=path)
     return weights, ()
 
 
 def read_program(path: str, at: str | None = None) -> Weights | None:
-    """The state dict of a TorchScript archive or an exported program; None for every other file.
+    """Return the state dict of a TorchScript archive or an exported program; None for every other file.
 
     Raises:
         CkptfixError: as `torchscript.read` and `exported.read`.

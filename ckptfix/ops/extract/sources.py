@@ -1,4 +1,4 @@
-"""The tensors of the state dict that `extract` takes, and what it leaves behind."""
+"""The tensors of the state dict that `extract` writes, and the data that it leaves behind."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ckptfix.ops.pieces import refuse_odd_keys
 from ckptfix.pickles import Call, PersId
 
 EXTRA_STATE = "_extra_state"
-"""Last component of the name under which a module keeps what is not a tensor (Module.get_extra_state)."""
+"""Last component of the key under which a module keeps data other than tensors (Module.get_extra_state)."""
 
 
 def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
-    """The tensors of a candidate, as ``state_dict()`` gives them.
+    """Return the tensors of a candidate, in the form that ``state_dict()`` returns.
 
     Raises:
-        DamagedFile: the pickle is not as it was written, a tensor's bytes are not in the file, or a module is none.
-        WouldLoseData: a tensor that cannot be read.
+        DamagedFile: the pickle is damaged, a tensor's bytes are missing from the file, or a module is malformed.
+        WouldLoseData: a tensor cannot be read.
         KeyConflict, Unsupported: as `formats.torch.module.read_module`.
     """
     archive = archive_of(checkpoint)
@@ -52,7 +52,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
 
 
 def _without_hazards(weights: Weights) -> tuple[Weights, tuple[TensorEntry, ...]]:
-    """The same without the tensors whose calls name what can run code, and these; each is a finding."""
+    """Split off the tensors whose calls name a global that can run code; each of them becomes a finding."""
     calls = weights.calls
     named = {} if calls is None else {key: dangerous_below(node) for key, node in calls.nodes.items()}
     unsafe = {key: name for key, name in named.items() if name}
@@ -61,7 +61,7 @@ def _without_hazards(weights: Weights) -> tuple[Weights, tuple[TensorEntry, ...]
     gone = tuple(entry for entry in weights.entries if entry.key in unsafe)
     places = tuple(join(weights.at, entry.key) for entry in gone)
     rows = tuple(
-        found("not-taken", f"a tensor that is made by naming {unsafe[entry.key]}, which can run code", where=place)
+        found("not-taken", f"its call names {unsafe[entry.key]}, which can run code", where=place)
         for entry, place in zip(gone, places, strict=True)
     )
     kept = replace(calls, nodes={key: node for key, node in calls.nodes.items() if key not in unsafe})
@@ -123,16 +123,16 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
 
 
 def _optimizer_names(checkpoint: Checkpoint, at: str) -> set[str]:
-    """The names in the mapping at `at` that are an optimizer's, beside those of a model."""
+    """Return the optimizer's keys in a state dict that also holds a model's keys."""
     entries = checkpoint.entries_at(at)
     return {entry.key for entry in entries} - {entry.key for entry in without_optimizer(entries)}
 
 
 def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tuple[str, ...]:
-    """Addresses of what is outside the mapping or module at `at`, cut where they part from it.
+    """Return the addresses outside the state dict or module at `at`, cut at the first key that differs from it.
 
-    The values of a mapping that are not tensors are among them; other attributes of a module do not belong to a state
-    dict, and are not.
+    The values of a state dict that are not tensors are included. Other attributes of a module do not belong to its
+    state dict, and are not included.
     """
     own = keys_of(at)
     entries = checkpoint.entries_at(at)
@@ -141,7 +141,7 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
     left: dict[str, None] = {}
     for address, holder in leaves(checkpoint):
         if (tensor := _around(address, taken)) is not None:
-            # What a wrapper carries is kept with it; a plain tensor is written again, without attributes.
+            # A wrapper tensor keeps what it carries; a plain tensor is written again without attributes.
             if holder is not None and tensor.kind == "dense":
                 left[address] = None
             continue
@@ -158,14 +158,14 @@ def left_behind(checkpoint: Checkpoint, at: str, *, module: bool = False) -> tup
 
 
 def _around(address: str, tensors: Mapping[str, TensorEntry]) -> TensorEntry | None:
-    """The tensor on which what is at `address` is an attribute, or a part of one."""
+    """Return the tensor that has the value at `address` as an attribute, or as part of one."""
     keys = keys_of(address) if tensors else ()
     holders = (of_keys(keys[:end]) for end in range(len(keys) - 1, 0, -1))
     return next((found for holder in holders if (found := tensors.get(holder)) is not None), None)
 
 
 def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Finding]:
-    """What is left of a state dict that its model would miss: extra state, and tensors in tuples (packed weights)."""
+    """Yield findings for omitted data that the model would miss: extra state, and tensors packed in tuples."""
     own = keys_of(at)
     tensors = [address for address, holder in leaves(checkpoint) if holder is not None]
     parts = pickled(checkpoint)
@@ -180,15 +180,15 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
         if name in gone:
             continue
         if address in unread:
-            yield found("not-taken", "a tensor that is made of what is no tensor, as of a list", where=address)
+            yield found("not-taken", "a tensor built from other values, such as a list", where=address)
         elif name.rpartition(".")[2] == EXTRA_STATE:
             yield found("not-taken", "extra state of a module, which is not a tensor", where=address)
         elif address in packed and ("." in name or "/" in name):
-            yield found("not-taken", "tensors packed in another object, which are not taken", where=address)
+            yield found("not-taken", "tensors packed in another object, which are not extracted", where=address)
 
 
 def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = "") -> Weights:
-    """The tensors that `names` lists (old -> new), under their new names; the others are left behind.
+    """Keep the tensors that `names` lists (old -> new), under their new keys; the others are left behind.
 
     Args:
         prefix: path of the module whose versions become the root's.

@@ -1,4 +1,4 @@
-"""``ckptfix.fix``: everything that doctor proposes, in one step."""
+"""``ckptfix.fix``: carry out everything that doctor proposes, in one step."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Step
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.naming import named_beside
-from ckptfix.ops.writing import Draft, How, Result, carry_out_file, copy_note, copy_of, existing
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
 from ckptfix.urls import as_path
 
 ROUNDS = 5
-"""How often the result is looked at again: each command shows what the one before it had hidden."""
+"""How often the result is examined again: each command may uncover findings that were hidden before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FixResult(Result):
-    """`steps` are the commands that were carried out, in order; none where the file was in order."""
+    """The outcome of a fix; `steps` are the commands that were carried out, in order, empty if nothing was wrong."""
 
     steps: tuple[Step, ...] = ()
 
@@ -52,26 +52,27 @@ def fix(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> FixResult:
-    """Write a checkpoint that ``torch.load(weights_only=True)`` takes on a CPU, under plain names.
+    """Write a checkpoint that ``torch.load(weights_only=True)`` accepts on a CPU, under plain keys.
 
-    What doctor proposes is carried out in its order, and the result is looked at again, until nothing is left. The
-    commands work on what the ones before them have planned: the file is copied once, whatever their number.
+    The commands that doctor proposes are carried out in its order, and the result is examined again, until nothing is
+    left
+    to fix. Each command works on the plan of the one before it, so the file is copied only once.
 
     Args:
         dest: by default the name that doctor would propose, beside `source`.
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
 
     Returns:
-        What was done. A file that is in order gives an identical copy. Errors of other files of its folder, which no
-        step is about, are findings of the result, and its exit code is 3.
+        The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
+        folder, which no step is about, are findings of the result, and its exit code is 3.
 
     Raises:
-        Refused: something is wrong that no command fixes; the message and the hint say what, and nothing was written.
+        Refused: something is wrong that no command fixes; message and hint describe it, and nothing was written.
         CkptfixError: as the commands.
     """
     path = formats.located(existing(source))
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
         first = diagnosis = doctor(source, progress=_unfinished(progress), **options)
         # Only a look at tensor data may show again an error that no command fixes.
@@ -84,7 +85,7 @@ def fix(
             if not chain.carry_out(diagnosis.fixes) or not chain.is_one_file:
                 break
             diagnosis = doctor(chain.current, fast=fast, **options)
-        # What a folder on its way looks like is not known: what was proposed for it has been done.
+        # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         chain.leave(first.beside)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
@@ -92,12 +93,12 @@ def fix(
 
 
 def _unfinished(progress: Progress | None) -> Progress | None:
-    """`progress` for reading before writing: at the end of the one, not all is done."""
+    """Adapt `progress` to the reading before the writing, so that the end of reading does not show as 100 %."""
     return None if progress is None else lambda done, total: progress(min(done, total - 1), total)
 
 
 def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
-    """The format of one file that a folder is to become: as its own is only read, or as the output's name asks."""
+    """Return the format of one file that a folder must become: it is read-only, or the output's name demands it."""
     format = None if diagnosis.format is None else formats.FORMATS[diagnosis.format]
     if format is None or not format.folder:
         return None
@@ -106,7 +107,7 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
 
 
 def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Step, ...], *, helped: bool) -> None:
-    """Refuse a result that still does not load. With `helped`, what a command fixes does not count."""
+    """Raise `Refused` for a result that still does not load. With `helped`, a finding with a command does not count."""
     rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
     errors = [finding for finding, row in rows if finding.severity == "error" and not (helped and row.commands)]
     if steps or helped:
@@ -145,5 +146,5 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
 
 
 def _result(chain: Chain, *, account: Account, **fields: Any) -> FixResult:
-    # The tensors were counted at each step.
+    # Each step has counted the tensors already.
     return FixResult(steps=chain.steps, account=chain.account or account, **fields)

@@ -1,8 +1,8 @@
-"""Commands one after another, each on what the one before it has planned: the bytes are copied once, at the end.
+"""Commands one after another, each on the plan of the one before it: the bytes are copied once, at the end.
 
 A planned file is read through its plan, as ranges of the input (`SplicedFile`), so the next command can be planned on
-it. Two things end that: checksums that are only known once the bytes have been written, which a later plan would copy
-as zeros, and folders. Then what is planned so far is written to a folder beside the output, and goes with it again.
+it. This ends at folders, and at checksums that are only known once the bytes have been written, because a later plan
+would copy them as zeros. Then the plan so far is written to a folder beside the output, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.checkpoint import Check, Derived, Mark, OutputFile, Plan, segment_length
+from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
 from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.output import TEMP_SUFFIX
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops import convert, extract, match, relocate, rename, repair, sanitize, slim
@@ -35,7 +35,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command that was carried out: its words as a shell would take them, and what it said."""
+    """A command that was carried out: its words as a shell takes them, and its summary lines."""
 
     command: Words
     lines: tuple[str, ...]
@@ -85,10 +85,10 @@ VERBS: dict[str, _Verb] = {
 
 
 def keywords(verb: str, options: Sequence[str]) -> dict[str, Any]:
-    """The `options` of a command as keywords of its function.
+    """Convert the `options` of a command to keywords of its function.
 
     Raises:
-        Unsupported: an option that is not in the table.
+        Unsupported: an option is not in the table.
     """
     row = VERBS[verb]
     found: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def keywords(verb: str, options: Sequence[str]) -> dict[str, Any]:
         option = rest.pop(0)
         name = row.options.get(option)
         if name is None:
-            raise Unsupported(f"fix does not know the option {option} of {verb}", hint="run the command by itself")
+            raise Unsupported(f"fix does not support the option {option} of {verb}", hint="run the command by itself")
         if option in row.flags:
             found[name] = True
         elif option in row.pairs:
@@ -109,13 +109,13 @@ def keywords(verb: str, options: Sequence[str]) -> dict[str, Any]:
 
 
 class Chain:
-    """The commands so far, and what they have made of the file.
+    """The commands so far, and their result.
 
     Attributes:
-        current: what the next command reads: the file, what is planned of it, or a file on the way.
-        format: of what is planned; None before the first command.
+        current: the input of the next command: the file, its planned successor, or an intermediate file.
+        format: of the plan; None before the first command.
         findings, exit_code: of all commands.
-        account: how the tensors of the file fared; None before the first command.
+        account: counts of kept and lost tensors; None before the first command.
         read: the file, or those of the folder, as they were before.
     """
 
@@ -125,14 +125,14 @@ class Chain:
         self.findings: tuple[Finding, ...] = ()
         self.exit_code = 0
         self.account: Account | None = None
-        self.read: tuple[Mark, ...] = ()
+        self.read: tuple[FileVersion, ...] = ()
         self._path = path
         self._steps: list[Step] = []
         self._done: set[tuple[str, Words]] = set()
         self._plan: Plan | None = None
         self._target = ""
         self._source = path
-        self._checks: tuple[Check, ...] = ()
+        self._checks: tuple[RangeCheck, ...] = ()
         self._holds: list[object] = []
         self._dry_run = dry_run
         self._dest = None if dest is None else os.fspath(dest)
@@ -154,22 +154,22 @@ class Chain:
 
     @property
     def suffix(self) -> str | None:
-        """The suffix of what is planned, perhaps none at all; None for a folder."""
+        """The suffix of the planned output, which may be empty; None for a folder."""
         if not self.is_one_file:
             return None
         target = self._target or self._path
-        # Of a name without a suffix, what follows the dot of `target` is a word such as "stripped".
+        # If the path has no suffix, the text after the dot of `target` is a word such as "stripped".
         return as_path(target).suffix if as_path(self._path).suffix or of_suffix(target) else ""
 
     @property
     def is_one_file(self) -> bool:
-        """Whether what is planned, or the file where nothing is, is one file."""
+        """True if the planned output, or the file if nothing is planned, is one file."""
         if self.format is None:
             return found_as(self._path) != "folder"
         return not formats.FORMATS[self.format].folder
 
     def carry_out(self, commands: Sequence[Words]) -> bool:
-        """Plan these commands, each on the result of the one before it; whether any of them was new."""
+        """Plan these commands, each on the result of the one before it; return whether any of them was new."""
         new = False
         for words in commands:
             verb, options = words[1], words[4:]
@@ -187,7 +187,7 @@ class Chain:
             self.exit_code = LOSSES
 
     def _is_against_name(self, words: Words) -> bool:
-        """Return whether this is a conversion to a format that the output's name denies, and the present one suits."""
+        """Return whether this converts to a format that the output's name rules out, while the present one suits it."""
         if words[1] != "convert" or self._dest is None:
             return False
         made = words[words.index("--to") + 1] if "--to" in words else of_suffix(words[3])
@@ -208,32 +208,34 @@ class Chain:
         self.findings += result.findings
         self.exit_code = max(self.exit_code, result.exit_code)
         self.account = _together(self.account, result.account)
-        # A folder itself changes when the output is written into it.
+        # Writing the output into a folder changes the folder itself, so its files are recorded instead.
         folder = found_as(self._path) == "folder"
         self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (self._as_opened(),))
         self.current = self._spliced() if self.is_one_file else self._path
 
-    def _as_opened(self) -> Mark:
-        """The file as it was when this command opened it, before it was diagnosed."""
+    def _as_opened(self) -> FileVersion:
+        """Return the file's mark from when this command opened it, before it was diagnosed."""
         with open_source(self._path) as source:
-            return Mark(self._path, source.mark)
+            return FileVersion(self._path, source.mark)
 
     def _spliced(self) -> SplicedFile:
-        """What is planned, as a file that can be read."""
+        """Return the planned output as a file that can be read."""
         assert self._plan is not None
         (file,) = self._plan.files
         return SplicedFile(
-            self._target, [segment_length(segment) for segment in file.segments], lambda i: Piece((file.segments[i],))
+            self._target,
+            [segment_length(segment) for segment in file.segments],
+            lambda i: SplicedPiece((file.segments[i],)),
         )
 
     def _readable(self) -> str:
-        """What the next command reads."""
+        """Return the path that the next command reads."""
         if self._plan is None:
             return self._path
         if self._can_be_joined():
             return self._spliced()
         if self._dry_run:
-            # Nothing of it will be written: zeros in place of its checksums do no harm.
+            # Nothing will be written, so zeros in place of its checksums do no harm.
             return self._spliced() if self.is_one_file else self._path
         if self._folder is None:
             self._folder = tempfile.mkdtemp(TEMP_SUFFIX, ".", self._beside)
@@ -248,20 +250,20 @@ class Chain:
         return self.is_one_file and all(segment.what != CHECKSUM for segment in made)
 
     def plan_for(self, dest: str) -> Plan | None:
-        """What is to be written to `dest`; None where there was nothing to do."""
+        """Return the plan that writes `dest`; None if there was nothing to do."""
         if self._plan is None:
             return None
         return self._written(dest)
 
     def _written(self, dest: str) -> Plan:
-        """The plan of all commands since something was written, with `dest` as its output."""
+        """Return the plan of all commands since the last intermediate file, with `dest` as its output."""
         assert self._plan is not None
         files = tuple(_moved(file, self._target, dest) for file in self._plan.files)
         return replace(self._plan, files=files, checks=self._checks, holds=tuple(self._holds))
 
 
 def _together(first: Account | None, last: Account) -> Account:
-    """How the tensors of a file fared in two commands, one after the other."""
+    """Combine the accounts of two commands that ran one after the other on a file."""
     if first is None:
         return last
     return replace(
@@ -275,5 +277,5 @@ def _together(first: Account | None, last: Account) -> Account:
 
 
 def _moved(file: OutputFile, old: str, new: str) -> OutputFile:
-    """The same file, where `new` is what `old` was."""
+    """Return the file with `new` in place of the path prefix `old`."""
     return replace(file, path=new + file.path[len(old) :])

@@ -1,4 +1,4 @@
-"""``ckptfix.inspect``: what a checkpoint is and holds, from its headers alone."""
+"""``ckptfix.inspect``: describe a checkpoint from its headers alone."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ckptfix.urls import as_path
 def inspect(path: StrPath) -> Inspection:
     """Describe the checkpoint at `path` from its headers.
 
-    Of a folder of files, as trainers leave it, the model is described, and every file is listed (`Inspection.members`);
-    where there is no model, or there are several, they are listed alone.
+    For a folder of files, as trainers leave it, the model is described, and every file is listed
+    (`Inspection.members`).
+    If there is no model, or more than one, only the files are listed.
     """
     name = file_name(path)
     place = located(name)

@@ -1,4 +1,4 @@
-"""What a checkpoint is and holds, from its headers alone."""
+"""Description of a checkpoint from its headers alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.formats import FORMATS, format_of
-from ckptfix.formats.members import Member
+from ckptfix.formats.members import FolderMember
 from ckptfix.formats.torch import weights_only as trusted
 from ckptfix.formats.torch.common import pickled
 from ckptfix.io.read import Progress
@@ -22,7 +22,7 @@ from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.candidates import state_dict_of, view
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.inspect.modules import Whole, modules_in, renamed
+from ckptfix.ops.inspect.modules import PickledModule, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
 from ckptfix.shown import html, page, text
 from ckptfix.words import facts, plural, shape, size, some
@@ -33,20 +33,20 @@ class Inspection:
     """A checkpoint in numbers.
 
     Attributes:
-        title: what the format is called.
+        title: name of the format.
         size: bytes of the file.
-        traits: what the format states about the file.
-        tensors: names that hold a tensor.
-        parameters: elements of the model's tensors, buffers too, tied ones once, an optimizer's not.
+        traits: facts that the format states about the file.
+        tensors: how many keys hold a tensor.
+        parameters: elements of the model's tensors, with buffers, tied ones counted once, without the optimizer's.
         nbytes: bytes of all storages, each once.
-        dtypes, devices: how many tensors of a dtype, how many places of a location.
+        dtypes, devices: number of tensors per dtype, and of storages per location tag.
         wrappers: component -> (how many keys have it, the first of them).
         globals: (name, whether weights_only=True accepts it) of every class and function that the pickle names.
         weights_only: why ``torch.load(weights_only=True)`` would refuse the file; None if it would not.
         members: the files of the folder that was asked about, where the checkpoint is one of them.
-        training: what the trainer kept of where it was, by address; ``lr`` has the learning rates.
+        training: the training progress that the trainer saved, by address; ``lr`` has the learning rates.
         modules: the whole pickled modules.
-        quantization: what a quantization scheme is called -> how many weights have it.
+        quantization: name of a quantization scheme -> how many weights have it.
     """
 
     path: str
@@ -66,18 +66,18 @@ class Inspection:
     metadata: Mapping[str, str]
     findings: tuple[Finding, ...]
     entries: tuple[TensorEntry, ...]
-    members: tuple[Member, ...] = ()
+    members: tuple[FolderMember, ...] = ()
     training: Mapping[str, object] = field(default_factory=dict)
-    modules: tuple[Whole, ...] = ()
+    modules: tuple[PickledModule, ...] = ()
     quantization: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def named_entries(self) -> tuple[TensorEntry, ...]:
-        """`entries`; those of a whole module under the names of its state dict."""
+        """`entries`, with those of a whole module under the keys of its state dict."""
         return renamed(self.entries, self.modules)
 
     def __str__(self) -> str:
-        """What ``ckptfix inspect`` prints, all rows."""
+        """Return the text that ``ckptfix inspect`` prints, with all rows."""
         return text("inspect", self)
 
     def __repr__(self) -> str:
@@ -102,17 +102,17 @@ class Inspection:
         command: str | None = None,
         progress: Progress | None = None,
     ) -> str:
-        """One HTML page that needs nothing else: what ``ckptfix inspect --html`` writes.
+        """Return a self-contained HTML page, as written by ``ckptfix inspect --html``.
 
         Args:
             values: read the tensors, for their statistics and distributions.
-            entries: list these tensors alone, in this order; all of `named_entries` by default.
-            command: the command line that the page says it was made by; ``ckptfix inspect PATH`` by default.
+            entries: list only these tensors, in this order; all of `named_entries` by default.
+            command: the command line shown on the page; ``ckptfix inspect PATH`` by default.
         """
         return page("inspect", self, values=values, entries=entries, command=command, progress=progress)
 
     def as_dict(self) -> dict[str, object]:
-        """The same for JSON, the entries without their places."""
+        """Return the description as a JSON object; entries are listed without the positions of their data."""
         return {
             "path": self.path,
             "format": self.format,
@@ -155,12 +155,12 @@ def _row(entry: TensorEntry) -> dict[str, object]:
     }
 
 
-def of_folder(path: str, found: tuple[Member, ...]) -> Inspection:
-    """A folder of files none of which is the model alone."""
+def of_folder(path: str, found: tuple[FolderMember, ...]) -> Inspection:
+    """Describe a folder of files in which no single file is the model."""
     return Inspection(
         path=path,
         format="folder",
-        title="a folder of files: name the one that is meant",
+        title="a folder of files: name one of them",
         size=sum(member.size for member in found),
         traits={},
         tensors=0,
@@ -189,7 +189,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         stack.extend(entry.parts)
         if entry.storage is not None:
             storages[entry.storage.identity] = entry.storage.nbytes
-    parts = pickled(checkpoint)
+    program = format_of(checkpoint).program
+    parts = None if program else pickled(checkpoint)
     graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
     edits = count_edits(checkpoint)
@@ -207,7 +208,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         wrappers=_wrappers(checkpoint),
         state_dicts=checkpoint.state_dicts,
         globals=tuple((name, trusted.accepted(name)) for name in found),
-        weights_only=trusted.refusal(graph) if graph else None,
+        weights_only=trusted.refusal(graph) if graph else PROGRAM if program else None,
         metadata=checkpoint.metadata,
         findings=(*checkpoint.findings, *choose.remarks(checkpoint)),
         entries=entries,
@@ -217,8 +218,12 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     )
 
 
+PROGRAM = "it is a program"
+"""The reason why ``torch.load`` refuses a program."""
+
+
 def _wrappers(checkpoint: Checkpoint) -> dict[str, tuple[int, str]]:
-    """`Inspection.wrappers`, in the order of the table."""
+    """Return `Inspection.wrappers`, in the order of the table."""
     found: dict[str, tuple[int, str]] = {}
     for site in checkpoint.sites:
         if site.kind == "state_dict":
@@ -229,7 +234,7 @@ def _wrappers(checkpoint: Checkpoint) -> dict[str, tuple[int, str]]:
 
 
 def _parameters(checkpoint: Checkpoint) -> int:
-    """Elements of the tensors of the model, or of all between which nothing decides; tied ones once."""
+    """Count the elements of the model's tensors, tied ones once; of every candidate if several could be the model."""
     seen: set[object] = set()
     count = 0
     for row in choose.meant(checkpoint):
@@ -250,12 +255,12 @@ LINES = 8
 
 
 def summary(inspection: Inspection, most: int = LINES) -> list[str]:
-    """What is known about the file, one fact a line; a fact with more lines has at most `most`, 0 for all."""
+    """List the facts about the file, one a line; a fact with more lines has at most `most`, 0 for all."""
     return facts(summed_up(inspection, most))
 
 
 def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list[str]]]:
-    """The facts of `summary`, each with its values; some have none."""
+    """Return the facts of `summary`, each with its values, which may be empty."""
     listed = _capped([_member(member) for member in inspection.members], 2 * most)
     if inspection.format == "folder":
         return [("folder", [inspection.path]), ("format", [inspection.title]), ("holds", listed)]
@@ -277,7 +282,7 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
         ("training", [shown(inspection.training)]),
         ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()], most)),
         ("weights_only", [] if folder else [_verdict(inspection, most // 2)]),
-        # What of them matters to a person stands in the line above.
+        # The line above names those that matter to a person.
         ("globals", [] if folder or most else [", ".join(names)]),
         ("traits", [", ".join(_trait(name, value) for name, value in inspection.traits.items())]),
     ]
@@ -285,7 +290,7 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
 
 
 def notes(shown: Sequence[TensorEntry], entries: Sequence[TensorEntry]) -> list[str]:
-    """What else there is to say of each of the tensors `shown`, of all `entries`: its kind, stride, what it shares."""
+    """Describe each tensor in `shown`: its kind, its stride, and which of `entries` it shares a storage with."""
     first: dict[tuple[str, str], TensorEntry] = {}
     for entry in entries:
         if entry.storage is not None:
@@ -309,7 +314,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes:,} bytes" if nbytes < 1000 else f"{size(nbytes)} ({nbytes:,} bytes)"
 
 
-def _member(member: Member) -> str:
+def _member(member: FolderMember) -> str:
     what = f"{member.what}, " if member.what else ""
     return f"{printable(member.name)}: {what}{'a folder' if member.folder else size(member.size)}"
 
@@ -337,12 +342,12 @@ def _wrapper(component: str, found: tuple[int, str]) -> str:
 
 
 def _stated(state: StateDict) -> dict[str, object]:
-    """A state dict for JSON, which says what it is and not what may be edited."""
+    """Return a state dict for JSON, without the field that only edits need."""
     return {name: value for name, value in asdict(state).items() if name != "payload"}
 
 
 def _state_dicts(inspection: Inspection) -> Iterator[str]:
-    """A line a state dict or module, the model's first; the many small ones of an optimizer are one line together."""
+    """Yield a line per state dict or module, the model's first; those of an optimizer share one line."""
     modules = inspection.modules
     taken = {whole.at for whole in modules}
     states = [row for row in inspection.state_dicts if not is_inside_any(row.at, taken)]

@@ -1,4 +1,4 @@
-"""Whole pickled modules under the names that their ``state_dict()`` gives, which are those that people know."""
+"""Whole pickled modules, listed under the keys of their ``state_dict()``, which people know."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckptfix.pickles import Call
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class PickledModule:
     """A whole module.
 
     Attributes:
         at: its address.
-        name: its class, as the pickle names it; ``""`` where it does not.
-        entries: the tensors of its state dict, and behind them what else it holds.
+        name: its class, as named by the pickle; ``""`` where it has no name.
+        entries: the tensors of its state dict, followed by its other tensors.
         taken: how many are in the state dict.
     """
 
@@ -30,8 +30,8 @@ class Whole:
     taken: int
 
 
-def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
-    """The whole modules of a checkpoint; one that is broken is left as it is."""
+def modules_in(checkpoint: Checkpoint) -> tuple[PickledModule, ...]:
+    """List the whole modules of a checkpoint; a broken one is skipped."""
     found = []
     for row in candidates(checkpoint):
         if row.module is None:
@@ -43,12 +43,12 @@ def modules_in(checkpoint: Checkpoint) -> tuple[Whole, ...]:
             continue
         kind = class_of(row.module) if type(row.module) is Call else None
         named = (replace(entry, at=row.at) for entry in entries)
-        found.append(Whole(row.at, "" if kind is None else kind.full, (*named, *others), len(entries)))
+        found.append(PickledModule(row.at, "" if kind is None else kind.full, (*named, *others), len(entries)))
     return tuple(found)
 
 
-def renamed(entries: Sequence[TensorEntry], modules: Sequence[Whole]) -> tuple[TensorEntry, ...]:
-    """`entries`, those of each of `modules` under the names of its state dict, where the first of them stands."""
+def renamed(entries: Sequence[TensorEntry], modules: Sequence[PickledModule]) -> tuple[TensorEntry, ...]:
+    """Return `entries`, with those of each module in `modules` under state dict keys, where its first entry was."""
     if not modules:
         return tuple(entries)
     made: list[TensorEntry] = []

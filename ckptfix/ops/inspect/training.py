@@ -1,4 +1,4 @@
-"""What a trainer kept of where it was: epoch, step, learning rate, the best score."""
+"""Training progress that a trainer saved: epoch, step, learning rate, the best score."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from ckptfix.urls import as_path
 _LR = re.compile(r"(?:.*/)?param_groups/\d+/lr")
 
 _STATE = "trainer_state.json"
-"""Where transformers' Trainer keeps it, beside the model."""
+"""File in which transformers' Trainer keeps it, beside the model."""
 
 MOST_STATE = 1 << 24
-"""Bytes of such a file that are read."""
+"""Greatest size of such a file that is read, in bytes."""
 
 MOST = 12
 
 
 def training_of(values: Iterable[tuple[str, object]]) -> dict[str, object]:
-    """Address -> number or text, of what says how far training was; ``lr`` has the rate of each group of parameters.
+    """Map addresses to the numbers and texts that record training progress.
+
+    ``lr`` has the learning rate of each parameter group.
 
     Args:
-        values: (address, value) of what is in a checkpoint beside tensors.
+        values: (address, value) of everything in a checkpoint except tensors.
     """
     found: dict[str, object] = {}
     rates: dict[object, None] = {}
@@ -53,7 +55,7 @@ def _is_state(key: str, value: float | str) -> bool:
 
 
 def beside(folder: str) -> dict[str, object]:
-    """The same of what transformers' Trainer left in `folder`; empty where there is none, or it cannot be read."""
+    """Return the progress that transformers' Trainer saved in `folder`; empty if the file is missing or unreadable."""
     path = as_path(folder, _STATE)
     try:
         with open_source(path) as source:
@@ -69,7 +71,7 @@ def beside(folder: str) -> dict[str, object]:
 
 
 def shown(training: Mapping[str, object]) -> str:
-    """It in one line: ``epoch 560, iter 225,680, lr 0.0001``."""
+    """Format the progress in one line: ``epoch 560, iter 225,680, lr 0.0001``."""
     return ", ".join(f"{name} {_text(value)}" for name, value in training.items())
 
 

@@ -1,11 +1,11 @@
-"""The law of weights, counted: each tensor of an input is in the output, left out as asked, or named as lost.
+"""The weight audit: each tensor of an input is in the output, left out on request, or reported as lost.
 
-What a verb reports is not relied on. The planned output is read back through its plan, as any reader will read the
-file, and its tensors are compared with those that the verb has to keep: by shape, dtype, and the bytes of the input
-that they will be made of. No tensor byte is read for that.
+The audit does not rely on the report of an operation. It reads the planned output back through its plan, as any reader
+will read the file. It compares the tensors with those that the operation must keep: by shape, dtype, and the bytes of
+the input that they will be made of. No tensor byte is read for that.
 
-The same comparison shows which checksums do not go along: bytes that a CRC-32 of the input covers, and none of the
-output, are to be compared with it while they are copied (`Plan.checks`), or damage would come out as sound.
+The same comparison finds checksums that would be lost. Bytes that a CRC-32 of the input covers, and none of the output,
+are compared with it while they are copied (`Plan.checks`). Otherwise damaged data would come out as intact.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.io.read import read_from
 from ckptfix.ops.law import edits as law_edits
-from ckptfix.ops.law.output import Output, bytes_of, covered_by, leaves, storages
+from ckptfix.ops.law.output import PlannedOutput, bytes_of, covered_by, leaves, storages
 from ckptfix.ops.law.promise import Account, Promise, damaged, everything, referred
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
-    """Count what `plan`, whose files are of `format`, does to the tensors of `promise`.
+    """Check and count the effect of `plan`, whose files have the format `format`, on the tensors of `promise`.
 
     Returns:
-        The plan, with the checks of bytes that leave their checksums behind, and the account.
+        The plan, with checks of the bytes that lose their checksums, and the account.
 
     Raises:
         WouldLoseData: the planned file cannot be read back.
@@ -51,7 +51,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
         entries = [*promise.kept, *promise.others]
         nbytes = bytes_of(entries)
         return plan, Account(len(entries), nbytes, len(entries), nbytes, damaged=broken)
-    out = Output(plan, format, promise.same)
+    out = PlannedOutput(plan, format, promise.same)
     lost: list[str] = []
     taken: dict[int, bool] = {}
     for entry in promise.kept:
@@ -97,7 +97,7 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
 
 
 def is_copy(plan: Plan, promise: Promise) -> bool:
-    """Whether every file of the plan is one range of another file, and these hold all bytes of the tensors kept."""
+    """Return whether every file of the plan is one copied range, and these hold all bytes of the kept tensors."""
     copied: dict[str, ByteRange] = {}
     for file in plan.files:
         whole = file.segments[0] if len(file.segments) == 1 else None

@@ -1,9 +1,9 @@
-"""The law of weights for an edit of names and devices, at a tenth of the price: the same calls over the same bytes.
+"""A fast weight audit for edits of keys and devices: the same calls over the same bytes, at a tenth of the cost.
 
-An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, which
-the directory of the output shows, and the object is the same object: opcode by opcode where names and location tags
-alone differ (`strings`), else node by node, strings and devices aside. Where that does not hold, nothing is said:
-`law.audit` then looks at each tensor.
+An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, as the
+directory of the output shows, and the object is the same. The pickles are compared opcode by opcode if only keys and
+location tags differ (`strings`), otherwise node by node, without strings and devices. If this comparison fails, it
+proves nothing: `law.audit` then checks each tensor.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import parts_of, pickled, promised_bytes
-from ckptfix.formats.torch.legacy_layout import Layout
-from ckptfix.formats.torch.zip_layout import Archive
+from ckptfix.formats.torch.legacy_layout import LegacyLayout
+from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.ops.law import strings
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
-from ckptfix.zips.read import Record, same_rows
+from ckptfix.zips.read import DirectoryRecord, same_rows
 
 MOST_MOVED = 8
-"""Records whose local header may be another: an edit pads the one behind the pickle."""
+"""The most records with a new local header: an edit pads the record behind the pickle."""
 
 
 def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
-    """Whether `plan` is surely an edit of `source` that keeps each of its tensors; False says nothing."""
+    """Return whether `plan` certainly is an edit of `source` that keeps all its tensors; False proves nothing."""
     parts = pickled(source)
     format = format_of(source)
     if format.keeps_all is not None:
@@ -44,7 +44,7 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
         return True
     try:
-        stream = _pickle_beside_the_same(parts.container, name) if isinstance(parts.container, Archive) else None
+        stream = _pickle_beside_the_same(parts.container, name) if isinstance(parts.container, ZipCheckpoint) else None
         if stream is None:
             container, stream = read_stream(name)
             if not _same_places(parts.container, container, name):
@@ -55,15 +55,15 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
 
 
 def holds_the_rest(source: Checkpoint, plan: Plan, but: Collection[str]) -> bool:
-    """Whether `plan` surely holds each tensor of `source` but those at or below an address of `but`, as it is."""
+    """Return whether `plan` certainly keeps every tensor of `source`, except those at or below an address of `but`."""
     keeps_all = format_of(source).keeps_all
     return keeps_all is not None and keeps_all(source, plan, but)
 
 
-def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
-    """The pickle of a planned archive whose other records are as they were, where that is seen at once; else None.
+def _pickle_beside_the_same(old: ZipCheckpoint, name: PlannedFile) -> bytes | None:
+    """Return the pickle of a planned archive whose other records are unchanged; None if a quick check cannot tell.
 
-    Most edits move a row of records as one, whose rows differ in where they begin alone.
+    Most edits move a run of records as one, and their directory rows differ only in their offsets.
     """
     directory = old.directory
     was = directory.records.headers
@@ -81,8 +81,8 @@ def _pickle_beside_the_same(old: Archive, name: PlannedFile) -> bytes | None:
         return b"".join(read_chunks(record_data(planned, pickle)))
 
 
-def _move_together(old: Archive, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
-    """Whether each record but the pickle is copied, with its header or behind a new one, to where it begins `now`."""
+def _move_together(old: ZipCheckpoint, now: Sequence[int], planned: Source, name: PlannedFile) -> bool:
+    """Return whether each record but the pickle is copied, with its header or a new one, to its offset in `now`."""
     directory = old.directory
     was = [*directory.records.headers, directory.offset]
     at = headers = 0
@@ -92,7 +92,7 @@ def _move_together(old: Archive, now: Sequence[int], planned: Source, name: Plan
         if at == pickle:
             at += 1
         elif isinstance(segment, ByteRange) and (segment.path, segment.offset + start) == (directory.path, was[at]):
-            # All that begins in this range is copied with it.
+            # All records that begin in this range are copied with it.
             end = bisect_left(now, now[at] + segment.length - start, at)
             if len(set(map(operator.sub, now[at:end], was[at:end]))) != 1 or was[end] > segment.end:
                 return False
@@ -109,11 +109,15 @@ def _move_together(old: Archive, now: Sequence[int], planned: Source, name: Plan
     return True
 
 
-def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile) -> bool:
-    """Whether each storage of the planned file is a copy of the storage of the same key."""
-    if isinstance(old, Archive) and isinstance(new, Archive):
+def _same_places(old: ZipCheckpoint | LegacyLayout, new: ZipCheckpoint | LegacyLayout, name: PlannedFile) -> bool:
+    """Return whether each storage of the planned file is a copy of the storage with the same key."""
+    if isinstance(old, ZipCheckpoint) and isinstance(new, ZipCheckpoint):
         return _same_records(old, new, name)
-    if not isinstance(old, Layout) or not isinstance(new, Layout) or list(old.storages) != list(new.storages):
+    if (
+        not isinstance(old, LegacyLayout)
+        or not isinstance(new, LegacyLayout)
+        or list(old.storages) != list(new.storages)
+    ):
         return False
     return all(
         count == new.storages[key][1] and _comes_from(name, new.storages[key][0].offset, data)
@@ -121,14 +125,14 @@ def _same_places(old: Archive | Layout, new: Archive | Layout, name: PlannedFile
     )
 
 
-def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
-    """Whether each record but the pickle has the row that it had, and data that is copied from where it was."""
+def _same_records(old: ZipCheckpoint, new: ZipCheckpoint, name: PlannedFile) -> bool:
+    """Return whether each record but the pickle has its old directory row, and data copied from its old place."""
     rows, now_rows = old.directory.records, new.directory.records
     if old.root != new.root or old.ambiguous or len(rows) != len(now_rows):
         return False
     path = old.directory.path
     ends = dict(pairwise([*sorted(record.header for record in rows), old.directory.offset]))
-    others: list[tuple[Record, Record]] = []
+    others: list[tuple[DirectoryRecord, DirectoryRecord]] = []
     for was, now in zip(rows, now_rows, strict=True):
         if was.name != now.name:
             return False
@@ -147,15 +151,15 @@ def _same_records(old: Archive, new: Archive, name: PlannedFile) -> bool:
         return all(_same_data(reader, was, planned, now, name) for was, now in others)
 
 
-def _same_data(reader: Source, was: Record, planned: Source, now: Record, name: PlannedFile) -> bool:
-    """Whether a record with its own header has the data that it had."""
+def _same_data(reader: Source, was: DirectoryRecord, planned: Source, now: DirectoryRecord, name: PlannedFile) -> bool:
+    """Return whether a record with a new header has its old data."""
     data = record_data(reader, was)
     made = record_data(planned, now)
     return isinstance(data, ByteRange) and isinstance(made, ByteRange) and _comes_from(name, made.offset, data)
 
 
 def _comes_from(name: PlannedFile, offset: int, data: ByteRange) -> bool:
-    """Whether the bytes at `offset` of the planned file are copied from `data`."""
+    """Return whether the bytes at `offset` of the planned file are copied from `data`."""
     if not data.length:
         return True
     segment, start = name.at(offset)
@@ -168,7 +172,7 @@ def _comes_from(name: PlannedFile, offset: int, data: ByteRange) -> bool:
 
 
 def _same_object(old: Graph, new: Graph) -> bool:
-    """Whether two objects are made alike of the same storages and numbers: strings and devices may differ."""
+    """Return whether two objects have the same structure, storages and numbers; strings and devices may differ."""
     if len(old.persids) != len(new.persids):
         return False
     seen: set[int] = set()
@@ -186,7 +190,7 @@ def _same_object(old: Graph, new: Graph) -> bool:
             if kind is Text:
                 continue
             if kind not in _HOLDERS:
-                if one != other and one == one:  # not NaN
+                if one != other and one == one:  # unless it is NaN
                     return False
             elif id(one) not in seen:
                 seen.add(id(one))
@@ -213,11 +217,11 @@ _HOLDERS: Mapping[type, Callable[..., Sequence[object]]] = {
     Global: lambda node: (node.full,),
     PersId: lambda node: node.pid,
 }
-"""What is in a node, in order."""
+"""Functions that return the content of a node, in order."""
 
 
 def _same_reference(one: object, other: object) -> bool:
-    """Whether two references are to one storage, wherever it is to be loaded; False for what torch never wrote."""
+    """Return whether two references are to the same storage, on any device; False for forms that torch never wrote."""
     if type(one) is not tuple or type(other) is not tuple or len(one) != len(other) or not 5 <= len(one) <= 6:
         return False
     kinds = getattr(one[1], "full", None), getattr(other[1], "full", None)
@@ -228,13 +232,13 @@ def _same_reference(one: object, other: object) -> bool:
 
 
 def _numbers(fields: tuple[object, ...]) -> tuple[object, ...] | None:
-    """The numbers of a reference, and its view (key, first, count); None for anything else."""
+    """Return the numbers of a reference, and its view (key, first, count); None for anything else."""
     plain = (int, Text, type(None))
     flat = [part for value in fields for part in (value if type(value) is tuple else (value,))]
     return tuple(flat) if all(type(part) in plain for part in flat) else None
 
 
 def size(checkpoint: Checkpoint) -> tuple[int, int]:
-    """How many tensors a torch checkpoint lists, and the bytes of the storages that it refers to."""
+    """Return the number of tensors that a torch checkpoint lists, and the bytes of the storages that it refers to."""
     parts = parts_of(checkpoint)
     return len(parts.found.tensors), promised_bytes(parts.graph)

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from ckptfix.checkpoint import ByteRange, Check, Data, Derived, Plan, Storage, TensorEntry, dtypes, same_bytes
+from ckptfix.checkpoint import ByteRange, Data, Derived, Plan, RangeCheck, Storage, TensorEntry, dtypes, same_bytes
 from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
@@ -21,19 +21,19 @@ from ckptfix.ops.law.promise import Promise, listed, referred
 from ckptfix.ops.law.same import Place, Same
 
 Kind = tuple[str, tuple[int, ...], tuple[str, ...]]
-"""dtype, shape, and the marks (conj, neg) that the bytes of the input need, or a stream of the output has resolved."""
+"""dtype, shape, and the flags (conj, neg) that the input bytes need, or that a stream of the output has resolved."""
 
 
 def kind_of(part: TensorEntry, made: Data | None = None) -> Kind:
-    """The kind of a tensor whose bytes the stream `made` makes, if one does."""
+    """Return the kind of a tensor; `made` is the stream that produces its bytes, if there is one."""
     done = made.lazy if isinstance(made, Derived) else ()
     return part.dtype, part.shape, tuple(sorted({*part.lazy} ^ {*done}))
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """The tensors with their own bytes that `entry` is made of; itself if it has none.
+    """Yield the tensors with their own bytes that `entry` consists of, or `entry` itself if it has no parts.
 
-    A wrapper without parts has none: a ShardedTensor of which this rank's file has no shard holds no bytes to lose.
+    A wrapper without parts yields nothing: a ShardedTensor without a shard in this rank's file holds no bytes to lose.
     """
     stack = [entry]
     while stack:
@@ -52,7 +52,7 @@ def bytes_of(entries: Iterable[TensorEntry]) -> int:
 
 
 def _extent(entry: TensorEntry) -> tuple[int, int]:
-    """First byte of a tensor in its storage, and the byte behind its last."""
+    """Return the offsets of a tensor's first byte in its storage, and after its last byte."""
     row = dtypes.by_name(entry.dtype)
     if not entry.numel:
         return row.nbytes(entry.offset), row.nbytes(entry.offset)
@@ -60,16 +60,16 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
 
 
 def _run(entry: TensorEntry) -> tuple[int, int]:
-    """The same as first byte and number of bytes."""
+    """Return the offset of a tensor's first byte, and its number of bytes."""
     start, end = _extent(entry)
     return start, end - start
 
 
 def planned(name: PlannedFile, format: Format) -> Format:
-    """The format of a planned file: that of the output, or for one file of a folder what its content is.
+    """Return the format of a planned file: that of the output, or for one file of a folder that of its content.
 
     Raises:
-        UnknownFormat: it is no checkpoint by itself, as the index of a folder.
+        UnknownFormat: it is not a checkpoint by itself, such as the index of a folder.
     """
     if not format.folder:
         return format
@@ -77,8 +77,8 @@ def planned(name: PlannedFile, format: Format) -> Format:
         return by_content(name, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
-class Output:
-    """The planned files, read back: their tensors by kind and by the bytes of the input that they are made of."""
+class PlannedOutput:
+    """The planned files, read back: their tensors by kind and by the input bytes that they are made of."""
 
     def __init__(self, plan: Plan, format: str, same: Sequence[tuple[Data, Data]] = ()) -> None:
         self.entries: list[TensorEntry] = []
@@ -102,11 +102,11 @@ class Output:
                 checkpoint = planned(name, FORMATS[format]).read(name) if whole is None else whole(plan)
                 entries = listed(checkpoint)
             except UnknownFormat:
-                # A program (TorchScript) whose archive was repaired: what it holds is known from its bytes alone.
+                # A program (TorchScript) whose archive was repaired: its tensors are known only by their bytes.
                 self._copied += (range for segment in file.segments for range in read_from(segment))
                 continue
             except CkptfixError as error:
-                message = f"the output that was planned cannot be read back ({error.message}): a fault in ckptfix"
+                message = f"the planned output cannot be read back ({error.message}): a bug in ckptfix"
                 raise WouldLoseData(message, path=file.path, hint="please report it") from error
             self.entries += entries
             for entry in entries:
@@ -145,7 +145,7 @@ class Output:
             self._sources += found.sources
 
     def take(self, part: TensorEntry, promise: Promise) -> bool:
-        """Whether the output has this tensor, one more time than was asked for."""
+        """Count off one occurrence of this tensor in the output; return whether there was one left."""
         storage = part.storage
         if storage is None or storage.data is None or not part.numel:
             return _taken(self._bare, (part.dtype, part.shape))
@@ -164,7 +164,7 @@ class Output:
         return self._take_equal(kind, spans) or self._take_made(kind, spans)
 
     def _take_made(self, kind: Kind, spans: Iterable[ByteRange]) -> bool:
-        """The same for a tensor that is made of some of these bytes."""
+        """Count off a tensor of the output that is made of some of these bytes."""
         streams = self._made.setdefault(kind, deque())
         for index, sources in enumerate(streams):
             if any(_overlap(span, source) for span in spans for source in sources):
@@ -173,7 +173,7 @@ class Output:
         return False
 
     def _take_equal(self, kind: Kind, spans: Sequence[ByteRange]) -> bool:
-        """The same for one made of, or copied from, bytes that take the place of these."""
+        """Count off a tensor made of, or copied from, bytes that replace these."""
         for equal in self._same.made(spans):
             if self._take_made(kind, equal):
                 return True
@@ -182,7 +182,7 @@ class Output:
         return False
 
     def _places_in(self, kind: Kind, spans: Iterable[ByteRange]) -> Iterator[Place]:
-        """The places in these bytes at which tensors of a kind begin."""
+        """Yield the places in these bytes where tensors of a kind begin."""
         if self._sorted is None:
             self._sorted = {}
             for each, place in sorted(self._everywhere):
@@ -193,7 +193,7 @@ class Output:
             yield from places[first : bisect_left(places, (span.path, span.end, 0))]
 
     def _reshaped(self, part: TensorEntry, promise: Promise) -> Iterator[Kind]:
-        """What else a tensor may be after a verb that gives new shapes: a name tied to one of them changes with it."""
+        """Yield the kinds that a tensor may have after a reshape: a key tied to a reshaped tensor changes with it."""
         if self._puts is None:
             self._puts = {}
             for put in promise.puts.values():
@@ -203,7 +203,7 @@ class Output:
         return (kind for kind, puts in kinds.items() if any(same_bytes(part, put) for put in puts))
 
     def _take_pieces(self, part: TensorEntry) -> bool:
-        """The same for a tensor that lies in pieces: all of them have to be there, in their order."""
+        """Count off a tensor whose bytes are in several pieces: all of them must be there, in order."""
         if self._trails is None:
             self._trails = Counter(
                 (kind_of(made), found)
@@ -229,13 +229,13 @@ class Output:
         return self._take_equal(kind, spans)
 
     def has_other(self, part: TensorEntry) -> bool:
-        """Whether a tensor of the same kind has the name of this one, and bytes of another."""
+        """Return whether the output has a tensor with the name and kind of this one, but with another's bytes."""
         kind, found = self._named.get(part.name, (None, None))
         storage = part.storage
         if storage is None or storage.data is None or not part.numel or kind != kind_of(part, storage.data):
             return False
         if in_pieces(storage.data):
-            # Taken by all of its pieces, in order.
+            # `take` compares all of its pieces, in order.
             return False
         own = _spans(part)
         equal = [span for one in self._same.made(own) for span in one]
@@ -247,7 +247,7 @@ class Output:
         return found not in (first, *self._same.instead(first))
 
     def has(self, part: TensorEntry) -> bool:
-        """Whether a tensor that was not promised is in the output all the same, under any name."""
+        """Return whether the output has a tensor that was not promised, under any name."""
         if part.storage is None or part.storage.data is None or not part.numel:
             return (part.dtype, part.shape) in self._bare
         if in_pieces(part.storage.data):
@@ -255,7 +255,7 @@ class Output:
         return self._everywhere[kind_of(part, part.storage.data), _place(part.storage, _extent(part)[0])] > 0
 
     def holds(self, storage: Storage) -> bool:
-        """Whether the bytes of a storage are in the output."""
+        """Return whether the bytes of a storage are in the output."""
         if storage.data is None or not storage.nbytes:
             return True
         first = _place(storage, 0)
@@ -271,8 +271,8 @@ class Output:
                 return True
         return False
 
-    def unchecked(self, promise: Promise) -> Iterator[Check]:
-        """The storages that a checksum of the input covers and none of the output."""
+    def unchecked(self, promise: Promise) -> Iterator[RangeCheck]:
+        """Yield a check for each storage that a checksum of the input covers, and no checksum of the output."""
         seen = set(promise.summed)
         for storage in (*(one for entry in promise.kept for one in storages(entry)), *promise.storages):
             if storage.data is None or storage.identity in seen:
@@ -282,7 +282,7 @@ class Output:
             if storage.crc32 is None:
                 continue
             if (_place(storage, 0), storage.nbytes, storage.crc32) not in self._sums:
-                yield Check(storage.key, storage.data, storage.crc32)
+                yield RangeCheck(storage.key, storage.data, storage.crc32)
 
 
 def _taken(
@@ -299,7 +299,7 @@ def _taken(
 
 
 def _origin(data: Data, offset: int) -> Place | Derived | None:
-    """Of the byte at `offset` of some data of a planned file: where it is in the input, or the stream that makes it."""
+    """Find the origin of a byte of a planned file: its place in the input, or the stream that makes it."""
     if isinstance(data, Derived):
         if not data.sources:
             return data
@@ -317,7 +317,7 @@ def _origin(data: Data, offset: int) -> Place | Derived | None:
 
 
 def _place(storage: Storage, offset: int) -> Place:
-    """Where the byte at `offset` of a storage of the input is."""
+    """Return the place of the byte at `offset` of a storage of the input."""
     data = storage.data
     if isinstance(data, ByteRange):
         return data.path, data.offset + offset, 0
@@ -327,7 +327,7 @@ def _place(storage: Storage, offset: int) -> Place:
 
 
 def covered_by(entry: TensorEntry, made: Iterable[TensorEntry]) -> bool:
-    """Whether every byte of a tensor goes into those that are made of it."""
+    """Return whether every byte of a tensor is used for the tensors that are made of it."""
     if not entry.numel:
         return True
     spans = sorted(
@@ -348,13 +348,13 @@ def _is_covered(place: ByteRange, spans: Sequence[tuple[str, int, int]]) -> bool
 
 
 def _elements(entry: TensorEntry) -> object:
-    """Equal for tensors that have the same elements, whatever their shapes."""
+    """Return a value that is equal for tensors with the same elements in any shape."""
     identity = None if entry.storage is None else entry.storage.identity
     return identity, entry.dtype, entry.offset, entry.numel
 
 
 def _spans(part: TensorEntry) -> tuple[ByteRange, ...]:
-    """The ranges of the input that the bytes of a tensor are in."""
+    """Return the ranges of the input that hold the bytes of a tensor."""
     assert part.storage is not None and part.storage.data is not None
     data = part.storage.data
     if isinstance(data, Derived):

@@ -1,4 +1,4 @@
-"""What the bytes of a tensor are made of, where they lie in pieces: the same in the input and in the planned output."""
+"""The pieces of a tensor's bytes: compared between the input and the planned output."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from ckptfix.checkpoint.places import Spliced, pieces_of
 from ckptfix.io.planned import PlannedFile
 
 Trail = tuple[tuple[object, int, int], ...]
-"""The pieces in order: (the file, or what else they are made of; first byte; the byte behind the last)."""
+"""The pieces in order: (file, or another origin; first byte; end, the byte after the last)."""
 
 
 def in_pieces(data: Data | None) -> bool:
-    """Whether these bytes lie in pieces in other files."""
+    """Return whether these bytes are in several pieces in other files."""
     return isinstance(data, ByteRange) and isinstance(data.path, Spliced)
 
 
 def trail(data: Data, start: int, length: int) -> Trail:
-    """The pieces of `length` bytes from `start` on of data that lies in pieces."""
+    """Return the pieces of `length` bytes from `start` on, of data that is in several pieces."""
     assert isinstance(data, ByteRange)
     return _joined((piece, 0, segment_length(piece)) for piece in pieces_of(data.sub(start, length)))
 
 
 def planned_trail(entry: TensorEntry, start: int, length: int) -> Trail | None:
-    """The same for a tensor of a planned file; None for one whose bytes are not in it as they are."""
+    """Return the pieces of a tensor of a planned file; None if its bytes are not copied unchanged."""
     data = None if entry.storage is None else entry.storage.data
     if not isinstance(data, ByteRange):
         return None
@@ -60,7 +60,7 @@ def _each(pieces: Iterable[tuple[Segment, int, int]]) -> Iterator[tuple[object, 
 
 
 def _origins(sources: Iterable[ByteRange]) -> Iterator[Segment]:
-    """What ranges are, where they are of a planned file: ranges of the input."""
+    """Replace ranges of planned files by the ranges of the input that they copy."""
     for source in sources:
         if isinstance(source.path, PlannedFile):
             for inner, first, count in source.path.between(source.offset, source.length):

@@ -1,4 +1,4 @@
-"""What the output of a verb has to hold, and how the tensors of its input fared."""
+"""The content that the output of an operation must have, and the account of its tensors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from ckptfix.words import some
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the output of a verb has to hold.
+    """The content that the output of an operation must have.
 
     Attributes:
-        kept: the tensors that it has to hold, under the names that the input gives them.
-        storages: storages of the input that something in it refers to, listed as a tensor or not.
-        others: every other tensor of the input, left out by request or because the verb takes one state dict.
-        puts: name -> the tensor that the verb puts in its place: in another shape, or of other bytes.
-        made: name -> the tensors that the verb makes of it, with others of the input or alone.
-        partly: names in `made` of which not every byte goes into them, as the verb says itself.
+        kept: the tensors that it must have, under their keys in the input.
+        storages: storages of the input with a reference in it, whether listed as a tensor or not.
+        others: every other tensor of the input, left out on request or because only one state dict is written.
+        puts: name -> the tensor that replaces it: in a new shape, or with new bytes.
+        made: name -> the tensors that are made of it, with other tensors of the input or alone.
+        partly: names in `made` that do not use every byte of their tensor, as the operation itself states.
         summed: identities of storages whose checksum is a part of one that the output states.
-        same: (bytes of the input, equal bytes of it that take their place).
-        reported: addresses that the verb itself lists as left behind or lost, each with all that is below it.
-        names_stay: the verb gives no tensor the name of another.
-        edited: the input, where the verb keeps its object and changes names and devices alone.
-        chosen: the input, where the verb leaves out what is `reported` and keeps all else as it is.
-        source: the input whose storages `storages` are.
+        same: (bytes of the input, equal bytes of it that replace them).
+        reported: addresses that the operation lists as left behind or lost, each with everything below it.
+        names_stay: whether no tensor gets the name of another.
+        edited: the input, if the operation keeps its object and changes only keys and devices.
+        chosen: the input, if the operation leaves out the `reported` addresses and keeps everything else unchanged.
+        source: the input of `storages`.
     """
 
     kept: Sequence[TensorEntry] = ()
@@ -55,16 +55,16 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How the tensors of an input fared.
+    """The account of an input's tensors.
 
     Attributes:
-        tensors, nbytes: names of the input, and bytes of the storages that they view.
-        written, nbytes_written: the same of the output.
-        left: names of tensors that are not in the output and that the verb did not list.
-        lost: names of tensors that should be in the output and are not, and storages of `unlisted`.
-        unlisted: storages in `lost`, as they are named there, that no tensor views which the input lists.
-        excused: the verb itself names losses; what it left out may have held those in `lost`.
-        damaged: what the input does not hold as it describes it, and was copied as it is.
+        tensors, nbytes: number of keys in the input, and bytes of the storages that they view.
+        written, nbytes_written: the same for the output.
+        left: names of tensors that are not in the output and that the operation did not list.
+        lost: names of tensors that should be in the output but are not, and storages of `unlisted`.
+        unlisted: storages in `lost`, by their names there, that no listed tensor of the input views.
+        excused: whether the operation itself reports losses; what it left out may have held those in `lost`.
+        damaged: data that the input does not hold as it describes it, and that was copied unchanged.
     """
 
     tensors: int = 0
@@ -78,17 +78,17 @@ class Account:
     damaged: tuple[Finding, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
-        """A sentence for the tensors that are lost, and one for those that the input does not hold itself."""
+        """Return a sentence for lost tensors, and one for those that are damaged in the input."""
         lines = []
         if self.lost:
             lines.append(f"LOST: {some(self.lost)}")
         if self.damaged:
             names = list(dict.fromkeys(finding.where for finding in self.damaged))
-            lines.append(f"DAMAGED in the input, and copied as it is: {some(names)}; repair keeps what is intact")
+            lines.append(f"DAMAGED in the input, and copied unchanged: {some(names)}; repair keeps what is intact")
         return tuple(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the account for JSON."""
         return {
             "tensors": self.tensors,
             "nbytes": self.nbytes,
@@ -100,26 +100,26 @@ class Account:
         }
 
     def findings(self) -> tuple[Finding, ...]:
-        """A note for each name in `left`, and a finding for each loss."""
+        """Return a note for each name in `left`, and a finding for each loss."""
         behind = [*self.damaged, *(found("left-behind", "is not in the output", where=name) for name in self.left)]
         return (*behind, *(self._loss(name) for name in self.lost))
 
     def _loss(self, name: str) -> Finding:
         if self.excused:
-            return found("lost", "was in what is left out", where=name)
+            return found("lost", "was in an object that was left out", where=name)
         if INSIDE in name or name in self.unlisted:
-            message = "is not in the output: it was in the arguments or state of an object of another form there"
+            message = "is not in the output: it was in the arguments or state of an object that has a new form there"
             return found("lost", message, where=name)
-        message = "it should be in the output and is not: a fault in ckptfix; please report it"
+        message = "should be in the output but is not: a bug in ckptfix; please report it"
         return found("lost", message, where=name, severity="error")
 
 
 INSIDE = "/()"
-"""What the address of a tensor has that stands in what makes an object, and in nothing that anybody named."""
+"""Marker in the address of a tensor that is an argument or state of an object, and that nobody named."""
 
 
 def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
-    """The promise of a verb that keeps all tensors of `checkpoint` but those at or below an address in `reported`."""
+    """Return the promise to keep all tensors of `checkpoint`, except those at or below an address in `reported`."""
     gone = frozenset(reported)
     entries = listed(checkpoint)
     if not gone:
@@ -129,17 +129,17 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
 
 
 def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
-    """What the file does not hold as it describes it, which an edit of names would copy as it is."""
+    """Return findings about data that the file does not hold as described, and that an edit would copy unchanged."""
     parts = pickled(checkpoint)
     if parts is not None and not parts.storages.all_there(parts.graph):
-        # The findings that name the tensors are made with the entries, which an edit does without.
+        # The findings that name the tensors are made with the entries, which an edit does not need.
         _ = checkpoint.entries
     rows = [finding for finding in checkpoint.findings if finding.id in ("bad-tensor", "truncated")]
     return tuple(dict.fromkeys(rows))
 
 
 def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
-    """Every tensor of a checkpoint, names that metadata only ties to another among them."""
+    """List every tensor of a checkpoint, including keys that metadata only ties to another."""
     entries = list(checkpoint.entries)
     tied = format_of(checkpoint).ties(checkpoint)
     if tied:
@@ -149,16 +149,16 @@ def listed(checkpoint: Checkpoint) -> list[TensorEntry]:
 
 
 def holders(entries: Iterable[TensorEntry]) -> set[str]:
-    """Addresses that others are below: a tensor there carries tensors, which go if another one takes its place."""
+    """Return addresses with others below them: a tensor there carries tensors, which are lost if it is replaced."""
     ats = {entry.at for entry in entries}
     return {of_keys(keys[:end]) for keys in map(keys_of, ats) for end in range(1, len(keys) + 1)}
 
 
 def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:
-    """Every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
+    """Yield every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
 
     Args:
-        in_object: leave out references that the pickle makes and throws away, which takes a walk of the whole object.
+        in_object: skip references that the pickle makes and discards, which needs a walk over the whole object.
     """
     parts = pickled(checkpoint)
     if parts is None:

@@ -1,4 +1,4 @@
-"""Bytes that a verb puts in the place of equal ones."""
+"""Bytes that an operation replaces by equal ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ckptfix.io.read import read_from
 from ckptfix.ops.law.pieces import in_pieces
 
 Place = tuple[str, int, int]
-"""Where the bytes of a tensor begin: a file, an offset in it, and how far into what is made of the bytes there."""
+"""The start of a tensor's bytes: a file, an offset in it, and an offset in the data that is made of the bytes there."""
 
 
 class Same:
-    """Bytes of the input whose place others with equal bytes take, to be found by where they are."""
+    """Index of input bytes that are replaced by equal bytes, by their place."""
 
     def __init__(self, same: Sequence[tuple[Data, Data]]) -> None:
         rows = [(old, new) for old, new in same if isinstance(old, ByteRange) and isinstance(new, ByteRange)]
@@ -27,7 +27,7 @@ class Same:
         )
 
     def instead(self, place: Place) -> tuple[Place, ...]:
-        """The places that stand for `place`: one, or none."""
+        """Return the place that replaces `place`, or nothing."""
         path, offset, inner = place
         index = bisect_right(self._starts, (path, offset)) - 1
         if index < 0:
@@ -38,7 +38,7 @@ class Same:
         return ((new.path, new.offset + offset - old.offset, inner),)
 
     def made(self, spans: Sequence[ByteRange]) -> Iterator[tuple[ByteRange, ...]]:
-        """What takes the place of these bytes, where either is unpacked, gathered or joined: what it is made of."""
+        """Yield the sources of the bytes that replace these, where either are unpacked, gathered or joined."""
         for span in spans:
             first = bisect_right(self._made, (span.path, span.offset), key=_begin) - 1
             last = bisect_left(self._made, (span.path, span.end), key=_begin)
@@ -52,5 +52,5 @@ def _begin(row: tuple[str, int, int, object]) -> tuple[str, int]:
 
 
 def _is_plain(data: Data) -> bool:
-    """Whether these bytes lie together in a file, as they are."""
+    """Return whether these bytes are one unchanged range of a file."""
     return isinstance(data, ByteRange) and not in_pieces(data)

@@ -1,8 +1,8 @@
-"""Whether two pickles are the same but for names and location tags, found without parsing the second one.
+"""Comparison of two pickles that differ only in keys and location tags, without parsing the second one.
 
-Between the strings that an edit may change the streams must be alike, byte for byte. Where one of these is pushed in
-the first, the second may push another, or write it out where it was fetched from the memo; every other use of a string
-has to come to the value that it had.
+Between the strings that an edit may change, the streams must be equal byte for byte. Where the first pushes such a
+string, the second may push a different one, or write out a string that was fetched from the memo. Every other use of a
+string must keep its value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ckptfix.pickles.rows import Rows
 
 
 def differ_alone(found: TorchObject, new: bytes) -> bool:
-    """Whether `new` surely is the pickle of `found` with other names and location tags; False says nothing."""
+    """Return whether `new` certainly is the pickle of `found` with new keys and location tags; False proves nothing."""
     graph = found.graph
-    # Frames state lengths; what DUP pushes twice is one use of a string in two places.
+    # Frames contain lengths; DUP turns one use of a string into two places.
     if graph.frames or op.DUP in graph.rare:
         return False
     devices = find_devices(graph)
@@ -47,11 +47,11 @@ def differ_alone(found: TorchObject, new: bytes) -> bool:
 _START = attrgetter("start")
 
 _Place: TypeAlias = "Text | array[int]"
-"""A use of a string; or where keys are pushed, in order, that are no nodes and that nothing fetches."""
+"""A use of a string; or the offsets, in order, of pushed keys that have no nodes and are never fetched."""
 
 
 def _places(uses: list[Text], rows: list[Rows]) -> Iterator[_Place]:
-    """The uses, which are in order, and the keys in `rows` that are not nodes, in the order of the stream."""
+    """Merge the uses, which are in order, with the keys in `rows` that are not nodes, in the order of the stream."""
     at = 0
     for keys in sorted((starts for one in rows for starts in one.starts()), key=itemgetter(0)):
         first = 0
@@ -60,14 +60,14 @@ def _places(uses: list[Text], rows: list[Rows]) -> Iterator[_Place]:
                 yield uses[at]
                 at += 1
             last = bisect_left(keys, uses[at].start) if at < len(uses) else len(keys)
-            # Of a key that is a use too, the use comes first, and the key is listed twice.
+            # A key that is also a use is listed twice, and the use comes first.
             yield keys[first:last]
             first = last
     yield from uses[at:]
 
 
 def _behind_keys(old: bytes, at: int, starts: array[int], new: bytes, after: int) -> tuple[int, int] | None:
-    """The places behind the last of these keys in `old` and in `new`, from `at` and `after` on; as `_values`."""
+    """Return the offsets behind the last of these keys in `old` and `new`, from `at` and `after` on; see `_values`."""
     for start in starts:
         if start < at:
             continue  # listed twice
@@ -87,7 +87,7 @@ def _behind_keys(old: bytes, at: int, starts: array[int], new: bytes, after: int
 
 
 def _values(old: bytes, at: int, end: int, places: Iterable[_Place], new: bytes) -> dict[int, Text] | None:
-    """The uses, by their identity, that come to another value in `new`; None where anything else differs."""
+    """Return the uses, by identity, whose value in `new` differs; None if anything else differs."""
     changed: dict[int, tuple[Text, str]] = {}
     after = 0
     for use in places:
@@ -122,7 +122,7 @@ def _values(old: bytes, at: int, end: int, places: Iterable[_Place], new: bytes)
 
 
 def _literal(data: bytes, at: int) -> tuple[str, int] | None:
-    """The string that is written out at `at`, and the offset behind it."""
+    """Return the string that is written out at `at`, and the offset behind it."""
     code = data[at] if at < len(data) else -1
     if code != op.BINUNICODE and code != op.SHORT_BINUNICODE:
         return None
@@ -135,7 +135,7 @@ def _literal(data: bytes, at: int) -> tuple[str, int] | None:
 
 
 def _fixed(persid: PersId) -> Iterator[Node]:
-    """What no edit changes in a reference to a storage; None for what torch never wrote."""
+    """Yield the parts of a storage reference that no edit changes; None for forms that torch never wrote."""
     fields = persid.fields
     if not 5 <= len(fields) <= 6:
         yield None

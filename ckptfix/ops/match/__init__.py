@@ -1,4 +1,4 @@
-"""``ckptfix.match``: a checkpoint's keys renamed to another model's."""
+"""``ckptfix.match``: a checkpoint's keys renamed to fit another model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     Draft,
-    How,
     Result,
+    WriteOptions,
     carry_out,
     is_folder,
     looked_at,
@@ -51,22 +51,22 @@ Rule = NameRule | TensorRule
 """A line of a rules file."""
 
 By = Literal["structure", "position"]
-"""How names are matched."""
+"""The two ways to match keys."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """A matching of a checkpoint to a target, nothing of it written.
+class MatchProposal:
+    """A matching of a checkpoint to a target, before anything is written.
 
     Attributes:
         source, target: the two sides.
-        refusals: why it is not carried out; empty if nothing is against it.
-        planned: the edits; None where they are refused themselves.
+        refusals: reasons not to write it, if any.
+        planned: the edits; None if they are refused themselves.
     """
 
     checkpoint: Checkpoint
-    source: targets.Side
-    target: targets.Side
+    source: targets.ExpectedModel
+    target: targets.ExpectedModel
     matching: Matching
     planned: match_plan.MatchPlan | None
     refusals: tuple[CkptfixError, ...] = ()
@@ -96,31 +96,31 @@ def match(
     in_place: bool = False,
     progress: Progress | None = None,
 ) -> MatchResult:
-    """Write `source` to `dest` with the keys that the model `like` has; values do not change.
+    """Write `source` to `dest` with the keys of the model `like`; values do not change.
 
-    Tensors that one side has in one piece and the other in several are cut and joined, where words and sizes leave one
-    way: query, key and value, gate and up, stacked experts; weights of `Conv1D` are transposed.
+    A tensor that one side has whole and the other in parts is split or joined if words and sizes leave only one way:
+    query, key and value, gate and up, stacked experts. Weights of `Conv1D` are transposed.
 
     Args:
         like: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
-        by: ``"structure"`` (names, shapes, dtypes, neighbours) or ``"position"`` (order of definition).
-        at, like_at: addresses of the state dicts, where there are several.
-        accept_ambiguous: take the proposed target also where another would do as well.
-        partial: rename what has a counterpart; what has none keeps its name, and `exit_code` is 1.
-        reshape: pair, and give new shapes to, tensors of equally many elements.
-        heads, kv_heads: heads of queries, and of keys and values, where a layout depends on them.
+        by: ``"structure"`` (keys, shapes, dtypes, neighbors) or ``"position"`` (definition order).
+        at, like_at: addresses of the state dicts, if there are several.
+        accept_ambiguous: accept the proposed target even if another would fit equally well.
+        partial: rename the tensors that have a counterpart; the others keep their keys, and `exit_code` is 1.
+        reshape: pair tensors with the same number of elements, and reshape them.
+        heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
-        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
-        dry_run: plan, and write nothing; what would be refused is a finding then, and `exit_code` is 1.
-        progress: called with bytes done and bytes in all.
+        keep_old: keep the checkpoint that `force` replaces beside it, as ``DEST.~1~``; see `Result.backup`.
+        dry_run: plan, and write nothing; reasons to refuse are then findings, and `exit_code` is 1.
+        progress: called with the bytes done and the total bytes.
 
     Raises:
-        NoMatch: pairs are ambiguous, tensors are left over, or two orders do not go together; `lines` show which.
-        KeyConflict: an unchanged key would be the new name of another.
+        NoMatch: pairs are ambiguous, tensors are left over, or two orders do not match; `lines` lists them.
+        KeyConflict: an unchanged key would also be another key's new name.
         CkptfixError: as `strip_module`, and as `targets.read` for `like`.
     """
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
     if dest is not None:
         check(source, dest, like, force)
     found = find(
@@ -141,9 +141,9 @@ def match(
 
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
-    """Refuse a destination that could not be written, or is one of the other files, before a long read."""
+    """Refuse a destination that cannot be written, or is one of the other files, before a long read."""
     others = [path for path in map(file_name, (source, like)) if found_as(path)]
-    refuse_destination(dest, others, How(force=force), folder=is_folder(source))
+    refuse_destination(dest, others, WriteOptions(force=force), folder=is_folder(source))
 
 
 @without_collections
@@ -160,10 +160,10 @@ def find(
     heads: int | None = None,
     kv_heads: int | None = None,
     allow_import: bool = False,
-) -> Found:
-    """Match `source` to `like`; the arguments are as for `match`."""
+) -> MatchProposal:
+    """Match `source` to `like`; the arguments are those of `match`."""
     if by not in ("structure", "position"):
-        raise Refused(f"no way to match by {by!r}", hint="by structure, or by position")
+        raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
     _refuse_heads(heads, kv_heads)
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
@@ -189,13 +189,13 @@ def find(
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
-    return Found(checkpoint, one, target, matching, planned, tuple(refusals), notes)
+    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes)
 
 
 def _refuse_apart(
-    checkpoint: Checkpoint, side: targets.Side, matching: Matching, operations: Operations
+    checkpoint: Checkpoint, side: targets.ExpectedModel, matching: Matching, operations: Operations
 ) -> None:
-    """Refuse to change tensors of quantized weights other than in name, unless what belongs together changes alike."""
+    """Refuse to change quantized weights except in name, unless codes and companions change in the same way."""
     steps = [(one.old, one.operations) for one in operations.taken]
     reshaped = [((pair.source,), (_reshaped(pair.reshape),)) for pair in matching.pairs if pair.reshape is not None]
     refuse_apart(checkpoint, side.at or "", [*steps, *reshaped])
@@ -208,14 +208,14 @@ def _reshaped(shape: Sequence[int]) -> Operation:
 
 def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:
     if kv_heads is not None and heads is None:
-        raise Refused("heads of keys and values are given, and none of queries", hint="--heads N")
+        raise Refused("the number of key/value heads is set, but not that of query heads", hint="add --heads N")
     if heads is not None and (heads < 1 or (kv_heads is not None and (kv_heads < 1 or heads % kv_heads))):
-        raise Refused(f"{kv_heads} heads of keys and values do not divide {heads} of queries")
+        raise Refused(f"{kv_heads} key/value heads do not divide {heads} query heads")
 
 
 @without_collections
-def write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
-    """Write what was found to `dest`, or in place.
+def write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> MatchResult:
+    """Write a matching to `dest`, or in place.
 
     Raises:
         NoMatch, KeyConflict: the first of `found.refusals`.
@@ -226,19 +226,19 @@ def write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
 
 
 @without_collections
-def preview(found: Found, dest: StrPath = "") -> MatchResult:
-    """What was found, and nothing written; without `dest` only the matching, else the plan too."""
+def preview(found: MatchProposal, dest: StrPath = "") -> MatchResult:
+    """Return the result without writing it; without `dest` only the matching, otherwise the plan too."""
     if os.fspath(dest) and not found.refusals:
-        return _write(found, dest, How(force=True, dry_run=True))
+        return _write(found, dest, WriteOptions(force=True, dry_run=True))
     return looked_at(_draft(found, Plan(())), found.checkpoint.path, dest)
 
 
-def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
+def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> None:
     """Write the learned rules to `path`, for ``rename --map``: lines ``old -> new``, or JSON for ``*.json``.
 
     Raises:
-        Refused: nothing can be planned, or a name that no line can hold; JSON can.
-        WouldOverwrite: it exists, and no `force`.
+        Refused: nothing can be planned, or a line cannot hold a key; JSON can.
+        WouldOverwrite: it exists, and `force` is not set.
     """
     if found.planned is None:
         raise found.refusals[0]
@@ -247,12 +247,12 @@ def write_rules(found: Found, path: StrPath, *, force: bool = False) -> None:
     name = os.fspath(path)
     if name.endswith(".json"):
         if found.planned.tensors is not None:
-            raise Refused("JSON holds names alone, and these rules change tensors", path=name, hint="name a text file")
+            raise Refused("JSON holds only names, but these rules change tensors", path=name, hint="name a text file")
         text = json.dumps({rule.old: rule.new for rule in names}, indent=1, ensure_ascii=False) + "\n"
     else:
         odd = next((text for rule in names for text in (rule.old, rule.new) if not _is_word(text)), None)
         if odd is not None:
-            raise Refused(f"{odd!r} cannot stand in a line of rules", path=name, hint="give a file called *.json")
+            raise Refused(f"a line of rules cannot hold {odd!r}", path=name, hint="name a file *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         ours, theirs = as_path(found.checkpoint.path).name, as_path(found.target.label).name
         text = f"# {printable(ours)} -> {printable(theirs)}\n{text}"
@@ -270,7 +270,7 @@ def _is_word(text: str) -> bool:
     return len(text.split()) == 1 and text.split()[0] == text and not text.startswith("#") and text != "->"
 
 
-def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
+def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> MatchResult:
     planned = found.planned
     assert planned is not None
     puts = {
@@ -283,7 +283,7 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
     def make(checkpoint: Checkpoint, dest: str) -> Draft[MatchResult]:
         if planned.tensors is not None:
             if how.in_place:
-                message = "an edit in place changes names alone, and this one changes tensors"
+                message = "an in-place edit can only rename keys, and this one changes tensors"
                 raise Refused(message, hint="name an output")
             at = found.source.at or ""
             with of_found_rules(checkpoint.path):
@@ -303,7 +303,7 @@ def _write(found: Found, dest: StrPath | None, how: How) -> MatchResult:
     return carry_out(found.checkpoint, dest, make, how)
 
 
-def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:
+def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> Draft[MatchResult]:
     planned = found.planned
     return Draft(
         result=partial(
@@ -326,7 +326,7 @@ def _draft(found: Found, plan: Plan, promise: Promise | None = None) -> Draft[Ma
     )
 
 
-def _findings(found: Found) -> tuple[Finding, ...]:
+def _findings(found: MatchProposal) -> tuple[Finding, ...]:
     matching = found.matching
     findings = [table.found("refused", refusal.message) for refusal in found.refusals]
     if not found.refusals:
@@ -337,21 +337,21 @@ def _findings(found: Found) -> tuple[Finding, ...]:
     return (*findings, *(table.found("note", note) for note in found.notes))
 
 
-def _lines(found: Found) -> tuple[str, ...]:
+def _lines(found: MatchProposal) -> tuple[str, ...]:
     matching, planned = found.matching, found.planned
     paired = len({pair.source for pair in matching.pairs})
     line = f"matched {paired:,} of {len(found.source.slots):,} keys by {matching.by}"
     skipped = len(matching.skipped_source) + len(matching.skipped_target)
     if skipped:
-        line += f"; {skipped:,} passed over by rule"
+        line += f"; {skipped:,} skipped by rule"
     if planned is not None:
-        said = f"; {len(planned.names):,} renamed" if planned.names else "; all have their names already"
+        said = f"; {len(planned.names):,} renamed" if planned.names else "; all have the right keys already"
         line += "" if planned.tensors is not None and not planned.names else said
         if planned.references:
             line += f" (and {plural(planned.references, 'related name')})"
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         changed = {pair.target for pair in matching.pairs if pair.operation}
-        line += f"; {plural(len(changed), 'tensor')} of TARGET made by rule" if changed else ""
+        line += f"; {plural(len(changed), 'tensor')} of TARGET built by rule" if changed else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[Rule] = planned.rules if planned else matching.rules
     return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))
@@ -359,16 +359,16 @@ def _lines(found: Found) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MatchResult(Result):
-    """A matching, and the renames that it led to.
+    """A matching, and the renames that follow from it.
 
     Attributes:
-        matching: pairs, and what is left on both sides.
-        slots: shape and dtype of the source's tensors by name.
-        at: address of the mapping that was matched.
+        matching: pairs, and unmatched tensors of both sides.
+        slots: shapes and dtypes of the source's tensors by key.
+        at: address of the state dict that was matched.
         names: old -> new for every key that changed.
-        rules: the same in few lines, for `rename`'s map.
-        notes: what else a person should know, a sentence each.
-        references: how many names beside the keys followed them.
+        rules: the same renames in few lines, for `rename --map`.
+        notes: further remarks for the user, a sentence each.
+        references: number of names beside the keys that changed with them.
     """
 
     matching: Matching

@@ -1,4 +1,4 @@
-"""A matching in which tensors are cut, joined or turned, and the rules file that carries it out."""
+"""Matchings that split, join or transpose tensors, and the rules file that does the same."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ckptfix.align import match as matcher
-from ckptfix.align.fused import Heads, Taken, are_turned, sides, taken
+from ckptfix.align.fused import FusedTensors, Heads, are_turned, sides, taken
 from ckptfix.align.layouts import is_glm, neighbours, orders, rotary, turned_experts
-from ckptfix.align.result import Matching, Pair
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.errors import Refused
 from ckptfix.names import rulefile
 from ckptfix.names.lines import Line, joined, line
@@ -20,22 +20,22 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.rename.groups import grouped
 
 LEARNED = "the learned rules"
-"""Stands for the file of rules that were found, and that nobody has written."""
+"""Path of rules that were found, and are in no file."""
 
 _QUERIES = re.compile(r"\.(?:wq|q_proj)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What a matching does to tensors beside their names.
+    """The changes that a matching makes to tensors, beside their keys.
 
     Attributes:
-        taken: the tensors, and what is made of them.
-        questions: what keeps a tensor from its counterpart, a sentence each.
-        refused: whether the matching must not be carried out before they are answered.
+        taken: the tensors, and the operations on them.
+        questions: reasons why a tensor has no counterpart, a sentence each.
+        refused: whether the questions must be answered before the matching is written.
     """
 
-    taken: tuple[Taken, ...] = ()
+    taken: tuple[FusedTensors, ...] = ()
     questions: tuple[str, ...] = ()
     refused: bool = False
 
@@ -43,10 +43,10 @@ class Operations:
 def with_operations(
     plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
 ) -> tuple[Matching, Operations]:
-    """The matching with fused tensors taken apart where that pairs more, and queries and keys laid out for the target.
+    """Split fused tensors if that pairs more of them, and reorder queries and keys for the target.
 
     Args:
-        plain: the matching of the tensors as they are.
+        plain: the matching of the unchanged tensors.
     """
     done = Operations()
     made = plain
@@ -54,7 +54,7 @@ def with_operations(
         made, done = _taken_apart(plain, source, target, heads, proven)
     question = orders(source, target, made) or turned_experts(source, target)
     if question is None and is_glm(source) != is_glm(target) and done.taken:
-        question = "GLM turns rotary neighbours where others of transformers turn halves of a head"
+        question = "GLM rotates neighboring rows, other models of transformers rotate halves of a head"
     if question is not None:
         return made, replace(done, questions=(*done.questions, question), refused=True)
     layout = rotary(source, target)
@@ -73,7 +73,7 @@ def _taken_apart(
     turned = are_turned(source, target)
     if wrong or _open(matching) >= _open(plain) + turned or any(_line(one) is None for one in found):
         if turned and plain.complete:
-            question = "one side has projections that the other has transposed, and not all find their counterpart"
+            question = "projections of one side are transposed on the other side, and some have no counterpart"
             return plain, Operations(questions=(*questions, question), refused=True)
         return plain, Operations(questions=questions)
     by_part = {pair.source: pair for pair in matching.pairs} | {pair.target: pair for pair in matching.pairs}
@@ -84,7 +84,7 @@ def _taken_apart(
         for old in one.old:
             for new in one.new:
                 part = by_part[old if one.joins else new]
-                pairs.append(Pair(old, new, part.confidence, part.why, operation=said))
+                pairs.append(MatchedPair(old, new, part.confidence, part.why, operation=said))
     order = {slot.name: index for index, slot in enumerate(source)}
     return (
         replace(matching, pairs=tuple(sorted(pairs, key=lambda pair: order[pair.source])), rules=()),
@@ -99,7 +99,7 @@ def _open(matching: Matching) -> int:
 def _laid_out(
     matching: Matching, done: Operations, both: tuple[Sequence[Slot], Sequence[Slot]], layout: str, heads: Heads
 ) -> tuple[Matching, Operations]:
-    """With the rows of queries and keys in the order in which the target turns them."""
+    """Add operations that reorder the rows of queries and keys for the target's rotary layout."""
     source, target = both
     side = "source" if layout == HALF else "target"
     near = neighbours(source if layout == HALF else target)
@@ -112,40 +112,40 @@ def _laid_out(
     question = None
     if heads.query is None:
         question = (
-            "rotary pairs are neighbours in files of Meta, Mistral and torchtune, and halves of a head in most others: "
-            "the rows of queries and keys change places, and --heads N (and --kv-heads N) says of how many heads"
+            "rotary pairs are neighbors in files of Meta, Mistral and torchtune, and halves of a head in most others: "
+            "the rows of queries and keys must be reordered, and --heads N (and --kv-heads N) sets the number of heads"
         )
     elif any(pair.operation for pair in concerned):
-        question = "queries and keys are fused, and their rotary pairs lie otherwise: a file of rules can say both"
+        question = "queries and keys are fused, and their rotary layouts differ: write a rules file that changes both"
     elif size % (2 * heads.query) or any(row % (size // heads.query) for row in rows.values()):
-        question = f"{size} rows of queries, or those of keys, are not those of {heads.query} heads"
+        question = f"the {size} rows of queries, or the rows of keys, do not fit {heads.query} heads"
     if question is not None:
         return matching, replace(done, questions=(*done.questions, question), refused=True)
     assert heads.query is not None
-    found: list[Taken] = []
-    pairs: dict[str, Pair] = {pair.source: pair for pair in concerned}
+    found: list[FusedTensors] = []
+    pairs: dict[str, MatchedPair] = {pair.source: pair for pair in concerned}
     for name, pair in pairs.items():
         step = Operation("rope", {"heads": rows[name] * heads.query // size, "to": layout})
-        found.append(Taken((name,), (pair.target,), (step,), 0, joins=False))
+        found.append(FusedTensors((name,), (pair.target,), (step,), 0, joins=False))
         pairs[name] = replace(pair, operation=str(step))
     changed = tuple(pairs[pair.source] if pair in concerned else pair for pair in matching.pairs)
     return replace(matching, pairs=changed, rules=()), replace(done, taken=(*done.taken, *found))
 
 
-def _line(one: Taken) -> Line | None:
+def _line(one: FusedTensors) -> Line | None:
     return line(one.old, one.new, one.operations, one.experts)
 
 
-def lines(done: Sequence[Taken], keys: Sequence[str]) -> list[str]:
-    """The lines of a rules file that do this to the keys, and nothing else."""
+def lines(done: Sequence[FusedTensors], keys: Sequence[str]) -> list[str]:
+    """Return the lines of a rules file that apply exactly these operations to the keys."""
     single = [row for row in map(_line, done) if row is not None]
     few = joined(single)
     rows = few if _say(few, done, keys) else single
     return [f"{old} -> {new} {operations}" for old, new, operations in rows]
 
 
-def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bool:
-    """Whether these lines do to the keys just what is to be done."""
+def _say(rows: Sequence[Line], done: Sequence[FusedTensors], keys: Sequence[str]) -> bool:
+    """Return whether these lines apply exactly the wanted operations to the keys."""
     text = "\n".join(f"{old} -> {new} {operations}" for old, new, operations in rows)
     try:
         made = grouped(keys, rulefile.read(text, "rules"), {key: key for key in keys})
@@ -165,8 +165,8 @@ def _say(rows: Sequence[Line], done: Sequence[Taken], keys: Sequence[str]) -> bo
     return True
 
 
-def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
-    """What `rename` runs: the lines of tensors, and behind them those of names."""
+def rules(done: Sequence[FusedTensors], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
+    """Return the rules for `rename`: the lines for tensors, followed by those for names."""
     rows = lines(done, keys)
     made = rulefile.read("\n".join(rows), LEARNED)
     start = len(rows) + 1
@@ -179,11 +179,11 @@ def rules(done: Sequence[Taken], names: Sequence[NameRule], keys: Sequence[str])
 
 @contextmanager
 def of_found_rules(path: str) -> Iterator[None]:
-    """Errors of rules that were found name the checkpoint `path`, and how the rules become a file to be changed."""
+    """Make errors of learned rules name the checkpoint `path`, and explain how to write the rules to a file."""
     try:
         yield
     except Refused as error:
         if error.path == LEARNED:
-            way = "`--rules FILE` writes what was found; change the line there, and `rename --map FILE` runs it"
+            way = "run `--rules FILE` to save the rules, edit the line there, and run `rename --map FILE`"
             error.path, error.where, error.hint = path, None, f"{way}; {error.hint}"
         raise

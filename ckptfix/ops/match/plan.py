@@ -1,4 +1,4 @@
-"""From a matching to edits: what is renamed, what speaks against it, and what a person should know."""
+"""Plans of matchings: the renames, the reasons against them, and notes for the user."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ckptfix.align.result import Matching, Pair
+from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
@@ -22,23 +22,23 @@ from ckptfix.ops.law.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.rename import sites
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 12
-"""Lines of one kind in a message; a report has all."""
+"""Lines of one kind in a message; a report has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchPlan:
-    """What a matching does to a checkpoint.
+    """The changes that a matching makes to a checkpoint.
 
     Attributes:
-        names: old -> new for every key that changes; skipped buffers go along with their module.
-        rules: what gives exactly these, in few lines, for `rename --map`.
-        edits: for `plan_edit`.
-        references: how many names beside the keys follow them.
-        findings: what else a person should know.
-        tensors: the rules to run, where tensors are cut, joined or turned; there are no edits then.
+        names: old -> new for every key that changes; skipped buffers move with their module.
+        rules: rules with exactly this effect, in few lines, for `rename --map`.
+        edits: edits for `plan_edit`.
+        references: number of names beside the keys that change with them.
+        findings: further findings for the user.
+        tensors: the rules to run if tensors are split, joined or transposed; there are no edits then.
     """
 
     names: Mapping[str, str]
@@ -50,16 +50,16 @@ class MatchPlan:
 
 
 def plan(
-    checkpoint: Checkpoint, source: Side, matching: Matching, operations: Operations | None = None
+    checkpoint: Checkpoint, source: ExpectedModel, matching: Matching, operations: Operations | None = None
 ) -> MatchPlan:
-    """The edits that give the state dict of `source` in `checkpoint` the names of `matching`.
+    """Plan the edits that give the state dict of `source` in `checkpoint` the names of `matching`.
 
-    Names without a target are not changed. Whatever refers to the names changes too.
+    Names without a target are not changed. References to the names change too.
 
     Raises:
-        KeyConflict: an unchanged name is also the new name of another.
-        NoMatch: names of one tensor would have two shapes, or a transposed one.
-        Unsupported: a tensor that is to have another shape is not dense and contiguous.
+        KeyConflict: an unchanged name is also the new name of another key.
+        NoMatch: the names of one tensor would have two shapes, or a transposed one.
+        Unsupported: a tensor to reshape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
     if operations is not None and operations.taken:
@@ -74,7 +74,7 @@ def plan(
     edits: list[Edit] = [Put(source.at or "", _tensors(checkpoint, source.at or "", shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
     if shapes and any(state.optimizer for state in checkpoint.state_dicts):
-        message = "an optimizer's state keeps the old shapes; it does not fit the reshaped parameters"
+        message = "the optimizer state keeps the old shapes and does not fit the reshaped parameters"
         findings.append(found("optimizer-shapes", message))
     changed = {old: new for old, new in names.items() if old != new}
     rules = learned(changed, [name for site in _keys_at(checkpoint, source) for name in site], matching.rules)
@@ -84,25 +84,25 @@ def plan(
 def _tensors(
     checkpoint: Checkpoint, at: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, TensorEntry]:
-    """The tensors of the mapping `at` that `shapes` names, in these shapes.
+    """Return the tensors of the state dict `at` that `shapes` lists, in these shapes.
 
     Raises:
-        NoSuchTensor: the mapping has no such tensor.
+        NoSuchTensor: the state dict has no such tensor.
         Unsupported: it is not dense and contiguous.
     """
     entries = {entry.key: entry for entry in listed(checkpoint) if entry.at == at}
     missing = shapes.keys() - entries.keys()
     if missing:
-        raise NoSuchTensor("no such tensor", where=address.join(at, min(missing)))
+        raise NoSuchTensor("there is no such tensor", where=address.join(at, min(missing)))
     return {name: reshaped(entries[name], shape) for name, shape in shapes.items()}
 
 
-def _keys_at(checkpoint: Checkpoint, side: Side) -> list[tuple[str, ...]]:
+def _keys_at(checkpoint: Checkpoint, side: ExpectedModel) -> list[tuple[str, ...]]:
     return [site.names for site in checkpoint.sites if site.kind == "state_dict" and site.at == (side.at or "")]
 
 
 def _kept(edits: Iterable[Rename]) -> list[Rename]:
-    """The renames that change a name."""
+    """Keep the renames that change a name."""
     changing = []
     for edit in edits:
         names = {old: new for old, new in edit.names.items() if old != new}
@@ -112,9 +112,9 @@ def _kept(edits: Iterable[Rename]) -> list[Rename]:
 
 
 def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
-    """The pairs of `matching`, and the source's skipped buffers under the new name of their module.
+    """Return the pairs of `matching`, and the source's skipped buffers under the new name of their module.
 
-    So ``num_batches_tracked``, which an old target lacks, still stands beside the ``running_mean`` that it belongs to.
+    So ``num_batches_tracked``, which an old target lacks, stays beside the ``running_mean`` that it belongs to.
     """
     names = matching.names
     modules = wrappers.renamed_modules(names)
@@ -132,10 +132,10 @@ def with_buffers(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
 def learned(
     names: Mapping[str, str], every: Sequence[str], rules: tuple[NameRule, ...] = ()
 ) -> tuple[NameRule, ...]:
-    """Rules that make exactly `names` of the names in `every` and leave the others.
+    """Find rules that map the names in `every` to exactly `names`, and leave the others unchanged.
 
-    `rules` are taken if they do that already. A name that no rule covers gets a line of its own, which
-    `rename --map` takes before all rules.
+    `rules` are used if they do that already. A name that no rule covers gets its own line, which `rename --map` applies
+    before all rules.
     """
     if not names:
         return ()
@@ -144,19 +144,19 @@ def learned(
         found = learn(names, every)
     single = []
     for name in _wrong(names, every, found):
-        with suppress(Refused):  # a name that looks like a rule, but not a valid one
+        with suppress(Refused):  # a name that looks like a rule, but is not a valid one
             single.append(NameRule(name, names.get(name, name)))
     return (*single, *found)
 
 
 def _wrong(names: Mapping[str, str], every: Sequence[str], rules: Sequence[NameRule]) -> list[str]:
-    """The names that the rules do not give their new name."""
+    """Return the names that do not get their new name from the rules."""
     made = _made(every, rules)
     return [name for name in every if made.get(name, name) != names.get(name, name)]
 
 
 def _made(every: Sequence[str], rules: Sequence[NameRule]) -> dict[str, str]:
-    """What ``rename --map`` makes of the names with these rules."""
+    """Return the result of ``rename --map`` with these rules."""
     exact = {rule.old: rule.new for rule in rules}
     patterns = [rule for rule in rules if is_rule(rule.old)]
     return {
@@ -166,7 +166,7 @@ def _made(every: Sequence[str], rules: Sequence[NameRule]) -> dict[str, str]:
 
 
 def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, ...]]:
-    """source name -> new shape; tied names come along.
+    """Map source names to new shapes; tied names are included.
 
     Raises:
         NoMatch: two names of one tensor would differ, or a new shape is a transposition.
@@ -180,40 +180,40 @@ def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, .
         ties.setdefault(slot.tied or slot.name, []).append(slot)
         new = paired[slot.name].reshape if slot.name in paired else None
         if new is not None and is_transposed(slot.shape, new):
-            raise NoMatch(f"{list(slot.shape)} to {list(new)} is a transposition and no reshape", where=slot.name)
+            raise NoMatch(f"{list(slot.shape)} to {list(new)} is a transposition, not a reshape", where=slot.name)
     for group in ties.values():
         wanted = {paired[slot.name].reshape or slot.shape for slot in group if slot.name in paired}
         if len(wanted) > 1:
             listed = " and ".join(str(list(shape)) for shape in sorted(wanted))
-            raise NoMatch(f"its names are one tensor, but would get the shapes {listed}", where=group[0].name)
+            raise NoMatch(f"its names share one tensor, but would get the shapes {listed}", where=group[0].name)
         shapes.update((slot.name, shape) for slot in group for shape in wanted if shape != slot.shape)
     return shapes
 
 
 def refusals(
-    source: Side,
-    target: Side,
+    source: ExpectedModel,
+    target: ExpectedModel,
     matching: Matching,
     operations: Operations,
     *,
     accept_ambiguous: bool = False,
     partial: bool = False,
 ) -> tuple[CkptfixError, ...]:
-    """Why the matching is not carried out unless it is asked for; empty if nothing is against it."""
+    """Return the reasons, if any, not to write the matching without further options."""
     found: list[CkptfixError] = []
     if operations.refused and not accept_ambiguous:
         *others, question = operations.questions
-        hint = "--accept-ambiguous leaves rows as they are, as Helium, Ernie 4.5 and GLM of transformers want them"
-        hint = hint if "rotary" in question else "--accept-ambiguous leaves rows as they are"
+        hint = "--accept-ambiguous keeps the order of rows, as Helium, Ernie 4.5 and GLM of transformers need it"
+        hint = hint if "rotary" in question else "--accept-ambiguous keeps the order of rows"
         found.append(NoMatch(question, lines=tuple(others), hint=hint))
     unsure = matching.ambiguous
     if unsure and not accept_ambiguous:
         lines = [f"{pair.source} -> {pair.target}, or {', '.join(pair.instead[:3])}" for pair in unsure]
         found.append(
             NoMatch(
-                f"{len(unsure)} of {len(matching.pairs)} pairs are ambiguous: other targets would do as well",
+                f"{len(unsure)} of {len(matching.pairs)} pairs are ambiguous: other targets would fit equally well",
                 lines=_cut(lines),
-                hint="look at them with --report; --accept-ambiguous takes the first target of each",
+                hint="inspect them with --report; --accept-ambiguous accepts the first target of each",
             )
         )
     if (matching.left or matching.missing) and not partial:
@@ -223,7 +223,7 @@ def refusals(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
-                hint="--partial renames the others; those of IN keep their names",
+                hint="--partial renames the others; unmatched tensors of IN keep their keys",
             )
         )
     return tuple(found)
@@ -234,12 +234,12 @@ def _cut(lines: Sequence[str]) -> tuple[str, ...]:
     return (*lines[:MOST], *more)
 
 
-def _groups(label: str, names: Sequence[str], side: Side) -> list[str]:
+def _groups(label: str, names: Sequence[str], side: ExpectedModel) -> list[str]:
     return [f"{label}: {shown(collapse(names, [slot.name for slot in side.slots]), MOST)}"] if names else []
 
 
-def fused(source: Side, target: Side, matching: Matching) -> list[str]:
-    """A sentence for each tensor of one side that the other has in parts, and that could not be taken apart."""
+def fused(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> list[str]:
+    """Return a sentence for each tensor that the other side has in parts and that could not be split."""
     left, missing = set(matching.left), set(matching.missing)
     ours = [slot for slot in source.slots if slot.name in left]
     theirs = [slot for slot in target.slots if slot.name in missing]
@@ -249,20 +249,20 @@ def fused(source: Side, target: Side, matching: Matching) -> list[str]:
         for name, parts in fusions(one, other):
             sentences.append(
                 f"{whole} has {name} {list(shapes[name])} where {parts_in} has {', '.join(parts)}: "
-                "a rules file can say in which order (`ckptfix help rules`)"
+                "set their order in a rules file (`ckptfix help rules`)"
             )
     return sentences
 
 
-def notes(source: Side, target: Side, matching: Matching, operations: Operations) -> tuple[str, ...]:
-    """What a person should know of a matching, a sentence each."""
+def notes(source: ExpectedModel, target: ExpectedModel, matching: Matching, operations: Operations) -> tuple[str, ...]:
+    """Return notes on a matching for the user, a sentence each."""
     ours = {slot.name: slot for slot in source.slots}
     theirs = {slot.name: slot for slot in target.slots}
     sentences = [*matching.notes]
     if matching.by == "position":
         for label, side in (("IN", source), ("TARGET", target)):
             if not side.in_order:
-                sentences.append(f"{label} is a safetensors file, which is sorted: its order may not be of definition")
+                sentences.append(f"{label} is a safetensors file, which is sorted: its order may not be by definition")
     sentences += _dtype_notes(matching.pairs, ours, theirs)
     sources = {pair.target: pair.source for pair in matching.pairs}
     for slot in target.slots:
@@ -271,20 +271,20 @@ def notes(source: Side, target: Side, matching: Matching, operations: Operations
             continue
         if (ours[one].tied or one) != (ours[other].tied or other):
             tie = f"TARGET ties {slot.name} to {slot.tied}"
-            sentences.append(f"{tie}; IN has a tensor for each, and the last one counts")
+            sentences.append(f"{tie}; IN has a tensor for each, and the last one is used")
     sentences += operations.questions
     sentences += fused(source, target, matching)
     return tuple(sentences)
 
 
-def _dtype_notes(pairs: Iterable[Pair], ours: Mapping[str, Slot], theirs: Mapping[str, Slot]) -> list[str]:
-    """A sentence for each pair of dtypes that differ."""
-    found: dict[tuple[str, str], list[Pair]] = {}
+def _dtype_notes(pairs: Iterable[MatchedPair], ours: Mapping[str, Slot], theirs: Mapping[str, Slot]) -> list[str]:
+    """Return a sentence for each pair of different dtypes."""
+    found: dict[tuple[str, str], list[MatchedPair]] = {}
     for pair in pairs:
         change = ours[pair.source].dtype, theirs[pair.target].dtype
         if all(change) and change[0] != change[1]:
             found.setdefault(change, []).append(pair)
     return [
-        f"{len(rows):,} of IN are {one} and {other} in TARGET, as {rows[0].source}: they remain {one}"
+        f"{len(rows):,} of IN are {one} but {other} in TARGET, such as {rows[0].source}: they stay {one}"
         for (one, other), rows in found.items()
     ]

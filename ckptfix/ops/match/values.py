@@ -1,7 +1,7 @@
-"""Equal bytes are proof: where a target holds weights of the same model, most of its tensors are the source's.
+"""Pairs proven by equal bytes: a target with weights of the same model shares most of its tensors with the source.
 
-A probe comes first: the largest tensors of a few shapes. Where none of them is equal, which is so for all models but
-copies, nothing more is read. A tensor that is equal to several, as zeros and ones are, proves nothing.
+A probe comes first: the largest tensors of a few shapes. Only copies of a model share any of these; if none are equal,
+nothing more is read. A tensor that equals several others, such as zeros or ones, proves nothing.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.io.source import Readers
 from ckptfix.ops.diff.content import find_renamed
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 PROBED = 4
-"""Shapes whose tensors are looked at first."""
+"""Number of shapes whose tensors are probed."""
 
 FEW = 64
-"""Tensors of one shape that are looked at first, on each side; of a shape that more have, none are."""
+"""The most tensors of one shape, on each side, that are probed; a shape with more is not probed."""
 
 MOST = 0.5
-"""Share of the tensors of the smaller side from which on the two sides are copies of one model."""
+"""Share of equal tensors, on the smaller side, from which the two sides are copies of one model."""
 
 
-def same_values(source: Side, target: Side) -> dict[str, str]:
-    """source -> target, of tensors with equal bytes that no other tensor has, if most have an equal one.
+def same_values(source: ExpectedModel, target: ExpectedModel) -> dict[str, str]:
+    """Pair tensors that have equal bytes and no other equal, if most tensors have an equal one.
 
     Raises:
-        Truncated, DamagedFile: a file does not hold what it promises.
+        Truncated, DamagedFile: a file lacks data that it promises.
     """
     if source.checkpoint is None or target.checkpoint is None:
         return {}
@@ -49,8 +49,8 @@ def same_values(source: Side, target: Side) -> dict[str, str]:
     return {ours: theirs for ours, theirs, several in found if not several}
 
 
-def _own(side: Side) -> list[TensorEntry]:
-    """The tensors that are no second name of another one."""
+def _own(side: ExpectedModel) -> list[TensorEntry]:
+    """Return the tensors that are not tied to an earlier one."""
     names = {slot.name for slot in side.slots if slot.tied is None}
     return [entry for entry in side.entries if entry.key in names]
 
@@ -58,7 +58,7 @@ def _own(side: Side) -> list[TensorEntry]:
 def _probe(
     ours: Sequence[TensorEntry], theirs: Sequence[TensorEntry]
 ) -> tuple[list[TensorEntry], list[TensorEntry]]:
-    """The tensors of both sides of a few shapes, those that the fewest have and, of these, the largest."""
+    """Choose the tensors of a few shapes on both sides: the rarest shapes, and among these the largest."""
     shapes: dict[tuple[str, tuple[int, ...]], tuple[list[TensorEntry], list[TensorEntry]]] = {}
     for which, entries in enumerate((ours, theirs)):
         for entry in entries:

@@ -1,4 +1,4 @@
-"""``ckptfix.map_location`` and ``ckptfix.to_cpu``: other devices."""
+"""``ckptfix.map_location`` and ``ckptfix.to_cpu``: tensors moved to other devices."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.relocate.plan import relocate
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RelocateResult(Result):
-    """`moved`: (from, to) -> how many places; `kept`: location -> how many did not move."""
+    """The result of a relocation.
+
+    `moved` maps (from, to) to the number of places that moved; `kept` maps a location to the number that did not.
+    """
 
     moved: Mapping[tuple[str, str], int] = field(default_factory=dict)
     kept: Mapping[str, int] = field(default_factory=dict)
@@ -42,12 +45,12 @@ def map_location(
     link: bool = False,
     progress: Progress | None = None,
 ) -> RelocateResult:
-    """Write `source` to `dest` with other devices in it.
+    """Write `source` to `dest` with its tensors on other devices.
 
     Args:
-        target: a device for everything (``"cpu"``), or from -> to, all at once (``{"cuda:1": "cuda:0"}``).
+        target: a device for everything (``"cpu"``), or pairs from -> to, applied at once (``{"cuda:1": "cuda:0"}``).
 
-    The rest as `strip_module`.
+    The other arguments are those of `strip_module`.
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RelocateResult]:
@@ -71,7 +74,7 @@ def map_location(
             findings=moves.findings,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -88,5 +91,5 @@ def to_cpu(
     progress: Progress | None = None,
 ) -> RelocateResult:
     """Write `source` to `dest` with every tensor on the CPU: `map_location` to ``"cpu"``."""
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return map_location(source, dest, "cpu", **how.keywords())

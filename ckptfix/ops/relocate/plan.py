@@ -1,4 +1,4 @@
-"""Devices: change location tags wherever a device stands in the file."""
+"""Devices: new location tags wherever the file names a device."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ckptfix.errors import Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 
-# Device types of torch.device (c10/core/DeviceType.h); a renamed private backend is given as it is called.
+# Device types of torch.device (c10/core/DeviceType.h). A renamed private backend is accepted by its own name.
 DEVICES = ("cpu", "cuda", "mps", "xpu", "xla", "hpu", "npu", "mtia", "maia", "ipu", "vulkan", "privateuseone")
 
 ALIASES = {"gpu": "cuda", "nvidia": "cuda", "amd": "cuda", "rocm": "cuda", "metal": "mps"}
-"""What users call them, for hints; torch calls AMD's GPUs cuda too."""
+"""Names that users have for devices, for hints; torch calls AMD's GPUs cuda too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """What a relocation will do.
+    """The plan of a relocation.
 
     Attributes:
-        edits: for `plan_edit`.
-        moved: (from, to) -> how many places.
-        kept: location -> how many places are unchanged.
-        findings: sources that do not occur, places that cannot be edited.
+        edits: edits for `plan_edit`.
+        moved: (from, to) -> number of places.
+        kept: location -> number of unchanged places.
+        findings: sources that do not occur, and places that cannot be edited.
     """
 
     edits: tuple[SetLocation, ...]
@@ -37,10 +37,10 @@ class Relocation:
 
 
 def device(text: str) -> str:
-    """`text` as a location tag.
+    """Return `text` as a location tag.
 
     Raises:
-        Refused: no device that torch knows; the hint names the nearest.
+        Refused: torch does not know such a device; the hint names the closest one.
     """
     name = text.strip()
     match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
@@ -50,15 +50,15 @@ def device(text: str) -> str:
         meant = f"{near[0]}:{index}" if near and index else "".join(near)
         hint = "devices are cpu, cuda:N, mps, xpu:N, ..." if meant in ("", name) else f"did you mean {meant}?"
         raise Refused(f"no such device: {text!r}", hint=hint)
-    # torch tags CPU storages 'cpu' and knows no 'cpu:0' (torch/serialization.py, _cpu_deserialize).
+    # torch tags CPU storages 'cpu' and does not know 'cpu:0' (torch/serialization.py, _cpu_deserialize).
     return "cpu" if match[1] == "cpu" else name
 
 
 def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocation:
-    """Move everything to `target`, or from each source to its target at once.
+    """Plan to move everything to `target`, or from each source to its target at once.
 
     Args:
-        target: a device for all, or source -> target. A source that occurs nowhere is a finding.
+        target: a device for everything, or source -> target. A source that does not occur becomes a finding.
     """
     findings: list[Finding] = []
     present = checkpoint.devices
@@ -70,8 +70,8 @@ def relocate(checkpoint: Checkpoint, target: str | Mapping[str, str]) -> Relocat
         moves = {source: goal for source, goal in pairs.items() if source in present and source != goal}
         for source in pairs:
             if source not in present:
-                elsewhere = f", only on {', '.join(present)}" if present else ": none is on a device"
-                findings.append(found("no-such-location", f"no tensor is on it{elsewhere}", where=source))
+                elsewhere = f", only on {', '.join(present)}" if present else ": no tensor has a device"
+                findings.append(found("no-such-location", f"no tensor is on this device{elsewhere}", where=source))
     for place in checkpoint.fixed_devices:
         findings.append(found("fixed-device", f"not changed: {place}"))
     kept = {location: count for location, count in present.items() if location not in moves}

@@ -1,4 +1,4 @@
-"""``ckptfix.strip_module``, ``add_module``, ``unwrap`` and ``rename``: other names for the same tensors."""
+"""``ckptfix.strip_module``, ``add_module``, ``unwrap`` and ``rename``: new keys for the same tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import run, sites
-from ckptfix.ops.rename.sites import Change
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.rename.sites import NameChange
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RenameResult(Result):
-    """`changes` are the keys of state dicts; `references` counts the other names that followed them."""
+    """The outcome of a renaming: `changes` are keys of state dicts; `references` counts names that followed them."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[NameChange, ...] = ()
     references: int = 0
 
     def _details(self) -> dict[str, Any]:
@@ -45,18 +45,18 @@ def strip_module(
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Write `source` to `dest` with `prefix` removed from its names.
+    """Write `source` to `dest` with `prefix` removed from its keys.
 
     Args:
-        prefix: path components at the front of a name, ``"module"`` for what DataParallel adds.
-        at: address of the one mapping to change; all by default.
-        all_levels: remove it as often as all names have it.
-        partial: remove it where only some names of a mapping have it.
-        force: replace an existing `dest`; with `in_place`, change a file that has other names too.
-        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
+        prefix: path components at the front of a key, ``"module"`` for the prefix that DataParallel adds.
+        at: address of the only state dict to change; all by default.
+        all_levels: remove it as many times as all keys have it.
+        partial: remove it even if only some keys of a state dict have it.
+        force: replace an existing `dest`; with `in_place`, change a file that has further names too.
+        keep_old: keep a checkpoint that `force` replaces beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
-        in_place: change `source` itself, by the few bytes that differ; `dest` is None then. `undo` takes it back.
-        progress: called with bytes done and bytes in all.
+        in_place: change only the bytes of `source` that differ; `dest` is None then. `undo` reverts it.
+        progress: called with the bytes done and the bytes in all.
 
     Raises:
         PartialPrefix, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
@@ -68,7 +68,7 @@ def strip_module(
         nothing = f"no key begins with '{prefix.strip('.')}.'" + (f" (nearest is '{near}.')" if near else "")
         return _draft(checkpoint, renames, dest, "stripped", nothing)
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -86,13 +86,13 @@ def add_module(
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Write `source` to `dest` with `prefix` before the names of the model's state dicts. As `strip_module`."""
+    """Write `source` to `dest` with `prefix` before the keys of the model's state dicts; else like `strip_module`."""
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         renames = sites.add(checkpoint, prefix=prefix, at=at)
-        return _draft(checkpoint, renames, dest, "prefixed", "no state dict was found")
+        return _draft(checkpoint, renames, dest, "prefixed", "there is no state dict")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -109,13 +109,13 @@ def unwrap(
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Write `source` to `dest` without any known wrapper's name in its keys. As `strip_module`."""
+    """Write `source` to `dest` without the components of known wrappers in its keys; else like `strip_module`."""
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         renames = sites.unwrap(checkpoint, at=at)
-        return _draft(checkpoint, renames, dest, "unwrapped", "no wrapper's name was found")
+        return _draft(checkpoint, renames, dest, "unwrapped", "no key has a wrapper's component")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
@@ -136,12 +136,12 @@ def rename(
     link: bool = False,
     progress: Progress | None = None,
 ) -> RenameResult:
-    """Write `source` to `dest` with its names changed by regular expressions and by an exact map.
+    """Write `source` to `dest` with its keys changed by regular expressions and by an exact map.
 
     Args:
         subs: (pattern, replacement) of `re.sub`, applied in order.
-        mapping: old name -> new name, applied after them.
-        rules: a file of names and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
+        mapping: old key -> new key, applied after them.
+        rules: a file of keys and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
         reverse: run the file backwards.
 
     The rest as `strip_module`. A rule that matched nothing is a finding.
@@ -151,23 +151,23 @@ def rename(
         CkptfixError: the file of rules is malformed, or cannot be reversed.
     """
     if rules is not None and mapping is not None:
-        raise Refused("names are given twice: by a map and by a file of rules")
+        raise Refused("a map and a file of rules cannot be combined")
     if reverse and rules is None:
-        raise Refused("only a file of rules runs backwards")
+        raise Refused("only a file of rules can be reversed")
     given = None if rules is None else run.read_rules(rules, reverse=reverse)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         names = mapping if given is None else given.names
         if given is not None and given.tensors:
             if in_place:
-                message = "an edit in place changes names alone, and the rules change tensors"
+                message = "an in-place edit changes only keys, but these rules change tensors"
                 raise Refused(message, hint="name an output")
             renames = sites.rename(checkpoint, subs=subs, at=at)
             return _tensors_draft(checkpoint, run.transformed(checkpoint, given, dest, renames=renames, at=at))
         renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 

@@ -1,4 +1,4 @@
-"""Names of parameters inside the keys of a flattened optimizer, which are renamed with the model's.
+"""Names of parameters inside the keys of a flattened optimizer, which are renamed with the model's keys.
 
 ::
 
@@ -20,24 +20,24 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused
 from ckptfix.names import kinds
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.ops.rename.transform import Made, Site
+from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A key of a flattened optimizer: the name of a parameter between what is before and behind it."""
+    """A key of a flattened optimizer: the name of a parameter between the parts before and after it."""
 
     before: str
     parameter: str
     behind: str
 
     def of(self, parameter: str) -> str:
-        """Return the key that keeps the same of another parameter."""
+        """Return the key of the same field for a different parameter."""
         return f"{self.before}{parameter}{self.behind}"
 
 
 def sites(checkpoint: Checkpoint) -> list[tuple[NameSite, tuple[str, ...]]]:
-    """Return the mappings that have keys of a flattened optimizer, and these keys."""
+    """Return the state dicts that have keys of a flattened optimizer, and these keys."""
     editable = {site.at for site in chosen_sites(checkpoint, None)}
     found = []
     for site in checkpoint.sites:
@@ -54,11 +54,11 @@ def _among(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def parsed(names: Iterable[str], known: Collection[str]) -> dict[str, Flat]:
-    """Return each key in its parts, without those that name no parameter.
+    """Split each key into its parts, and drop keys without a parameter.
 
     Args:
-        known: names of the model's tensors. Where none of them is in a key, what its optimizer calls its state
-            (`kinds.SLOTS`) says where the parameter is.
+        known: keys of the model's tensors. If a key contains none of them, the optimizer's names of its states
+            (`kinds.SLOTS`) show where the parameter is.
     """
     found: dict[str, Flat] = {}
     for name in names:
@@ -77,15 +77,15 @@ def parsed(names: Iterable[str], known: Collection[str]) -> dict[str, Flat]:
 
 
 def renamed(flats: Mapping[str, Flat], new: Mapping[str, str]) -> dict[str, str]:
-    """Return what becomes of keys whose parameters have other names: old key -> new key."""
+    """Map each old key to its new one, for the keys whose parameters are renamed."""
     return {name: flat.of(new[flat.parameter]) for name, flat in flats.items() if flat.parameter in new}
 
 
-def follow(checkpoint: Checkpoint, made: Made) -> int:
-    """Let the keys of flattened optimizers follow what a rules file does; return how many of them changed.
+def follow(checkpoint: Checkpoint, made: TransformedTensors) -> int:
+    """Rename the keys of flattened optimizers along with a rules file, and return how many of them changed.
 
     Raises:
-        Refused: a parameter goes through an operation, or becomes several: what is kept of it cannot follow.
+        Refused: a parameter goes through an operation, or becomes several, so that its states cannot follow.
     """
     rows = {key: (site, own) for site in made.sites for key, own in site.rows.items()}
     known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names}
@@ -94,9 +94,9 @@ def follow(checkpoint: Checkpoint, made: Made) -> int:
         entries = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
         target = next((row for row in made.sites if row.at == site.at), None)
         if target is None:
-            target = Site(site.at, tuple(dict.fromkeys(site.names)), {}, entries, {}, {})
+            target = StateDictChange(site.at, tuple(dict.fromkeys(site.names)), {}, entries, {}, {})
         for name, flat in parsed(own, known.difference(own)).items():
-            # A line may speak of what is kept, too.
+            # A line of the rules may also match the optimizer's key itself.
             if flat.parameter not in rows or name in target.members:
                 continue
             holder, new = rows[flat.parameter]
@@ -117,6 +117,6 @@ def follow(checkpoint: Checkpoint, made: Made) -> int:
 
 def _refused(checkpoint: Checkpoint, where: str, parameter: str) -> Refused:
     way = command("slim", checkpoint.path, "OUT")
-    message = f"it is kept of {parameter}, whose tensor changes, in a flattened optimizer: it cannot follow"
-    hint = f"`{way} --no-optimizer` leaves it out; work on that"
+    message = f"this state of a flattened optimizer cannot follow {parameter}, whose tensor changes"
+    hint = f"run `{way} --no-optimizer` first to drop it, and edit the result"
     return Refused(message, path=checkpoint.path, where=where, hint=hint)

@@ -1,4 +1,4 @@
-"""Which keys of a state dict go by which line of a rules file, and what becomes of each."""
+"""Assignment of the keys of a state dict to the lines of a rules file."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.errors import Refused
-from ckptfix.names.rulefile import Rules, Side, TensorRule, several
+from ckptfix.names.rulefile import Rules, RuleSide, TensorRule, several
 from ckptfix.names.rules import NameRule, RuleTable, filled, is_rule
 
 Slot = tuple[int, int]
-"""Which of the tensors of a side one is: its running number, counted from 0, and its place in the list."""
+"""Position of a tensor on one side of a line: its running number, counted from 0, and its index in the list."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TensorGroup:
     """Tensors that go through the operations of a line together.
 
     Attributes:
-        values: what the placeholders that both sides have stand for.
+        values: the values of the placeholders that both sides have.
         names: the keys, by their slots, sorted.
     """
 
@@ -27,11 +27,11 @@ class Group:
     names: Mapping[Slot, str]
 
     def old(self) -> tuple[str, ...]:
-        """Its keys, in order."""
+        """Return its keys, in order."""
         return tuple(self.names.values())
 
     def new(self, slot: Slot) -> str:
-        """The name of the tensor that it makes for a slot.
+        """Return the name of the tensor that it makes for a slot.
 
         Raises:
             Refused: a number would be negative.
@@ -50,31 +50,31 @@ class Group:
 
 @dataclass(slots=True)
 class Grouped:
-    """The keys of a state dict by what becomes of them.
+    """The keys of a state dict by the lines that match them.
 
     Attributes:
         names: old -> new for keys whose tensor does not change.
         groups: first key -> the group that it begins.
-        members: key -> the group that it is of.
+        members: key -> the group that it belongs to.
         added: key -> further names of it.
-        used: lines that concern a key: the text of a name rule, or the number of a line.
+        used: lines that match a key: the text of a name rule, or the number of a line.
     """
 
     names: dict[str, str] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
-    members: dict[str, Group] = field(default_factory=dict)
-    added: dict[str, list[Group]] = field(default_factory=dict)
+    groups: dict[str, TensorGroup] = field(default_factory=dict)
+    members: dict[str, TensorGroup] = field(default_factory=dict)
+    added: dict[str, list[TensorGroup]] = field(default_factory=dict)
     used: set[str | int] = field(default_factory=set)
 
 
 def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Grouped:
-    """The keys by lines: an exact name before all patterns, and then the first line that speaks of a key.
+    """Group the keys by lines: an exact name precedes all patterns, and otherwise the first matching line wins.
 
     Args:
         current: key -> the name that the lines see.
 
     Raises:
-        Refused: a line has some of its tensors and lacks others; the error says which line.
+        Refused: a line has some of its tensors and lacks others; the error names the line.
     """
     table = _Lines(rules)
     made = Grouped()
@@ -91,7 +91,7 @@ def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Gr
             rule, part, values = line
             made.used.add(rule.line)
             if rule.adds:
-                made.added.setdefault(key, []).append(Group(rule, values, {(0, 0): key}))
+                made.added.setdefault(key, []).append(TensorGroup(rule, values, {(0, 0): key}))
                 continue
             running = rule.old.running
             number = 0 if running is None else int(values[running]) - rule.old.start
@@ -99,20 +99,20 @@ def grouped(keys: Sequence[str], rules: Rules, current: Mapping[str, str]) -> Gr
             slots = found.setdefault((rule.line, shared), {})
             if (number, part) in slots:
                 both = f"{slots[number, part]} and {key}"
-                raise _refused(rules, rule, f"{both} are the same part of it")
+                raise _refused(rules, rule, f"{both} match the same part of the line")
             slots[number, part] = key
             break
     order = {key: index for index, key in enumerate(keys)}
     by_line = {rule.line: rule for rule in rules.tensors}
     for (number, shared), slots in found.items():
-        group = Group(by_line[number], dict(shared), dict(sorted(slots.items())))
+        group = TensorGroup(by_line[number], dict(shared), dict(sorted(slots.items())))
         _refuse_gaps(rules, group)
         made.groups[min(slots.values(), key=order.__getitem__)] = group
         made.members |= dict.fromkeys(slots.values(), group)
     return made
 
 
-def _refuse_gaps(rules: Rules, group: Group) -> None:
+def _refuse_gaps(rules: Rules, group: TensorGroup) -> None:
     side = group.rule.old
     numbers = sorted({number for number, _ in group.names})
     missing = [
@@ -124,10 +124,10 @@ def _refuse_gaps(rules: Rules, group: Group) -> None:
     if numbers[0] < 0:
         missing = [f"{{{side.running}}} begins with {side.start}"]
     if missing:
-        raise _refused(rules, group.rule, f"it has {several(group.old())}, and not {several(missing)}")
+        raise _refused(rules, group.rule, f"it has {several(group.old())}, but not {several(missing)}")
 
 
-def _name(side: Side, values: Mapping[str, str], slot: Slot) -> str:
+def _name(side: RuleSide, values: Mapping[str, str], slot: Slot) -> str:
     number, part = slot
     own = {} if side.running is None else {side.running: str(number + side.start)}
     return filled(side.names[part], {**values, **own}) or side.names[part]
@@ -138,7 +138,7 @@ def _refused(rules: Rules, rule: TensorRule, message: str) -> Refused:
 
 
 class _Lines:
-    """The lines that may speak of a name, in order."""
+    """The lines that may match a name, in order."""
 
     def __init__(self, rules: Rules) -> None:
         rows: list[tuple[bool, int, NameRule, tuple[TensorRule, int] | None]] = []
@@ -147,7 +147,7 @@ class _Lines:
         for rule in rules.tensors:
             for part, pattern in enumerate(rule.old.names):
                 rows.append((is_rule(pattern), rule.line, NameRule(pattern, ""), (rule, part)))
-        # A second name is no way of its own: it is looked at before the line that the tensor goes by.
+        # A line that adds a second name does not use up the tensor, so it comes before the line that does.
         rows.sort(key=lambda row: (not (row[3] is not None and row[3][0].adds), row[0], row[1]))
         self._rows = rows
         self._table = RuleTable([row[2] for row in rows])

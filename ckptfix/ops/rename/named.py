@@ -1,4 +1,4 @@
-"""Formats of names and tensors without objects, with what a rules file makes of them: safetensors, and shards of it."""
+"""Formats of keys and tensors without objects, edited by a rules file: safetensors, and shards of it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import Unsupported
 from ckptfix.formats import format_of, weights_of
-from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards.edit import plan_rows
 from ckptfix.formats.shards.format import layout_of
-from ckptfix.ops.rename.transform import Site
+from ckptfix.ops.rename.transform import StateDictChange
 
 
-def plan(checkpoint: Checkpoint, site: Site, dest: str) -> Plan:
-    """The checkpoint with the rows of its one state dict.
+def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
+    """Plan the checkpoint with the rows of its one state dict.
 
     Raises:
-        Unsupported: shards that are torch files, or slices.
+        Unsupported: the shards are torch files, or slices.
         WouldLoseData: the format cannot hold a tensor.
     """
     format = format_of(checkpoint)
     if format.folder and format.sized is None:
         way = command("convert", checkpoint.path, "OUT")
-        message = f"{format.title}: tensors are split and joined in safetensors shards"
-        raise Unsupported(message, path=checkpoint.path, hint=f"`{way} --to hf` first, and work on that")
+        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
+        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
     untouched = {entry.key: entry for entry in weights_of(checkpoint, site.at)}
     rows: list[tuple[str, TensorEntry]] = []
     for key, (name, entry) in site.after():
@@ -37,14 +35,14 @@ def plan(checkpoint: Checkpoint, site: Site, dest: str) -> Plan:
     if format.folder:
         return plan_rows(layout_of(checkpoint), rows, dest, pairs)
     kept, metadata, findings = format.share([entry for _, entry in rows])
-    if checkpoint.format == safetensors.NAME:
-        made = plan_like(checkpoint, kept, dest, {**pairs, **metadata})
+    if format.plan_like is not None:
+        made = format.plan_like(checkpoint, kept, dest, {**pairs, **metadata})
     else:
         made = format.plan_write(kept, dest, metadata={**pairs, **metadata})
     return replace(made, findings=(*findings, *made.findings))
 
 
 def _pairs(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """The metadata without what it says of ties and views, which is written anew."""
+    """Return the metadata without entries about ties and views, which are written again."""
     names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
     return {key: value for key, value in checkpoint.metadata.items() if key not in names}

@@ -1,4 +1,4 @@
-"""The object of a torch checkpoint with what a rules file makes of it: its state dicts, and all that refers to them."""
+"""The object of a torch checkpoint, edited by a rules file: its state dicts, and everything that refers to them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ckptfix.formats.torch.common import Storages, parts_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.put import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
-from ckptfix.ops.rename.transform import Row, Site
+from ckptfix.ops.rename.transform import Row, StateDictChange
 from ckptfix.pickles import Call, Dict, parse
 from ckptfix.pickles.graph import Node, children, label, labels, pairs
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import Rewritten, reemit
 
 
@@ -29,20 +29,20 @@ class Rewriting:
         self.checkpoint = checkpoint
         self.parts = parts_of(checkpoint)
         self.root: Node = self.parts.graph.root
-        self._node_at = Places(self.root)
-        self._legacy = checkpoint.format == legacy_layout.NAME
+        self._node_at = NodesByAddress(self.root)
+        self._legacy = FORMATS[checkpoint.format].one_stream
         self.storages = PutStorages(self._legacy, self.parts.storages.place)
         self.storages.note(self.parts.graph)
         self._replaced: dict[int, Node] = {}
         self._kept: list[Node] = []
 
     def replace(self, node: Node, new: Node) -> None:
-        """Write `new` wherever `node` stands."""
+        """Write `new` wherever `node` occurs."""
         self._kept.append(node)
         self._replaced[id(node)] = new
 
     def value(self, row: Row, node: Node) -> Node:
-        """The node of a row whose old key had `node`."""
+        """Return the node of a row whose old key had `node`."""
         entry = row[1]
         if entry is None:
             return node
@@ -50,16 +50,16 @@ class Rewriting:
             legacy_layout.refuse_unloadable([entry], self.checkpoint.path)
         return tensor_call(entry, self.storages)
 
-    def site(self, site: Site) -> int:
-        """Give a state dict its new rows, and its ``_metadata`` the modules of these; how many of them changed.
+    def site(self, site: StateDictChange) -> int:
+        """Replace the rows of a state dict and the modules in its ``_metadata``; return how many modules changed.
 
         Raises:
-            Unsupported: the mapping is of a kind that cannot be written anew.
+            Unsupported: the object is a kind of dict that cannot be rewritten.
         """
         holder = self._node_at(site.at)
         if not isinstance(holder, Dict | Call) or not holder.items:
-            message = "a mapping of a kind whose tensors cannot be replaced"
-            raise Unsupported(message, where=site.at or None, hint="convert the file first, and work on that")
+            message = "the tensors of this kind of dict cannot be replaced"
+            raise Unsupported(message, where=site.at or None, hint="convert the file first, and edit the result")
         made = copy(holder)
         same: dict[int, Node] = {}
         made.items = []
@@ -73,8 +73,8 @@ class Rewriting:
         self.replace(holder, made)
         return self._versions(site)
 
-    def _versions(self, site: Site) -> int:
-        """The ``_metadata`` of a state dict: what a module states of its version goes along with its tensors."""
+    def _versions(self, site: StateDictChange) -> int:
+        """Move the entries of a state dict's ``_metadata``, so that a module's version goes along with its tensors."""
         node = self.parts.found.metadata.get(site.at)
         if not isinstance(node, Dict | Call) or not node.items:
             return 0
@@ -89,7 +89,7 @@ class Rewriting:
         return sum(new != (path,) for path, new in paths.items())
 
     def plan(self, dest: str) -> Plan:
-        """The file with all that was replaced."""
+        """Plan the file with all replacements."""
         rewritten = reemit(self.parts.graph, replaced=self._replaced)
         storages = {
             key: NewStorage(storage.data, itemsize, storage.crc32)
@@ -107,14 +107,14 @@ class Rewriting:
         return plan_rewrite(self.checkpoint, rewritten, dest, storages, alike=True)
 
     def _moved(self, key: str, storages: Mapping[str, NewStorage]) -> NewStorage | None:
-        """A storage that gets another key; None for one that the file lacks."""
+        """Return a storage that gets a new key; None for one that the file lacks."""
         if key in storages:
             return storages[key]
         data, _, crc32 = self.parts.storages.place(key)
         return None if data is None else NewStorage(data, 1, crc32)
 
     def _folder(self, rewritten: Rewritten, dest: str) -> Plan:
-        """The same for a folder, which has no pickle of its own."""
+        """Plan the same for a folder, which has no pickle of its own."""
         checkpoint = self.checkpoint
         recode = FORMATS[checkpoint.format].recode
         assert recode is not None
@@ -133,10 +133,10 @@ class Rewriting:
         return Plan((*around, *plan.files), plan.findings)
 
 
-def modules(site: Site, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Module path -> the paths that the module has in the output, none for one that is gone.
+def modules(site: StateDictChange, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Map each module path to its paths in the output, which are empty if the module is gone.
 
-    A module goes where its tensors go, and one without tensors of its own where what is below it goes.
+    A module moves with its tensors; a module without tensors of its own moves with the modules below it.
     """
     source: dict[str, str] = {"": ""}
     above: list[tuple[str, str]] = []
@@ -164,7 +164,7 @@ def modules(site: Site, paths: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _below(path: str, made: Mapping[str, Sequence[str]]) -> str:
-    """Where a module without tensors goes: along with the nearest one above it."""
+    """Return the new path of a module without tensors: it moves with the nearest module above it."""
     above, _, rest = path.rpartition(".")
     while above:
         if len(made.get(above, ())) == 1:
@@ -175,7 +175,7 @@ def _below(path: str, made: Mapping[str, Sequence[str]]) -> str:
 
 
 def optimizers(root: Node) -> Iterator[tuple[str, Node]]:
-    """(address, node) of everything that ``Optimizer.state_dict()`` gave."""
+    """Yield (address, node) of everything that ``Optimizer.state_dict()`` returned."""
     seen: set[int] = set()
     stack: list[tuple[str, Node]] = [("", root)]
     while stack:
@@ -192,5 +192,5 @@ def optimizers(root: Node) -> Iterator[tuple[str, Node]]:
 
 
 def rows_of(node: Node) -> Mapping[str, Node]:
-    """The values of a mapping by their keys as text; nothing for what is none."""
+    """Return the values of a dict by their keys as text; empty for any other node."""
     return {label(key): value for key, value in pairs(node) or ()}

@@ -1,9 +1,8 @@
-"""The optimizer's state after its parameters were split, joined, turned or left out.
+"""The optimizer's state after its parameters were split, joined, transposed or left out.
 
-What an optimizer keeps for a parameter in the parameter's own shape (Adam's moments, SGD's momentum) goes through the
-same operations. What it keeps as one number, such as Adam's ``step``, goes to each part of a tensor that is split, and
-has to be equal for those that are joined. Anything else is refused by name: what a factored or quantized moment becomes
-is not a matter of places.
+A state with the parameter's own shape (Adam's moments, SGD's momentum) goes through the same operations. A state that
+is one number, such as Adam's ``step``, is copied to each part of a tensor that is split, and must be equal for tensors
+that are joined. Anything else is refused by name, because a factored or quantized moment cannot simply be rearranged.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ckptfix.io.read import read_chunks
 from ckptfix.names import spellings
 from ckptfix.names.rulefile import several
 from ckptfix.names.slots import Slot
-from ckptfix.ops.rename.groups import Group
+from ckptfix.ops.rename.groups import TensorGroup
 from ckptfix.ops.rename.objects import Rewriting, optimizers, rows_of
-from ckptfix.ops.rename.transform import Made, Site
+from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, label, pairs
 from ckptfix.words import plural
@@ -32,11 +31,11 @@ from ckptfix.words import plural
 Key = int | str
 
 
-def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: Made) -> int:
-    """Let every optimizer of the object follow; how many of its parameters changed their number, name or state.
+def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors) -> int:
+    """Update every optimizer of the object; return how many of its parameters changed their number, name or state.
 
     Raises:
-        Refused: what an optimizer keeps cannot follow, or it is not known for which parameter it keeps it.
+        Refused: a state of an optimizer cannot follow, or its parameter is unknown.
     """
     changed = 0
     for at, node in optimizers(rewriting.root):
@@ -47,7 +46,9 @@ def follow(checkpoint: Checkpoint, rewriting: Rewriting, made: Made) -> int:
 class _Optimizer:
     """One optimizer's state."""
 
-    def __init__(self, checkpoint: Checkpoint, rewriting: Rewriting, made: Made, at: str, node: Node) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, rewriting: Rewriting, made: TransformedTensors, at: str, node: Node
+    ) -> None:
         self._checkpoint = checkpoint
         self._rewriting = rewriting
         self._made = made
@@ -87,7 +88,7 @@ class _Optimizer:
         holder = copy(self._state)
         if isinstance(holder, Dict | Call):
             known = {label(key) for key in everything}
-            # What stands there for no parameter stays (Adafactor's counters under other keys).
+            # States that do not belong to a parameter stay (Adafactor's counters under other keys).
             fresh += [(key, value) for key, value in pairs(self._state) or () if label(key) not in known]
             holder.items = fresh
             self._rewriting.replace(self._state, holder)
@@ -101,18 +102,18 @@ class _Optimizer:
         self._rewriting.replace(group, made)
 
     def _numbered(self, everything: Sequence[Key]) -> bool:
-        """Whether parameters are numbered; torch numbers them from 0 on, through all groups."""
+        """Return whether parameters are numbered; torch numbers them from 0 on, through all groups."""
         if all(isinstance(key, str) for key in everything):
             return False
         if list(everything) != list(range(len(everything))):
-            raise self._refused("its parameters are not numbered from 0 on, as torch does")
+            raise self._refused("its parameters are not numbered from 0 on, as torch numbers them")
         return True
 
-    def _named(self, everything: Sequence[Key]) -> tuple[Site | None, dict[Key, str]]:
-        """The state dict whose parameters it has, and the key of each.
+    def _named(self, everything: Sequence[Key]) -> tuple[StateDictChange | None, dict[Key, str]]:
+        """Return the state dict with the optimizer's parameters, and the key of each.
 
         Raises:
-            Refused: it is not certain which these are.
+            Refused: the parameters are uncertain.
         """
         names = self._own_names(everything)
         touched = [site for site in self._made.sites if site.rows]
@@ -126,7 +127,7 @@ class _Optimizer:
             if found is not None:
                 return (site if site.rows else None), found
         raise self._refused(
-            "it numbers its parameters, and it is not certain which number is which of the model's tensors"
+            "it numbers its parameters, and it is uncertain which tensor of the model each number is"
         )
 
     def _own_names(self, everything: Sequence[Key]) -> dict[Key, str] | None:
@@ -140,8 +141,8 @@ class _Optimizer:
             made |= {key: str(name) for key, name in zip(ids, names, strict=True)}
         return made
 
-    def _by_order(self, site: Site, everything: Sequence[Key]) -> dict[Key, str] | None:
-        """Parameters by the order of the state dict, where there are as many of the same shapes."""
+    def _by_order(self, site: StateDictChange, everything: Sequence[Key]) -> dict[Key, str] | None:
+        """Assign parameters by the order of the state dict, if their number and shapes agree."""
         if len(self._groups) > 1:
             return None
         seen: set[object] = set()
@@ -167,13 +168,13 @@ class _Optimizer:
 
     def _rows(
         self,
-        site: Site,
+        site: StateDictChange,
         names: Mapping[Key, str],
         key: Key,
         ids: Sequence[Key],
         state: Mapping[str, tuple[Node, Node]],
     ) -> Iterator[tuple[str, Node]]:
-        """The parameters that stand in the place of one: the name of each, and what is kept for it."""
+        """Yield the parameters that replace one: the name of each, and its state."""
         name = names[key]
         group = site.members.get(name)
         own = state.get(label(key), (None, None))[1]
@@ -193,7 +194,7 @@ class _Optimizer:
         members = [by_name.get(other) for other in group.old()]
         elsewhere = [other for other, number in zip(group.old(), members, strict=True) if number not in ids]
         if elsewhere:
-            raise self._refused(f"{several([name, *elsewhere])} are not all in one of its groups", group)
+            raise self._refused(f"{several([name, *elsewhere])} are not all in one parameter group", group)
         keys = [number for number in members if number is not None]
         yield from self._states(site, group, keys, [state.get(label(number), (None, None))[1] for number in keys])
 
@@ -201,7 +202,7 @@ class _Optimizer:
         self._made.dropped += [entry.name for entry in self._checkpoint.entries_at(self._address(key))]
 
     def _states(
-        self, site: Site, group: Group, keys: Sequence[Key], states: Sequence[Node]
+        self, site: StateDictChange, group: TensorGroup, keys: Sequence[Key], states: Sequence[Node]
     ) -> Iterator[tuple[str, Node]]:
         names = [row[0] for row in site.rows[next(key for key in group.old() if key in site.groups)]]
         there = [node for node in states if node is not None]
@@ -210,7 +211,7 @@ class _Optimizer:
             return
         fields = [[label(field) for field, _ in pairs(node) or ()] for node in states]
         if any(sorted(own) != sorted(fields[0]) for own in fields):
-            raise self._refused(f"it does not keep the same for all of {several(group.old())}", group)
+            raise self._refused(f"it does not keep the same states for all of {several(group.old())}", group)
         made: list[list[tuple[Node, Node]]] = [[] for _ in names]
         for field in fields[0]:
             for part, value in enumerate(self._field(site, group, keys, states, field, len(names))):
@@ -221,9 +222,15 @@ class _Optimizer:
             yield name, new
 
     def _field(
-        self, site: Site, group: Group, keys: Sequence[Key], states: Sequence[Node], field: str, parts: int
+        self,
+        site: StateDictChange,
+        group: TensorGroup,
+        keys: Sequence[Key],
+        states: Sequence[Node],
+        field: str,
+        parts: int,
     ) -> list[Node]:
-        """What the new parameters have of one thing that is kept for the old ones."""
+        """Return one state of the new parameters, computed from that of the old ones."""
         values = [rows_of(node)[field] for node in states]
         if not any(map(is_tensor, values)):
             if any(value != values[0] or isinstance(value, Dict | Call | list) for value in values):
@@ -237,7 +244,7 @@ class _Optimizer:
         if all(entry.numel == 1 for entry in entries):
             return self._copies(group, field, entries, parts)
         shape, whole = list(entries[0].shape), list(params[0].shape)
-        raise self._refused(f"{field} of {params[0].key} is {shape}, and its parameter {whole}", group)
+        raise self._refused(f"{field} of {params[0].key} has shape {shape}, but its parameter has {whole}", group)
 
     def _entry(self, key: Key, field: str) -> TensorEntry:
         found = next((one for one in self._checkpoint.entries_at(self._address(key)) if one.key == field), None)
@@ -245,8 +252,8 @@ class _Optimizer:
             raise self._refused(f"{join(self._address(key), field)} cannot be read")
         return found
 
-    def _copies(self, group: Group, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
-        """One number that is kept for each parameter, a tensor of its own for each new one."""
+    def _copies(self, group: TensorGroup, field: str, entries: Sequence[TensorEntry], parts: int) -> list[Node]:
+        """Copy one number that is kept for each parameter, to a separate tensor for each new one."""
         values = {b"".join(read_chunks(row_major(entry, self._checkpoint.byteorder))) for entry in entries}
         if len(values) > 1:
             raise self._refused(f"{field} is not the same for all of {several(group.old())}", group)
@@ -262,18 +269,18 @@ class _Optimizer:
             self._made.partly.add(entry.name)
         return [self._rewriting.value((field, row), None) for row in rows]
 
-    def _refused(self, message: str, group: Group | None = None) -> Refused:
+    def _refused(self, message: str, group: TensorGroup | None = None) -> Refused:
         path = self._checkpoint.path
-        hint = f"`{command('slim', path, 'OUT')} --no-optimizer` leaves its state out; work on that"
+        hint = f"run `{command('slim', path, 'OUT')} --no-optimizer` first to drop its state, and edit the result"
         if group is not None:
-            what = f"{message}, which `{group.rule.operations[0].name}` cannot follow"
+            what = f"{message}, so it cannot follow `{group.rule.operations[0].name}`"
             return Refused(f"{what} (line {group.rule.line})", path=path, where=self._at or "optimizer", hint=hint)
         count = plural(sum(map(len, self._ids)), "parameter")
         return Refused(f"{message} ({count})", path=path, where=self._at, hint=hint)
 
 
 def _is_moment(shape: Sequence[int], whole: Sequence[int]) -> bool:
-    """Whether a moment may be of a parameter of the shape `whole`: of all of it, or of its rows or columns."""
+    """Return whether a moment may belong to a parameter of the shape `whole`: to all of it, its rows or its columns."""
     if len(shape) == len(whole):
         return all(size in (1, own) for size, own in zip(shape, whole, strict=True))
     return tuple(shape) in (tuple(whole[:-1]), (*whole[:-2], *whole[-1:]))
@@ -284,6 +291,6 @@ def _listed(node: Node) -> Sequence[Key]:
 
 
 def is_buffer(entry: TensorEntry) -> bool:
-    """Whether a tensor is of what no optimizer has: running statistics, counts, masks and tables of positions."""
+    """Return whether a tensor is never in an optimizer: running statistics, counts, masks, tables of positions."""
     slot = Slot(entry.key, entry.shape, entry.dtype)
     return spellings.optional(slot) is not None or entry.key.rpartition(".")[2] in ("running_mean", "running_var")

@@ -1,4 +1,4 @@
-"""A rules file run on a checkpoint: read, checked whole against its keys and shapes, and planned."""
+"""A rules file run on a checkpoint: read, checked completely against its keys and shapes, and planned."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import flattened, optimizer
 from ckptfix.ops.rename.objects import Rewriting
-from ckptfix.ops.rename.sites import Change, Renames
-from ckptfix.ops.rename.transform import Made
+from ckptfix.ops.rename.sites import NameChange, Renames
+from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.words import plural, some
 
 
 def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
-    """The rules of a file.
+    """Read the rules of a file.
 
     Args:
-        reverse: those that undo them.
+        reverse: return the rules that undo them.
 
     Raises:
-        CkptfixError: it is neither lines nor JSON, or a rule is malformed or has no inverse; the message says which.
+        CkptfixError: it is neither lines nor JSON, or a rule is malformed or has no inverse; the message names the
+            rule.
     """
     name = file_name(path)
     try:
@@ -37,7 +38,7 @@ def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
     except CkptfixError:
         raise
     except UnicodeDecodeError as error:
-        raise CkptfixError("a file of names is UTF-8 text", path=name, offset=error.start) from None
+        raise CkptfixError("a file of names must be UTF-8 text", path=name, offset=error.start) from None
     except FileNotFoundError:
         raise NoSuchFile(name) from None
     except OSError as error:
@@ -48,18 +49,18 @@ def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class Transformed:
-    """What a rules file with operations does.
+    """The effects of a rules file with operations.
 
     Attributes:
-        changes: keys that have another name, in order.
-        references: other names and states that follow.
+        changes: keys that are renamed, in order.
+        references: how many further names and states follow.
         operations: how many tensors of the output went through operations.
         dropped: names of tensors that are left out.
     """
 
     plan: Plan
     promise: Promise
-    changes: tuple[Change, ...]
+    changes: tuple[NameChange, ...]
     references: int
     operations: int
     dropped: tuple[str, ...]
@@ -77,16 +78,16 @@ def transformed(
     """Plan `dest` as `checkpoint` after a rules file that has operations.
 
     Args:
-        renames: what came before the rules, which see the names that it gives.
+        renames: renamings that precede the rules, which see the new names.
 
     Raises:
-        Refused: a line does not fit; the error says which, and which tensor.
-        KeyConflict: two keys would have one name.
+        Refused: a line does not fit; the error names the line and the tensor.
+        KeyConflict: two keys would get the same name.
     """
     legacy_layout.refuse_truncated(checkpoint)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
-    made = Made(rules)
+    made = TransformedTensors(rules)
     renamed = {edit.at: edit.names for edit in renames.edits if edit.kind == "state_dict"}
     for site in chosen_sites(checkpoint, at, weights_only=True):
         names = renamed.get(site.at, {})
@@ -98,12 +99,12 @@ def transformed(
         references += optimizer.follow(checkpoint, rewriting, made)
         plan = rewriting.plan(dest)
     else:
-        # Its formats are not those of most calls, which begin sooner without.
+        # Few calls need these formats, and the others start faster without this import.
         from ckptfix.ops.rename import named
 
         plan = named.plan(checkpoint, made.sites[0], dest) if made.sites else Plan(())
     changes = [
-        Change(site.at, key, name)
+        NameChange(site.at, key, name)
         for site in made.sites
         for key, (name, entry) in site.after()
         if (name != key or entry is not None) and (site.at, key) not in made.followed
@@ -119,8 +120,8 @@ def transformed(
     )
     findings = [
         *renames.findings,
-        *(found("left-behind", "is not in the output, as a rule says", where=name) for name in made.dropped),
-        *(found("left-behind", "is cut off, as a rule says", where=row) for row in made.cut),
+        *(found("left-behind", "is dropped by rule", where=name) for name in made.dropped),
+        *(found("left-behind", "is cut off by rule", where=row) for row in made.cut),
         *_unused(rules, made.used),
         *_untied(made),
     ]
@@ -133,8 +134,8 @@ def _unused(rules: Rules, used: set[str | int]) -> list[Finding]:
     return [found("unused-rule", message, where=text) for text, message in lines[:100]]
 
 
-def _untied(made: Made) -> list[Finding]:
-    """A note for each tensor of several names of which some changed and others did not."""
+def _untied(made: TransformedTensors) -> list[Finding]:
+    """List a note for each tensor with several names, if only some of them changed."""
     rows: list[Finding] = []
     for site in made.sites:
         places: dict[object, list[str]] = {}
@@ -147,13 +148,13 @@ def _untied(made: Made) -> list[Finding]:
         for keys in places.values():
             kept = [key for key in keys if key in after]
             if len({id(after[key]) for key in kept}) > 1:
-                message = f"was one tensor with {some(kept[1:])}, and is not any more"
+                message = f"was one tensor with {some(kept[1:])}, but no longer is"
                 rows.append(found("note", message, where=join(site.at, kept[0])))
     return rows
 
 
 def lines_of(done: Transformed) -> list[str]:
-    """What was done, in one or two sentences."""
+    """Summarize what was done, in one or two sentences."""
     line = f"made {plural(done.operations, 'tensor')} by rule"
     renamed = len(done.changes) - done.operations
     if renamed:

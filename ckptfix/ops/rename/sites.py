@@ -1,7 +1,7 @@
-"""Names: strip, add and unwrap prefixes, and rename by rule.
+"""Changes of keys: strip, add and unwrap prefixes, and rename by rule.
 
-Every place that holds a name changes with it: the keys of a state dict, its ``_metadata``, and the names in an
-optimizer's groups and state. All or nothing per mapping, and never two keys in one.
+Every place that holds a key changes with it: the keys of a state dict, its ``_metadata``, and the names in an
+optimizer's groups and state. A state dict changes completely or not at all, and two keys never become one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Names = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One name of the mapping at `at`, before and after."""
+class NameChange:
+    """One key of the state dict at `at`, before and after."""
 
     at: str
     old: str
@@ -39,22 +39,22 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Renames:
-    """What a renaming will do.
+    """The effects of a renaming.
 
     Attributes:
         edits: for `plan_edit`.
         changes: the keys of state dicts that change.
-        references: how many other names follow them (``_metadata``, optimizer).
+        references: how many further names follow them (``_metadata``, optimizer).
         findings: rules that matched nothing, prefixes left in place.
     """
 
     edits: tuple[Rename, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[NameChange, ...]
     references: int
     findings: tuple[Finding, ...]
 
 
-# What a site's names become, and the rule that says the same of module paths; None leaves the site alone.
+# Returns the new names of a site, and the rule that renames module paths; None leaves the site unchanged.
 SiteRule = Callable[[NameSite], tuple[Names, Rule] | None]
 
 
@@ -66,17 +66,17 @@ def strip(
     all_levels: bool = False,
     partial: bool = False,
 ) -> Renames:
-    """Remove `prefix` from the names of every state dict whose names begin with it.
+    """Remove `prefix` from the keys of every state dict whose keys begin with it.
 
     Args:
         prefix: path components, with or without the trailing dot.
-        at: only the mapping at this address.
-        all_levels: as often as all names have it, instead of once.
-        partial: strip the names that have it where others do not.
+        at: only the state dict at this address.
+        all_levels: remove it as many times as all keys have it, instead of once.
+        partial: strip the keys that have it even if others do not.
 
     Raises:
-        PartialPrefix: only some names of a mapping have it.
-        KeyConflict: two names would become one.
+        PartialPrefix: only some keys of a state dict have it.
+        KeyConflict: two keys would become one.
     """
     prefix = _components(prefix)
     findings: list[Finding] = []
@@ -105,7 +105,7 @@ def strip(
 
 
 def _scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], prefix: str) -> Iterator[Finding]:
-    """Name the tensors without a dimension that keep their names, because they lack the prefix of all others."""
+    """Name the tensors without a dimension that keep their keys, because they lack the prefix of all others."""
     left = averages.scalars_left(checkpoint, site, names, prefix)
     if left:
         message = f"left {some(left)}: not under '{prefix}.', as all tensors with dimensions are"
@@ -119,12 +119,12 @@ def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int,
         others=tuple(others),
         path=checkpoint.path,
         where=site.at or None,
-        hint="--partial strips those that do; `ckptfix unwrap` removes other wrappers' names",
+        hint="--partial strips those that do; `ckptfix unwrap` removes the components of other wrappers",
     )
 
 
 def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None) -> Renames:
-    """Put `prefix` before every name of the model's state dicts."""
+    """Put `prefix` before every key of the model's state dicts."""
     prefix = _components(prefix)
 
     def rule(name: str) -> str:
@@ -148,7 +148,7 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
 
 
 def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -> str | None:
-    """The beginning of a name, of as many components as `prefix`, that is most like it."""
+    """Return the beginning of a key, with as many components as `prefix`, that is most similar to it."""
     prefix = _components(prefix)
     length = prefix.count(".") + 1
     names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
@@ -157,16 +157,17 @@ def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -
 
 
 def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
-    """Take every known wrapper's component off the names, in any order and at any depth.
+    """Remove every known wrapper's component from the keys, in any order and at any depth.
 
-    Components that only wrappers have go wherever they stand; ``module`` and ``_module``, which a model
-    may have itself, go from the front and only if every name of the mapping begins with them.
+    Components that only wrappers have are removed anywhere. ``module`` and ``_module``, which a model may have itself,
+    are
+    removed only from the front, and only if every key of the state dict begins with them.
     """
     findings: list[Finding] = []
     everywhere = frozenset[str]().union(*(attributes_at(checkpoint, site) for site in chosen_sites(checkpoint, at)))
 
     def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
-        # The names of an optimizer's group are some of a model's: what is beside them stands in the state dict.
+        # An optimizer's group has only some of a model's names; the state dict shows which others are beside them.
         kept = attributes_at(checkpoint, site) if site.kind == "state_dict" else everywhere
         bare = without_wrappers(kept)
         current = [bare(name) for name in site.names]
@@ -201,16 +202,16 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
 
 
 def _left_attribute(site: NameSite, names: Sequence[str]) -> Finding:
-    """That a component which only wrappers have is an attribute's name here."""
+    """Report that a component which only wrappers have is an attribute's name here."""
     carried = wrappers.wrappers_in(names)
     components = [part for part in carried if part in wrappers.ANYWHERE]
     count = max(carried[part][0] for part in components)
     message = f"left {' and '.join(f'{part!r}' for part in components)} on {count:,} of {plural(len(names), 'key')}"
-    return found("partial-prefix", f"{message}: a wrapper holds one module, and others are beside it", where=site.at)
+    return found("partial-prefix", f"{message}: a wrapper holds one module, but others are beside it", where=site.at)
 
 
 def _leading(names: Sequence[str]) -> str | None:
-    """The wrapper component that all `names` begin with."""
+    """Return the wrapper component that all `names` begin with."""
     for component in wrappers.LEADING:
         carrying, others = wrappers.split_prefix(names, component)
         if carrying and not others:
@@ -229,12 +230,13 @@ def rename(
 
     Args:
         subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
-        mapping: old name -> new name. An old name with placeholders is a rule (`names.rules`): an exact name counts
-            before all rules, and the first rule that speaks of a name before the others.
+        mapping: old key -> new key. An old key with placeholders is a rule (`names.rules`): an exact key takes
+            precedence
+            over all rules, and otherwise the first matching rule wins.
 
     Raises:
         Refused: a pattern or replacement is not a regular expression, or a rule is malformed.
-        KeyConflict: two names would become one.
+        KeyConflict: two keys would become one.
     """
     compiled = [(_pattern(pattern, replacement), replacement) for pattern, replacement in subs]
     substituted: dict[str, str] = {}
@@ -243,7 +245,7 @@ def rename(
     used: set[str] = set()
 
     def substitute(names: Sequence[str]) -> None:
-        """Put what the patterns make of `names`, all at once, where `rule` finds it."""
+        """Apply the patterns to all `names` at once, and store the results for `rule`."""
         made = names = [name for name in names if name not in substituted]
         for pattern, replacement in compiled:
             found = pattern.subn(replacement, made)
@@ -283,7 +285,7 @@ def rename(
 
 
 def _by_rule(rule: NameRule, name: str) -> str | None:
-    """What `rule` makes of a name, or of a module's path with a trailing dot, for which ``{*}`` is anything below."""
+    """Apply `rule` to a name, or to a module's path with a trailing dot, for which ``{*}`` is anything below."""
     if not name.endswith("."):
         return rule.apply(name)
     below = rule.apply(name + "*")
@@ -295,13 +297,13 @@ def _pattern(pattern: str, replacement: str) -> Regex:
         re._parser.parse_template(replacement, re.compile(pattern))  # type: ignore[attr-defined]
         return Regex(pattern)
     except (re.error, IndexError) as error:
-        raise Refused(f"no regular expression: {pattern!r} -> {replacement!r}: {error}") from None
+        raise Refused(f"not a regular expression: {pattern!r} -> {replacement!r}: {error}") from None
 
 
 def _components(prefix: str) -> str:
     cleaned = prefix.strip(".")
     if not cleaned:
-        raise Refused("an empty prefix", hint="give path components, such as --prefix module")
+        raise Refused("the prefix is empty", hint="give path components, such as --prefix module")
     return cleaned
 
 
@@ -318,10 +320,10 @@ def _renames(
     weights_only: bool = False,
     by_parameter: bool = True,
 ) -> Renames:
-    """Apply `site_rule` to the chosen state dicts, and what it did to all that refers to their names.
+    """Apply `site_rule` to the chosen state dicts, and the same changes to everything that refers to their keys.
 
     Args:
-        by_parameter: the rule is for names of parameters alone, and not for the keys of a flattened optimizer.
+        by_parameter: the rule is only for names of parameters, and not for the keys of a flattened optimizer.
     """
     flat = {(site.at, site.kind): frozenset(own) for site, own in flattened.sites(checkpoint)}
     chosen: dict[str, Names] = {}
@@ -354,7 +356,7 @@ def _renames(
         return {name: union[name] for name in site.names if name in union and name not in others}
 
     edits: list[Rename] = []
-    changes: list[Change] = []
+    changes: list[NameChange] = []
     references = left = 0
     known = {name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names} if flat else set()
     for site in checkpoint.sites:
@@ -375,14 +377,14 @@ def _renames(
         if names:
             _refuse_conflict(checkpoint, site, names)
             edits.append(Rename(site.at, site.kind, names))
-        changes += [Change(site.at, old, new) for old, new in direct.items() if old not in followed]
+        changes += [NameChange(site.at, old, new) for old, new in direct.items() if old not in followed]
         references += len(followed)
         if site.kind == "state_dict" and site.at in modules:
             references += len(modules[site.at])
             edits.append(Rename(site.at, "metadata", modules[site.at]))
     findings = [*findings, *unnamed]
     if left:
-        message = f"left {left} names of an optimizer, which another state dict has too"
+        message = f"left {left} names of an optimizer, because a second state dict has them too"
         findings.append(found("optimizer-names-left", message))
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
 
@@ -405,7 +407,7 @@ def _unnamed(checkpoint: Checkpoint, site: NameSite) -> Iterator[Finding]:
 
 
 def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
-    """Names of the state dicts that `at` leaves alone: an optimizer's may be theirs."""
+    """Return keys of the state dicts that `at` does not name: an optimizer's names may be theirs."""
     if at is None:
         return set()
     sites = [site for site in checkpoint.sites if site.kind == "state_dict" and site.at != address.given(at)]
@@ -413,14 +415,14 @@ def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
 
 
 def _module_names(site: NameSite, names: Names, rule: Rule) -> Names:
-    """What becomes of module paths: first what the keys below them say, then the rule itself."""
+    """Return the new module paths: from the keys below them if there are any, or else by the rule itself."""
     derived = wrappers.renamed_modules(names)
     new = {path: derived.get(path) or wrappers.module_path(rule, path) for path in site.names}
     return {old: after for old, after in new.items() if old != after}
 
 
 def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:
-    """Two names of one place must remain two."""
+    """Raise `KeyConflict` if two names of one place would become one."""
     if site.kind == "param_names":
         return
     before = dict.fromkeys(site.names)
@@ -443,6 +445,6 @@ def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> No
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    # difflib compares with every name: a look at the first ones must do in a large file.
+    # difflib compares with every name, so only the first ones are searched in a large file.
     near = difflib.get_close_matches(name, names[:5000], 1, 0.6)
     return f"; nearest is {near[0]!r}" if near else ""

@@ -1,4 +1,4 @@
-"""What a rules file makes of the state dicts of a checkpoint: new names and new tensors, and nothing written."""
+"""The state dicts of a checkpoint after a rules file: new keys and new tensors, planned without writing anything."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from ckptfix.checkpoint.address import join
 from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats import weights_of
 from ckptfix.io import arranged
-from ckptfix.io.arranged import Array
+from ckptfix.io.arranged import ByteView
 from ckptfix.names.rulefile import Rules, TensorRule, several
 from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 from ckptfix.ops.quantized import refuse_apart
-from ckptfix.ops.rename.groups import Group, Grouped, Slot, grouped
+from ckptfix.ops.rename.groups import Grouped, Slot, TensorGroup, grouped
 from ckptfix.ops.rename.values import Misfit, Nested, Worker
 
 Row = tuple[str, TensorEntry | None]
-"""A key of the output, and its tensor; None for the value that the old key has."""
+"""A key of the output, and its tensor; None keeps the value of the old key."""
 
 
 @dataclass(slots=True)
-class Site:
-    """A state dict, and what becomes of it.
+class StateDictChange:
+    """A state dict, and its contents after the rules.
 
     Attributes:
         at: its address.
         keys: of the input, in order.
-        rows: old key -> what stands in its place; a key that is not in it stays as it is.
+        rows: old key -> the rows that replace it; a key that is missing here stays unchanged.
         entries: old key -> its tensor.
         groups: first key -> its group.
         members: key -> its group.
@@ -49,33 +49,33 @@ class Site:
     keys: tuple[str, ...]
     rows: dict[str, list[Row]]
     entries: Mapping[str, TensorEntry]
-    groups: Mapping[str, Group]
-    members: Mapping[str, Group]
+    groups: Mapping[str, TensorGroup]
+    members: Mapping[str, TensorGroup]
 
     def after(self) -> Iterator[tuple[str, Row]]:
-        """The old key and the row of each key of the output, in order."""
+        """Yield the old key and the row of each key of the output, in order."""
         for key in self.keys:
             for row in self.rows.get(key, [(key, None)]):
                 yield key, row
 
 
 @dataclass(slots=True)
-class Made:
-    """All that becomes of the tensors of a checkpoint.
+class TransformedTensors:
+    """The tensors of a checkpoint after the rules.
 
     Attributes:
-        made: name of a tensor of the input -> what is made of it.
-        partly: those of which rows are cut off, or that others stand for.
-        summed: storages whose checksum is joined into that of a new tensor.
-        cut: what is cut off, in words.
+        made: name of a tensor of the input -> the tensors made from it.
+        partly: tensors that lose rows, or are replaced by others.
+        summed: storages whose checksum is combined into that of a new tensor.
+        cut: the rows that are cut off, in words.
         dropped: names of tensors that are left out.
         untied: second names that are left out, of tensors that stay.
-        used: the lines that concerned a key.
+        used: the lines that matched a key.
         followed: address and key of each name in a flattened optimizer that follows those of the model.
     """
 
     rules: Rules
-    sites: list[Site] = field(default_factory=list)
+    sites: list[StateDictChange] = field(default_factory=list)
     made: dict[str, tuple[TensorEntry, ...]] = field(default_factory=dict)
     partly: set[str] = field(default_factory=set)
     summed: set[tuple[str, str]] = field(default_factory=set)
@@ -88,14 +88,14 @@ class Made:
     _known: dict[object, list[tuple[Slot, TensorEntry]]] = field(default_factory=dict)
 
     def add(self, checkpoint: Checkpoint, site: NameSite, current: Mapping[str, str]) -> None:
-        """Take in what becomes of a state dict.
+        """Add a state dict, and apply the rules to it.
 
         Args:
             current: key -> the name that the lines see.
 
         Raises:
             Refused: a line does not fit.
-            KeyConflict: two keys would have one name.
+            KeyConflict: two keys would get the same name.
         """
         keys = tuple(dict.fromkeys(site.names))
         groups = grouped(keys, self.rules, current)
@@ -106,7 +106,7 @@ class Made:
             refuse_odd_keys(checkpoint, site.at)
             steps = [(group.old(), group.rule.operations) for group in groups.groups.values()]
             refuse_apart(checkpoint, site.at, steps)
-        found = Site(site.at, keys, {}, entries, groups.groups, groups.members)
+        found = StateDictChange(site.at, keys, {}, entries, groups.groups, groups.members)
         for key in keys:
             if key in groups.groups:
                 found.rows[key] = self._rows_of(found, groups.groups[key])
@@ -119,7 +119,7 @@ class Made:
         _refuse_conflicts(found, checkpoint.path)
         self.sites.append(found)
 
-    def _rows_of(self, site: Site, group: Group) -> list[Row]:
+    def _rows_of(self, site: StateDictChange, group: TensorGroup) -> list[Row]:
         kind = group.rule.operations[0].name
         if kind in ("drop", "untie"):
             gone = self.dropped if kind == "drop" else self.untied
@@ -128,12 +128,12 @@ class Made:
         entries = []
         for key in group.old():
             if key not in site.entries:
-                raise self.refused(group.rule, f"{join(site.at, key)} is no tensor")
+                raise self.refused(group.rule, f"{join(site.at, key)} is not a tensor")
             entries.append(site.entries[key])
         return [(group.new(slot), entry) for slot, entry in self.arranged(group, entries)]
 
-    def arranged(self, group: Group, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
-        """What the line of a group makes of tensors, one for each of its keys, which stand in their order.
+    def arranged(self, group: TensorGroup, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
+        """Apply a group's line to tensors, one for each of its keys, in their order.
 
         Raises:
             Refused: they do not fit.
@@ -148,14 +148,14 @@ class Made:
             self.made[entry.name] = tuple(entry for _, entry in rows)
         return rows
 
-    def _arranged(self, group: Group, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
+    def _arranged(self, group: TensorGroup, entries: Sequence[TensorEntry]) -> list[tuple[Slot, TensorEntry]]:
         rule = group.rule
         assert rule.new is not None
         first = entries[0]
         shown = several([f"{entry.name} {list(entry.shape)}" for entry in entries])
         if len({entry.dtype for entry in entries}) > 1:
             kinds = several(list(dict.fromkeys(entry.dtype for entry in entries)))
-            raise self.refused(rule, f"{shown} are of {kinds}")
+            raise self.refused(rule, f"{shown} have different dtypes: {kinds}")
         value: Nested = [array_of(entry) for entry in entries]
         assert isinstance(value, list)
         parts = len(rule.old.names)
@@ -172,11 +172,11 @@ class Made:
         if worker.cut:
             self.partly |= {entry.name for entry in entries}
             self.cut += [f"{first.name} {rows}" for rows in dict.fromkeys(worker.cut)]
-        if isinstance(value, Array) and value.crc32 is not None:
+        if isinstance(value, ByteView) and value.crc32 is not None:
             self.summed |= {entry.storage.identity for entry in entries if entry.storage is not None}
         return [(slot, self._entry(first, array)) for slot, array in _slots(value, rule.new.running is not None)]
 
-    def _entry(self, like: TensorEntry, array: Array) -> TensorEntry:
+    def _entry(self, like: TensorEntry, array: ByteView) -> TensorEntry:
         assert like.storage is not None
         key = f"made {next(self._numbers)}"
         data = arranged.bytes_of(array)
@@ -184,19 +184,19 @@ class Made:
         stride = contiguous_stride(array.shape)
         return replace(like, storage=storage, shape=array.shape, stride=stride, offset=0)
 
-    def _add_names(self, site: Site, groups: Grouped) -> None:
-        """Second names for tensors, under whatever name and in whatever shape they are."""
+    def _add_names(self, site: StateDictChange, groups: Grouped) -> None:
+        """Add second names of tensors, whatever their first name and shape have become."""
         for key, added in groups.added.items():
             rows = site.rows.get(key, [(key, None)])
             for group in added:
                 if key not in site.entries:
-                    raise self.refused(group.rule, f"{join(site.at, key)} is no tensor")
+                    raise self.refused(group.rule, f"{join(site.at, key)} is not a tensor")
                 if len(rows) != 1:
                     raise self.refused(group.rule, f"{join(site.at, key)} becomes {len(rows)} tensors")
                 site.rows[key] = [*site.rows.get(key, [(key, None)]), (group.new((0, 0)), rows[0][1])]
 
-    def _refuse_untied(self, site: Site) -> None:
-        """Refuse to leave out a second name of what is another tensor."""
+    def _refuse_untied(self, site: StateDictChange) -> None:
+        """Raise `Refused` if a second name to leave out belongs to a different tensor."""
         names = {row[0]: key for key, row in site.after()}
         for key, group in site.groups.items():
             if group.rule.operations[0].name != "untie":
@@ -207,24 +207,24 @@ class Made:
                 raise self.refused(group.rule, f"{join(site.at, key)} is not the same tensor as {group.new((0, 0))}")
 
     def refused(self, rule: TensorRule, message: str) -> Refused:
-        """The error of a line that does not fit."""
+        """Return the error for a line that does not fit."""
         return Refused(message, path=self.rules.path, where=f"line {rule.line}", hint=f"the line is: {rule}")
 
 
-def _slots(value: Nested, numbered: bool) -> Iterator[tuple[Slot, Array]]:
-    """The tensors that a line made, by the slots of its right side."""
-    if isinstance(value, Array):
+def _slots(value: Nested, numbered: bool) -> Iterator[tuple[Slot, ByteView]]:
+    """Yield the tensors that a line made, by the slots of its right side."""
+    if isinstance(value, ByteView):
         yield (0, 0), value
         return
     for index, one in enumerate(value):
         if isinstance(one, list):
-            yield from (((index, part), array) for part, array in enumerate(one) if isinstance(array, Array))
+            yield from (((index, part), array) for part, array in enumerate(one) if isinstance(array, ByteView))
         else:
             yield ((index, 0) if numbered else (0, index)), one
 
 
-def array_of(entry: TensorEntry) -> Array:
-    """A tensor as an array.
+def array_of(entry: TensorEntry) -> ByteView:
+    """Return a tensor as an array.
 
     Raises:
         Unsupported: it is not dense, packs several elements in a byte, or is compressed.
@@ -234,17 +234,17 @@ def array_of(entry: TensorEntry) -> Array:
     storage = entry.storage
     refuse_unusable(entry, entry.name)
     if row is None or row.packed != 1 or row.nbytes(8) != 8 * row.itemsize:
-        raise Unsupported(f"an operation on {entry.dtype}, which packs several elements in a byte", where=entry.name)
+        raise Unsupported(f"operations cannot change {entry.dtype}: it packs elements in bytes", where=entry.name)
     if entry.detail or storage is None or not isinstance(storage.data, ByteRange):
-        hint = "convert the file first, and work on that"
-        message = "an operation on a tensor that is compressed, or of a special kind"
+        hint = "convert the file first, and edit the result"
+        message = "operations cannot change a tensor that is compressed, or of a special kind"
         raise Unsupported(message, where=entry.name, hint=hint)
     whole = entry.is_contiguous and not entry.offset and entry.nbytes == storage.nbytes
     crc32 = storage.crc32 if whole else None
-    return Array(storage.data, row.itemsize, entry.shape, entry.stride, entry.offset, crc32)
+    return ByteView(storage.data, row.itemsize, entry.shape, entry.stride, entry.offset, crc32)
 
 
-def _refuse_conflicts(site: Site, path: str) -> None:
+def _refuse_conflicts(site: StateDictChange, path: str) -> None:
     origin: dict[str, list[str]] = {}
     for key, (new, _) in site.after():
         origin.setdefault(new, []).append(key)
@@ -255,5 +255,5 @@ def _refuse_conflicts(site: Site, path: str) -> None:
         message = f"{' and '.join(repr(name) for name in old)} would both become {new!r}{more}"
         if len(old) == 1:
             message = f"{old[0]!r} would become {new!r} twice{more}"
-        hint = "nothing was written; give one of them another name"
+        hint = "nothing was written; give one of them a different name"
         raise KeyConflict(message, pairs=pairs, path=path, where=site.at or None, hint=hint)

@@ -1,4 +1,4 @@
-"""What the operations of a line make of tensors: arrays of other places, and the shapes that do not fit."""
+"""Operations of a line on tensors: they return rearranged arrays, and reject shapes that do not fit."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.io import arranged
-from ckptfix.io.arranged import Array
+from ckptfix.io.arranged import ByteView
 from ckptfix.names.operations import HALF, Operation, Term
 from ckptfix.words import plural
 
-Nested = Array | list["Nested"]
+Nested = ByteView | list["Nested"]
 """A tensor, or several: by the numbers of a line's ``{e}``, and then by the names of its list."""
 
 
 class Misfit(Exception):
-    """A line does not go with the shapes; the caller says which line, and of which tensors."""
+    """An operation that does not fit the shapes; the caller adds the line and the tensors."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """Carries out the operations of a line.
+    """The state of a line's operations while they are carried out.
 
     Attributes:
-        name: what a made file of pieces is called in messages.
-        wanted: how many tensors the list on the right of the line names; None without one.
+        name: name in messages of a file that is joined from pieces.
+        wanted: how many tensors the list on the right of the line names; None without a list.
         cut: rows that were cut off, in words.
     """
 
@@ -33,10 +33,10 @@ class Worker:
     cut: list[str] = field(default_factory=list)
 
     def made(self, value: Nested, operations: Sequence[Operation], parts: int) -> Nested:
-        """`value` after `operations`, of which `parts` make several tensors of one.
+        """Apply `operations` to `value`; `parts` of them split one tensor into several.
 
         Raises:
-            Misfit: an operation does not go with the shapes.
+            Misfit: an operation does not fit the shapes.
         """
         left = parts
         for operation in operations:
@@ -53,23 +53,23 @@ class Worker:
                 raise Misfit(f"`{operation}`: {error}") from None
         return value
 
-    def _innermost(self, value: Nested, join: Callable[[list[Array]], Array]) -> Nested:
+    def _innermost(self, value: Nested, join: Callable[[list[ByteView]], ByteView]) -> Nested:
         assert isinstance(value, list)
-        arrays = [row for row in value if isinstance(row, Array)]
+        arrays = [row for row in value if isinstance(row, ByteView)]
         return join(arrays) if len(arrays) == len(value) else [self._innermost(row, join) for row in value]
 
-    def _one(self, operation: Operation, array: Array, part: int) -> Nested:
+    def _one(self, operation: Operation, array: ByteView, part: int) -> Nested:
         return _EACH[operation.name](self, operation, array) if operation.concerns(part) else array
 
 
-def _each(value: Nested, make: Callable[[Array, int], Nested], part: int = 0) -> Nested:
+def _each(value: Nested, make: Callable[[ByteView, int], Nested], part: int = 0) -> Nested:
     if isinstance(value, list):
         return [_each(row, make, index) for index, row in enumerate(value)]
     return make(value, part)
 
 
 def _dim(operation: Operation, dimensions: int, default: int = 0, option: int | None = None) -> int:
-    """The dimension that an operation speaks of, counted from the front."""
+    """Return the dimension that an operation names, counted from the front."""
     dim = operation.number("dim", default) if option is None else option
     assert dim is not None
     if not -dimensions <= dim < dimensions:
@@ -78,25 +78,25 @@ def _dim(operation: Operation, dimensions: int, default: int = 0, option: int | 
 
 
 def _sizes(operation: Operation, total: int, count: int | None) -> tuple[int, ...]:
-    """The sizes of the parts of `total` rows."""
+    """Return the sizes of the parts of `total` rows."""
     sizes = operation.numbers("sizes")
     heads, kv = operation.number("heads"), operation.number("kv", operation.number("heads"))
     if sizes is None and heads is not None and kv is not None:
         width, rest = divmod(total, heads + 2 * kv)
         if rest:
-            raise Misfit(f"{total} rows are no {heads} + {kv} + {kv} heads")
+            raise Misfit(f"{total} rows cannot be divided into {heads} + {kv} + {kv} heads")
         sizes = (heads * width, kv * width, kv * width)
     elif sizes is None:
         parts = operation.number("parts", count)
         if parts is None:
-            raise Misfit("how many parts there are is not stated: parts= or sizes=")
+            raise Misfit("the number of parts is not stated: add parts= or sizes=")
         if total % parts:
-            raise Misfit(f"{total} rows are no {parts} equal parts")
+            raise Misfit(f"{total} rows cannot be divided into {parts} equal parts")
         sizes = (total // parts,) * parts
     if count is not None and len(sizes) != count:
-        raise Misfit(f"{plural(len(sizes), 'part')} are stated, and {count} named")
+        raise Misfit(f"the line states {plural(len(sizes), 'part')}, but names {count}")
     if sum(sizes) != total or min(sizes) < 0:
-        raise Misfit(f"parts of {_listed(sizes)} rows are {sum(sizes)}, and there are {total}")
+        raise Misfit(f"parts of {_listed(sizes)} rows are {sum(sizes)} together, but there are {total}")
     return sizes
 
 
@@ -104,25 +104,25 @@ def _listed(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-def _joined_sizes(operation: Operation, arrays: Sequence[Array], dim: int) -> None:
-    """Refuse parts that the line does not describe, or that it could not take apart again."""
+def _joined_sizes(operation: Operation, arrays: Sequence[ByteView], dim: int) -> None:
+    """Reject parts that the line does not describe, or that it could not take apart again."""
     own = tuple(array.shape[dim] for array in arrays)
     if len(set(own)) > 1 and not operation.options.keys() & {"sizes", "heads"}:
         hint = f"state sizes={_listed(own).replace(' ', '')} or heads= and kv=, to run the line backwards"
         raise Misfit(f"its parts have {_listed(own)} rows: {hint}")
     stated = _sizes(operation, sum(own), len(own))
     if stated != own:
-        raise Misfit(f"its parts have {_listed(own)} rows, and not {_listed(stated)}")
+        raise Misfit(f"its parts have {_listed(own)} rows, not {_listed(stated)}")
 
 
-def _alike(arrays: Sequence[Array], dim: int | None) -> None:
+def _alike(arrays: Sequence[ByteView], dim: int | None) -> None:
     shapes = [[size for axis, size in enumerate(array.shape) if axis != dim] for array in arrays]
     odd = next((index for index, shape in enumerate(shapes) if shape != shapes[0]), None)
     if odd is not None:
-        raise Misfit(f"{list(arrays[0].shape)} and {list(arrays[odd].shape)} do not go together")
+        raise Misfit(f"{list(arrays[0].shape)} and {list(arrays[odd].shape)} cannot be joined")
 
 
-def _split(operation: Operation, array: Array, count: int | None) -> Nested:
+def _split(operation: Operation, array: ByteView, count: int | None) -> Nested:
     dim = _dim(operation, len(array.shape))
     parts: list[Nested] = []
     at = 0
@@ -132,21 +132,21 @@ def _split(operation: Operation, array: Array, count: int | None) -> Nested:
     return parts
 
 
-def _unstack(operation: Operation, array: Array, count: int | None) -> Nested:
+def _unstack(operation: Operation, array: ByteView, count: int | None) -> Nested:
     dim = _dim(operation, len(array.shape))
     if count is not None and array.shape[dim] != count:
-        raise Misfit(f"dimension {dim} has {array.shape[dim]} rows, and {count} are named")
+        raise Misfit(f"dimension {dim} has {array.shape[dim]} rows, but {count} are named")
     return [arranged.selected(array, dim, index) for index in range(array.shape[dim])]
 
 
-def _concat(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+def _concat(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape))
     _alike(arrays, dim)
     _joined_sizes(operation, arrays, dim)
     return arranged.joined(arrays, dim, worker.name)
 
 
-def _stack(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+def _stack(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape) + 1)
     _alike(arrays, None)
     return arranged.stacked(arrays, dim, worker.name)
@@ -157,11 +157,11 @@ def _groups(operation: Operation, sizes: Sequence[int]) -> int:
     assert groups is not None
     odd = [size for size in sizes if size % groups]
     if odd:
-        raise Misfit(f"a part of {odd[0]} rows is no {groups} equal groups")
+        raise Misfit(f"a part of {odd[0]} rows cannot be divided into {groups} equal groups")
     return groups
 
 
-def _interleave(worker: Worker, operation: Operation, arrays: list[Array]) -> Array:
+def _interleave(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape))
     _alike(arrays, dim)
     _joined_sizes(operation, arrays, dim)
@@ -171,7 +171,7 @@ def _interleave(worker: Worker, operation: Operation, arrays: list[Array]) -> Ar
     return _flat(arranged.joined(cut, dim + 1, worker.name), dim, 2)
 
 
-def _deinterleave(operation: Operation, array: Array, count: int | None) -> Nested:
+def _deinterleave(operation: Operation, array: ByteView, count: int | None) -> Nested:
     dim = _dim(operation, len(array.shape))
     sizes = _sizes(operation, array.shape[dim], count)
     groups = _groups(operation, sizes)
@@ -184,20 +184,20 @@ def _deinterleave(operation: Operation, array: Array, count: int | None) -> Nest
     return parts
 
 
-def _cut(array: Array, dim: int, sizes: tuple[int, ...]) -> Array:
-    """One dimension as several."""
+def _cut(array: ByteView, dim: int, sizes: tuple[int, ...]) -> ByteView:
+    """Split one dimension into several."""
     return arranged.reshaped(array, (*array.shape[:dim], *sizes, *array.shape[dim + 1 :]))
 
 
-def _flat(array: Array, dim: int, dims: int) -> Array:
-    """Several dimensions as one."""
+def _flat(array: ByteView, dim: int, dims: int) -> ByteView:
+    """Merge several dimensions into one."""
     size = 1
     for one in array.shape[dim : dim + dims]:
         size *= one
     return arranged.reshaped(array, (*array.shape[:dim], size, *array.shape[dim + dims :]))
 
 
-def _transpose(worker: Worker, operation: Operation, array: Array) -> Array:
+def _transpose(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     count = len(array.shape)
     dims = operation.numbers("dims")
     if dims is None:
@@ -210,19 +210,19 @@ def _transpose(worker: Worker, operation: Operation, array: Array) -> Array:
     return arranged.permuted(array, order)
 
 
-def _permute(worker: Worker, operation: Operation, array: Array) -> Array:
+def _permute(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dims = operation.numbers("dims") or ()
     if len(dims) != len(array.shape):
         raise Misfit(f"it has {plural(len(array.shape), 'dimension')}")
     return arranged.permuted(array, dims)
 
 
-def _rope(worker: Worker, operation: Operation, array: Array) -> Array:
+def _rope(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dim = _dim(operation, len(array.shape))
     heads = operation.number("heads") or 1
     width, rest = divmod(array.shape[dim], heads)
     if rest or width % 2:
-        raise Misfit(f"{array.shape[dim]} rows are no {plural(heads, 'head')} of pairs")
+        raise Misfit(f"{array.shape[dim]} rows cannot be divided into {plural(heads, 'head')} of pairs")
     to_half = operation.options["to"] == HALF
     cut = _cut(array, dim, (heads, width // 2, 2) if to_half else (heads, 2, width // 2))
     order = list(range(len(cut.shape)))
@@ -230,7 +230,7 @@ def _rope(worker: Worker, operation: Operation, array: Array) -> Array:
     return _flat(arranged.permuted(cut, order), dim, 3)
 
 
-def _rows(worker: Worker, operation: Operation, array: Array) -> Array:
+def _rows(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dim = _dim(operation, len(array.shape))
     have, before, after = array.shape[dim], operation.number("from"), operation.number("to")
     assert after is not None
@@ -238,28 +238,28 @@ def _rows(worker: Worker, operation: Operation, array: Array) -> Array:
         raise Misfit(f"it has {have} rows")
     if after > have:
         if "fill" not in operation.options:
-            raise Misfit(f"it has {have} rows: state fill=0, with which it is padded")
+            raise Misfit(f"it has {have} rows: add fill=0 to pad it")
         return arranged.padded(array, dim, after, worker.name)
     if after < have:
         worker.cut.append(f"rows {after} to {have - 1}")
     return arranged.narrowed(array, dim, 0, after)
 
 
-def _reshape(worker: Worker, operation: Operation, array: Array) -> Array:
+def _reshape(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     letters = _solved(operation.terms("from"), array.shape)
     shape = tuple(_product(term, letters) for term in operation.terms("to"))
     count = 1
     for size in shape:
         count *= size
     if count != array.numel:
-        raise Misfit(f"{list(shape)} holds {count} elements, and it has {array.numel}")
+        raise Misfit(f"{list(shape)} holds {count} elements, but it has {array.numel}")
     return arranged.reshaped(array, shape)
 
 
 def _solved(terms: Sequence[Term], shape: Sequence[int]) -> dict[str, int]:
-    """What the letters of `terms` stand for, which are the sizes of `shape`."""
+    """Return the values of the letters in `terms`, given the sizes of `shape`."""
     if len(terms) != len(shape):
-        raise Misfit(f"it has {plural(len(shape), 'dimension')}, and from= has {len(terms)}")
+        raise Misfit(f"it has {plural(len(shape), 'dimension')}, but from= has {len(terms)}")
     letters: dict[str, int] = {}
     waiting = list(zip(terms, shape, strict=True))
     while waiting:
@@ -272,13 +272,13 @@ def _solved(terms: Sequence[Term], shape: Sequence[int]) -> dict[str, int]:
             known = _product((number, tuple(name for name in names if name in letters)), letters)
             if not unknown:
                 if known != size:
-                    raise Misfit(f"a dimension of {size} where from= says {known}")
+                    raise Misfit(f"a dimension is {size}, but from= states {known}")
             elif not known or size % known:
-                raise Misfit(f"a dimension of {size} is no multiple of {known}")
+                raise Misfit(f"a dimension of {size} is not a multiple of {known}")
             else:
                 letters[unknown[0]] = size // known
         if len(rest) == len(waiting):
-            raise Misfit("its sizes do not say what the letters of from= stand for: write numbers for some")
+            raise Misfit("its sizes do not determine the letters of from=: write numbers for some")
         waiting = rest
     return letters
 
@@ -290,17 +290,17 @@ def _product(term: Term, letters: dict[str, int]) -> int:
     return number
 
 
-_JOIN: dict[str, Callable[[Worker, Operation, list[Array]], Array]] = {
+_JOIN: dict[str, Callable[[Worker, Operation, list[ByteView]], ByteView]] = {
     "concat": _concat,
     "stack": _stack,
     "interleave": _interleave,
 }
-_PART: dict[str, Callable[[Operation, Array, int | None], Nested]] = {
+_PART: dict[str, Callable[[Operation, ByteView, int | None], Nested]] = {
     "split": _split,
     "unstack": _unstack,
     "deinterleave": _deinterleave,
 }
-_EACH: dict[str, Callable[[Worker, Operation, Array], Array]] = {
+_EACH: dict[str, Callable[[Worker, Operation, ByteView], ByteView]] = {
     "transpose": _transpose,
     "permute": _permute,
     "reshape": _reshape,

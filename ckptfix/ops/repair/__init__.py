@@ -1,4 +1,4 @@
-"""``ckptfix.repair``: what is provably intact in a damaged checkpoint, in a fresh file."""
+"""``ckptfix.repair``: save what is provably intact in a damaged checkpoint to a fresh file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned
 from ckptfix.ops.repair.shards import is_sharded
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
     LOSSES,
     Draft,
-    How,
     Result,
+    WriteOptions,
     carry_out_file,
     existing,
     looked_at,
@@ -47,17 +47,17 @@ from ckptfix.words import plural
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RepairResult(Result):
-    """What was saved of a damaged file, or could be.
+    """The outcome of a repair, or of a check.
 
     Attributes:
-        kept: names of the intact tensors.
+        kept: keys of the intact tensors.
         nbytes_kept: bytes of their storages.
-        losses: what is not intact, each with what stands in its place.
+        losses: the tensors that are not intact, each with its replacement.
     """
 
     kept: tuple[str, ...] = ()
     nbytes_kept: int = 0
-    losses: tuple[Loss, ...] = field(default=())
+    losses: tuple[LostTensor, ...] = field(default=())
 
     def _details(self) -> dict[str, Any]:
         rows = [
@@ -87,33 +87,33 @@ def repair(
     """Write to `dest` what is provably intact in `source`: a damaged file, an unzipped folder, a folder of shards.
 
     The output has the format of the input, written from scratch. Damaged tensors are left out, or filled, and listed;
-    `exit_code` is 3 then, and 0 when all are intact. What can run code is left out and listed too, with exit code 3.
+    then `exit_code` is 3, and 0 when all are intact. Parts that can run code are left out and listed in the same way.
 
     Args:
-        check_only: find out, and write nothing; `dest` may be None.
+        check_only: only report, and write nothing; `dest` may be None.
         fill: ``"zeros"`` or ``"nan"``, in place of lost tensors.
-        fill_from: an older checkpoint, whose tensors of the same name, shape and dtype go there first.
+        fill_from: an older checkpoint, whose tensors with the same key, shape and dtype are used first.
         like: a model (checkpoint, ``keys.json``, or ``module:factory``), for a file whose pickle is lost.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
-        keep_old: a checkpoint that `force` replaces is kept beside it, as ``DEST.~1~``; see `Result.backup`.
+        keep_old: keep a checkpoint that `force` replaces beside it, as ``DEST.~1~``; see `Result.backup`.
         dry_run: plan, and write nothing.
-        progress: called with bytes done and bytes in all.
+        progress: called with the bytes done and the bytes in all.
 
     Raises:
-        DamagedFile: nothing of it can be saved.
+        DamagedFile: nothing in it can be saved.
         UnknownFormat: it is not a checkpoint.
-        Refused: it has no tensor.
-        NoMatch: `like` does not say which storage is which tensor.
+        Refused: it has no tensors.
+        NoMatch: `like` does not determine which storage is which tensor.
         CkptfixError: as `convert`.
     """
     if dest is None and not check_only:
-        raise Refused("no output is given", path=file_name(source), hint="name a file to write, or only check")
+        raise Refused("no output is named", path=file_name(source), hint="name a file to write, or add --check-only")
     if fill not in (None, "zeros", "nan"):
-        raise Refused(f"no such filling: {fill!r}", hint="zeros, or nan")
+        raise Refused(f"unknown fill: {fill!r}", hint="choose zeros or nan")
     beside = [path for path in (fill_from, like) if path is not None]
     inputs: list[StrPath] = [path for path in beside if found_as(file_name(path)) == "file"]
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     many = is_sharded(file_name(source))
     if many and found_as(file_name(source)) != "folder":
         inputs.append(as_path(source).parent)
@@ -139,15 +139,15 @@ def repair(
             return looked_at(_draft(found, Plan(()), written=False), path, dest)
         result = carry_out_file(source, dest, make, how, others=inputs, folder=many)
         if dry_run:
-            # What was unpacked is kept as long as the plan that points to it.
+            # The plan points to the unpacked files, so they are kept as long as the plan.
             stack.pop_all()
     return result
 
 
 class _Folder:
-    """A folder for what is unpacked, beside the output, where there is room for it.
+    """A folder for unpacked files, beside the output, where there is enough space.
 
-    It is removed with `stack`, or, once that has released it, when nothing refers to it any more.
+    It is removed with `stack`; once `stack` has released it, it is removed when nothing refers to it any more.
     """
 
     def __init__(self, near: str, stack: ExitStack) -> None:
@@ -186,7 +186,7 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
         if some:
             line += f"; {word} {len(some):,}: {_in_words(some, everything)}"
     if found.left_out:
-        line += f"; left out what can run code: {listed(found.left_out)}"
+        line += f"; left out because it can run code: {listed(found.left_out)}"
     notes = [note.message for note in found.notes if note.severity == "info"]
     return (line, *([f"note: {'; '.join(notes)}"] if notes else []))
 
@@ -195,7 +195,7 @@ _STATE = re.compile(r"(?:(.*)/)?state/\d+/[^/]+", re.ASCII)
 
 
 def _in_words(names: list[str], everything: list[str]) -> str:
-    """Names in one line; an optimizer's, several for each parameter, as a count."""
+    """Join names in one line; an optimizer's, several for each parameter, appear as a count."""
     of: Counter[str] = Counter()
     others = []
     for name in names:
@@ -209,7 +209,7 @@ def _in_words(names: list[str], everything: list[str]) -> str:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes in the usual units, in powers of ten."""
+    """Format bytes in the usual units, in powers of ten."""
     for unit, width in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if nbytes >= width:
             return f"{nbytes / width:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""What runs code is left out of a repaired file: calls in its object, and records beside it that no tensor needs.
+"""Removal of code from a repaired file: calls in its object, and records beside it that no tensor needs.
 
-A damaged file is no safer than an intact one, and it does not load as it is: repair would be what makes it
-loadable. What a user's class holds is kept, as repair gives back what was saved; `sanitize` removes that.
+A damaged file is as risky as an intact one, and repair would make it loadable. The
+contents of a user's class are kept, as repair gives back what was saved; `sanitize` removes them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
-from ckptfix.io.layers import Memory, Window
+from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.ops import inside as scan_inside
 from ckptfix.ops.hazards import in_texts
-from ckptfix.ops.inside import LIMIT, Inside
+from ckptfix.ops.inside import LIMIT, HiddenContents
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import every_node, parts_of
 
 MOST_PLACES = 3
-"""Places of one function that a finding lists."""
+"""Addresses that a finding lists per function."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What can run code and is left out: the names of the functions, or of the record, and the finding."""
+    """A part left out because it can run code: the function or the record that it names, and the finding."""
 
     name: str
     finding: Finding
@@ -41,13 +41,13 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Cleaned:
-    """What of an object is left out.
+    """The parts of an object that are left out.
 
     Attributes:
-        gone: ``id`` of nodes that are written as None, and not at all where they are the value of a mapping.
-        items: ``id`` of a mapping -> places of its items whose key or value is gone.
+        gone: ``id`` of nodes that are written as None, or not written where they are the value of a dict.
+        items: ``id`` of a dict -> indices of its items whose key or value is gone.
         kept: ``id`` of every node that is still in the object; None when nothing is left out.
-        findings: the functions, each with where the object holds what they make.
+        findings: the functions, each with the addresses of the values that they make.
     """
 
     gone: set[int] = field(default_factory=set)
@@ -60,7 +60,7 @@ class Cleaned:
 
 
 def clean(found: TorchObject) -> Cleaned:
-    """What runs code in an object, and what is made by it."""
+    """Find the code in an object, and everything that it makes."""
     graph = found.graph
     called = {id(node): weights_only.canonical(node) for node in graph.globals}
     names = {node: name for node, name in called.items() if is_dangerous(name)}
@@ -80,7 +80,7 @@ def clean(found: TorchObject) -> Cleaned:
     return out
 
 
-def _bad(inside: Inside) -> str:
+def _bad(inside: HiddenContents) -> str:
     return next((name for name in inside.names if is_dangerous(name)), "")
 
 
@@ -105,7 +105,7 @@ def _spread(root: Node, made_by: dict[int, str]) -> None:
 
 
 def _reached(root: Node, out: Cleaned) -> Iterator[int]:
-    """``id`` of every node that is still in the object."""
+    """Yield ``id`` of every node that is still in the object."""
     seen: set[int] = set()
     stack = [root]
     while stack:
@@ -126,7 +126,7 @@ def _reached(root: Node, out: Cleaned) -> Iterator[int]:
 
 
 def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[LeftOut]:
-    """A finding for each function, with the first places that hold what it makes."""
+    """Yield a finding for each function, with the first addresses that hold what it makes."""
     places: dict[str, list[str]] = {name: [] for name in dict.fromkeys(names.values())}
     for at, node in found.values:
         name = made_by.get(id(node))
@@ -137,31 +137,31 @@ def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]
         shown = ", ".join(several[:MOST_PLACES])
         more = f" and {len(several) - MOST_PLACES} more places" if len(several) > MOST_PLACES else ""
         held = f" ({shown}{more})" if any(several) else ""
-        message = f"{name} can run code: it is left out, with what it makes{held}"
+        message = f"{name} can run code: left out, with everything it makes{held}"
         where = several[0] if several else ""
         made = table.found("dangerous-global", message, where=where, offset=starts.get(name), severity="warning")
         yield LeftOut(name, made)
 
 
 def clean_records(extras: dict[str, tuple[Data, int | None]]) -> list[LeftOut]:
-    """Take out the records that hold a pickle which runs code; a finding for each."""
+    """Remove the records with a pickle that runs code, and return a finding for each."""
     out: list[LeftOut] = []
     for name in list(extras):
         inside = _record(extras[name][0], name)
         bad = _bad(inside)
         if bad or inside.cut:
             del extras[name]
-            why = f"a pickle that names {bad}, which can run code" if bad else "packed, and too large to look into"
+            why = f"a pickle that names {bad}, which can run code" if bad else "packed, and too large to search"
             message = f"{why}: the record is left out"
             out.append(LeftOut(bad or name, table.found("hidden-pickle", message, where=name, severity="warning")))
     return out
 
 
-def _record(data: Data, name: str) -> Inside:
+def _record(data: Data, name: str) -> HiddenContents:
     if isinstance(data, ByteRange):
         with suppress(CkptfixError), open_source(data.path) as reader:
-            return scan_inside.look_into(Window(reader, data.offset, data.length), name)
-        return Inside()
+            return scan_inside.look_into(WindowSource(reader, data.offset, data.length), name)
+        return HiddenContents()
     first = _first(read_chunks(data))
     inside = scan_inside.look_into(Memory(first, ""), name)
     inside.cut |= len(first) < data.length
@@ -169,7 +169,7 @@ def _record(data: Data, name: str) -> Inside:
 
 
 def _first(chunks: Iterable[bytes]) -> bytes:
-    """The first bytes of a stream, up to the limit."""
+    """Return the first bytes of a stream, up to the limit."""
     pieces: list[bytes] = []
     made = 0
     with suppress(CkptfixError):
@@ -182,5 +182,5 @@ def _first(chunks: Iterable[bytes]) -> bytes:
 
 
 def listed(left_out: Collection[LeftOut]) -> str:
-    """What was left out, in one line."""
+    """List what was left out, in one line."""
     return ", ".join(dict.fromkeys(row.finding.where or row.name for row in left_out))

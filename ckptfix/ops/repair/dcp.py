@@ -1,6 +1,6 @@
-"""Repair of a distributed checkpoint: what is intact of a folder with damaged or missing files, as one torch file.
+"""Repair of a distributed checkpoint: the intact parts of a folder with damaged or missing files, as one torch file.
 
-The names, shapes and places stand in `.metadata`; without it nothing says what the items of the other files are.
+The keys, shapes and offsets are in `.metadata`; without it, nothing identifies the items in the other files.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from dataclasses import replace
 from ckptfix.checkpoint import Checkpoint, dtypes
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp.items import value_item
-from ckptfix.formats.dcp.metadata import Part, Saved
-from ckptfix.formats.dcp.read import Files, assembled, chunk_item, place_of, read_folder, tensor_piece
+from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey
+from ckptfix.formats.dcp.read import ItemFiles, assembled, chunk_item, place_of, read_folder, tensor_piece
 from ckptfix.io import checking
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.joined import mended
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 
 
 def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
-    """Plan one torch file of the keys of the folder `path` that are intact, the others named with their rows.
+    """Plan one torch file of the intact keys of the folder `path`; the others are reported with their rows.
 
     Args:
-        fill, donor: what replaces lost tensors; see `repair_torch`.
+        fill, donor: replacements of lost tensors; see `repair_torch`.
 
     Raises:
         DamagedFile: its metadata cannot be read.
     """
     said, files, _ = read_folder(path)
-    losses = [Loss(where, None, "", what) for where, what in said.wrong]
-    kept: list[Saved] = []
+    losses = [LostTensor(where, None, "", what) for where, what in said.wrong]
+    kept: list[SavedKey] = []
     lost: dict[str, str] = {}
     for saved in said.saved:
         wrong = list(_wrong(saved, files))
         if not wrong:
             kept.append(_with_elements(saved))
         elif saved.dtype is None:
-            losses.append(Loss(saved.address, None, "", "; ".join(wrong)))
+            losses.append(LostTensor(saved.address, None, "", "; ".join(wrong)))
         else:
             lost[saved.address] = "; ".join(wrong)
             kept.append(saved)
@@ -46,15 +46,15 @@ def repair_dcp(path: str, *, fill: Fill | None = None, donor: Checkpoint | None 
     return mended(checkpoint, lost, losses, fill=fill, donor=donor)
 
 
-def _with_elements(saved: Saved) -> Saved:
-    """A key without the chunks that hold nothing: their items are needed by nobody."""
+def _with_elements(saved: SavedKey) -> SavedKey:
+    """Drop the chunks of a key that have no elements, as nothing needs their items."""
     if saved.dtype is None:
         return saved
     return replace(saved, parts=tuple(part for part in saved.parts if math.prod(part.sizes)))
 
 
-def _wrong(saved: Saved, files: Files) -> Iterator[str]:
-    """What is wrong with each item of a key; every byte is read and summed."""
+def _wrong(saved: SavedKey, files: ItemFiles) -> Iterator[str]:
+    """Yield a message for each damaged item of a key; every byte is read and checked."""
     sound = True
     for part in saved.parts:
         try:
@@ -70,7 +70,7 @@ def _wrong(saved: Saved, files: Files) -> Iterator[str]:
             yield error.message
 
 
-def _look(saved: Saved, part: Part, files: Files) -> None:
+def _look(saved: SavedKey, part: SavedChunk, files: ItemFiles) -> None:
     """Read an item.
 
     Raises:
@@ -83,7 +83,7 @@ def _look(saved: Saved, part: Part, files: Files) -> None:
     if place.name not in files.sizes:
         raise DamagedFile(files.refused.get(place.name, "the file is missing"))
     if not files.has(place):
-        raise DamagedFile("the file ends before it")
+        raise DamagedFile("the file ends before this item")
     if saved.dtype is None:
         value_item(files.range(place), saved.address)
         return
@@ -92,8 +92,8 @@ def _look(saved: Saved, part: Part, files: Files) -> None:
         checking.run([item.check])
 
 
-def _rows(saved: Saved, part: Part) -> str:
-    """Which part of a tensor a chunk is, where it is not all of it."""
+def _rows(saved: SavedKey, part: SavedChunk) -> str:
+    """Return which part of a tensor a chunk is; "" if it is all of it."""
     if saved.dtype is None or part.sizes == saved.shape:
         return ""
     ranges = (f"{first}:{first + size}" for first, size in zip(part.offsets, part.sizes, strict=True))

@@ -1,6 +1,7 @@
-"""Repair of a checkpoint whose tensors lie in the files of several ranks: what is intact of it, as one torch file.
+"""Repair of a checkpoint whose tensors are spread over files of several ranks: the intact parts, as one torch file.
 
-Folders of DeepSpeed, files of all ranks, slices by rank: what a missing or damaged file held is named with its rows.
+It serves folders of DeepSpeed, files of all ranks, and slices by rank. The contents of a missing or damaged file are
+reported with their rows.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckptfix.checkpoint import ByteRange, Check, Checkpoint, Data, TensorEntry
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck, TensorEntry
 from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
@@ -19,33 +20,33 @@ from ckptfix.io.elements import row_major
 from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.torch import Loss, Repair, taken_from
+from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, labels
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.urls import as_path
 
 FORMAT = "zip"
 
 
 def repair_joined(path: str, *, fill: Fill | None = None, donor: Checkpoint | None = None) -> Repair:
-    """Plan one torch file of what is intact of the checkpoint at `path`.
+    """Plan one torch file of the intact tensors of the checkpoint at `path`.
 
     Raises:
-        DamagedFile: nothing says which tensors there were.
+        DamagedFile: nothing lists the tensors that there were.
     """
     checkpoint = open_checkpoint(path)
     found = {entry.name: why for entry, why in _lost(checkpoint.entries)}
-    # What a missing file held and nothing lists, such as an optimizer's states, is lost too.
+    # A missing file may hold data that nothing lists, such as optimizer states: they are lost too.
     missing = [] if found else [finding for finding in checkpoint.findings if finding.id == "missing-rank"]
-    losses = [Loss(finding.where, None, "", finding.message) for finding in missing]
+    losses = [LostTensor(finding.where, None, "", finding.message) for finding in missing]
     return mended(checkpoint, found, losses, fill=fill, donor=donor)
 
 
 def mended(
     checkpoint: Checkpoint,
     lost: Mapping[str, str],
-    losses: Sequence[Loss] = (),
+    losses: Sequence[LostTensor] = (),
     *,
     fill: Fill | None = None,
     donor: Checkpoint | None = None,
@@ -53,12 +54,12 @@ def mended(
     """Plan one torch file of `checkpoint` without the tensors that are `lost`, or with other bytes in their place.
 
     Args:
-        lost: name of a tensor -> why it is.
-        losses: what is lost besides, and is not in the checkpoint.
-        fill, donor: what replaces lost tensors; see `repair_torch`.
+        lost: name of a tensor -> why it is lost.
+        losses: further losses, which are not in the checkpoint.
+        fill, donor: replacements of lost tensors; see `repair_torch`.
     """
     root = parts_of(checkpoint).graph.root
-    node_at = Places(root)
+    node_at = NodesByAddress(root)
     assembly = Assembly()
     filling = _Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
     replaced: dict[int, Node] = {}
@@ -69,7 +70,7 @@ def mended(
         if why is None:
             continue
         data, what, taken = filling.of(entry)
-        rows.append(Loss(entry.name, entry.shape, entry.dtype, why, what, taken))
+        rows.append(LostTensor(entry.name, entry.shape, entry.dtype, why, what, taken))
         if data is None:
             gone.setdefault(entry.at, set()).add(entry.key)
         else:
@@ -87,7 +88,7 @@ def mended(
 
 
 class _Filling:
-    """What stands in the place of lost tensors."""
+    """Replacements of lost tensors."""
 
     def __init__(self, checkpoint: Checkpoint, fill: Fill | None, donor: Donor | None) -> None:
         self._allowance = Allowance(checkpoint.path, checkpoint.size)
@@ -95,7 +96,7 @@ class _Filling:
         self._donor = donor
 
     def of(self, entry: TensorEntry) -> tuple[Data | None, str, bool]:
-        """(bytes, what they are, whether all of them come from the other file); None for a tensor that is left out."""
+        """Return (bytes, description, whether all come from the donor); the bytes are None for a tensor left out."""
         other = self._donor.entry(entry.name) if self._donor is not None else None
         if other is not None and other.kind == "dense" and (other.shape, other.dtype) == (entry.shape, entry.dtype):
             return row_major(other, "little"), taken_from(self._donor), True
@@ -107,14 +108,14 @@ class _Filling:
 
 
 def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
-    """Each tensor that is not intact, and why; every byte that has a checksum is read and summed once."""
+    """Yield each tensor that is not intact, and why; every byte that has a checksum is read and checked once."""
     places: list[tuple[TensorEntry, list[ByteRange]]] = []
-    checks: dict[tuple[str, int, int], Check] = {}
+    checks: dict[tuple[str, int, int], RangeCheck] = {}
     for entry in entries:
         data = entry.storage.data if entry.storage is not None else None
         if data is None or entry.storage is None:
             if entry.kind == "dense" and entry.numel:
-                yield entry, "no file holds all of it"
+                yield entry, "no file holds the whole tensor"
             continue
         try:
             pieces = list(pieces_of(data)) if is_spliced(data) else [data]
@@ -123,7 +124,7 @@ def _lost(entries: Iterable[TensorEntry]) -> Iterable[tuple[TensorEntry, str]]:
             yield entry, _said(error)
             continue
         if isinstance(data, ByteRange) and not is_spliced(data) and entry.storage.crc32 is not None:
-            own.append(Check(entry.storage.key, data, entry.storage.crc32))
+            own.append(RangeCheck(entry.storage.key, data, entry.storage.crc32))
         for check in own:
             if isinstance(check.data, ByteRange):
                 checks[check.data.path, check.data.offset, check.data.length] = check
@@ -141,9 +142,9 @@ def _said(error: CkptfixError) -> str:
 
 
 class _Damage:
-    """The ranges of files whose bytes have another checksum than is stated."""
+    """The ranges of files whose bytes do not match their checksum."""
 
-    def __init__(self, checks: Iterable[Check]) -> None:
+    def __init__(self, checks: Iterable[RangeCheck]) -> None:
         self._starts: dict[str, list[int]] = {}
         self._rows: dict[str, list[tuple[int, str]]] = {}
         for check in sorted(checks, key=lambda check: (str(check.data.path), check.data.offset)):  # type: ignore[union-attr]
@@ -156,7 +157,7 @@ class _Damage:
                 self._rows.setdefault(where.path, []).append((where.end, _said(error)))
 
     def of(self, where: ByteRange) -> str | None:
-        """Why the bytes of a range cannot be trusted; None if they can."""
+        """Return why the bytes of a range cannot be trusted; None if they can."""
         starts = self._starts.get(where.path)
         if starts is None:
             return None
@@ -166,7 +167,7 @@ class _Damage:
 
 
 def _drop(node: Node, names: set[str]) -> None:
-    """Take rows out of a mapping."""
+    """Remove items from a dict."""
     if isinstance(node, (Dict, Call)) and node.items is not None:
         shown = labels([key for key, _ in node.items])
         node.items = [row for row, name in zip(node.items, shown, strict=True) if name not in names]

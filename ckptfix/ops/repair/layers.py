@@ -1,6 +1,6 @@
-"""Layers around a checkpoint: gzip, another zip, another system's line ends. Each is removed.
+"""Layers around a checkpoint: gzip, a second zip, line ends of a different system. Each is removed.
 
-What is inside is written to a file in a folder that the caller gives, and deletes.
+The inner file is written to a folder that the caller gives, and deletes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ckptfix.io.system import named
 from ckptfix.ops.repair.wreck import is_noise
 from ckptfix.urls import as_path
 from ckptfix.zips.read import DEFLATED, read_directory
-from ckptfix.zips.rebuild import Archive
-from ckptfix.zips.scan import Local, local_at
+from ckptfix.zips.rebuild import RebuiltArchive
+from ckptfix.zips.scan import ScannedHeader, local_at
 
 MAX_LAYERS = 4
 MAX_UNPACKED = 1 << 30
-"""Bytes to which anything may unfold; above them nothing may by more than `MAX_RATIO`."""
+"""Bytes to which any file may unpack; a larger result may be at most `MAX_RATIO` times the packed size."""
 
 HEAD = 4096
 
@@ -43,14 +43,14 @@ class Unwrapped(NamedTuple):
 
 
 Folder = Callable[[], str]
-"""Gives the folder for new files; asked only when there is one to write."""
+"""Function that returns the folder for new files; called only when there is one to write."""
 
 
 def unwrap(path: str, folder: Folder) -> Unwrapped:
     """Remove every layer around the checkpoint in `path`; new files are written to `folder()`.
 
     Raises:
-        Unsupported: more layers than are ever needed, or one that expands without limit.
+        Unsupported: there are more than `MAX_LAYERS` layers, or one expands without limit.
         DamagedFile: line ends were changed, and nothing proves how to undo it.
     """
     notes: list[Finding] = []
@@ -63,34 +63,34 @@ def unwrap(path: str, folder: Folder) -> Unwrapped:
                 break
         else:
             return Unwrapped(path, tuple(notes))
-    raise Unsupported(f"more than {MAX_LAYERS} layers around it", path=path)
+    raise Unsupported(f"it is packed in more than {MAX_LAYERS} layers", path=path)
 
 
 Layer = tuple[str, Finding]
-"""The file that holds what was inside, and what was around it."""
+"""The file with the unpacked contents, and the layer that was removed."""
 
 
 def _write(dest: str, chunks: Iterator[bytes], packed: int) -> str:
-    """Write `chunks`, which come from `packed` bytes, to `dest`, and return that."""
+    """Write `chunks`, unpacked from `packed` bytes, to `dest`, and return `dest`."""
     made = 0
     with named(dest), open(dest, "wb") as file:
         for chunk in chunks:
             made += len(chunk)
             if made > max(MAX_UNPACKED, MAX_RATIO * packed):
-                raise Bomb(f"{packed} bytes that unfold to more than {made}", path=dest)
+                raise Bomb(f"{packed} bytes unpack to more than {made}", path=dest)
             file.write(chunk)
     return dest
 
 
 def _packed(path: str, place: Folder) -> Layer | None:
-    """gzip, bzip2, xz, or zlib as joblib writes it around the whole file; what comes out up to its damage."""
+    """Unpack gzip, bzip2, xz, or zlib as joblib writes it around the whole file, up to any damage."""
     with open_source(path) as reader:
         packing = packing_of(reader.read(0, min(reader.size, 8))) or _zlib_of_pickle(reader)
         if packing is None:
             return None
         unpacked = Unpacked(packing, reader.chunks(0, reader.size))
         dest = _write(place(), iter(unpacked), reader.size)
-    state = "" if unpacked.whole else ", which is damaged: what is behind the damage is lost"
+    state = "" if unpacked.whole else ", which is damaged: the data after the damage is lost"
     severity: Severity = "info" if unpacked.whole else "warning"
     message = f"it is packed with {packing.name}{state}"
     if packing.name == "gzip":
@@ -99,7 +99,7 @@ def _packed(path: str, place: Folder) -> Layer | None:
 
 
 def _zlib_of_pickle(reader: Source) -> Packing | None:
-    """zlib, if a pickle is inside: two bytes say too little."""
+    """Return zlib if a pickle is inside, as its two magic bytes alone prove too little."""
     head = reader.read(0, min(reader.size, HEAD))
     packing = any_packing_of(head)
     opened = b"" if packing is None else next(iter(Unpacked(packing, [head])), b"")
@@ -107,7 +107,7 @@ def _zlib_of_pickle(reader: Source) -> Packing | None:
 
 
 def _line_ends(path: str, place: Folder) -> Layer | None:
-    """Undo that every line feed got a carriage return before it; a torch zip's checksums prove that it was so."""
+    """Remove the carriage return before every line feed, if a torch zip's checksums prove that each was added."""
     with open_source(path) as reader:
         head = reader.read(0, min(HEAD, reader.size))
         try:
@@ -115,19 +115,19 @@ def _line_ends(path: str, place: Folder) -> Layer | None:
                 return None
         except WriteFailed:
             return None
-        message = "it was transferred as text: every line feed has a carriage return before it"
+        message = "it was transferred as text: a carriage return precedes every line feed"
         if not head.startswith(b"PK"):
             hint = "copy it again, in binary mode"
-            raise DamagedFile(f"{message}; nothing in it proves how to undo that", path=path, hint=hint)
+            raise DamagedFile(f"{message}; nothing in it proves which ones were added", path=path, hint=hint)
         dest = _write(place(), _without_returns(reader), reader.size)
     with open_source(dest) as undone:
-        records = Archive(undone).rebuild().records
+        records = RebuiltArchive(undone).rebuild().records
     with open_source(path) as reader:
-        before = {record.name for record in Archive(reader).rebuild().records if record.verified and record.size}
+        before = {record.name for record in RebuiltArchive(reader).rebuild().records if record.verified and record.size}
     if not {record.name for record in records if record.verified and record.size} - before:
         os.unlink(dest)  # noqa: PTH108 (it is text here)
         return None
-    proven = f"{message}; undone, and proven by the checksums of what is kept"
+    proven = f"{message}; undone, and verified by the checksums of the kept records"
     return dest, found("text-mode", proven, severity="warning")
 
 
@@ -137,7 +137,7 @@ def _looks_like_checkpoint(path: str, head: bytes, size: int) -> bool:
 
 
 def _only_crlf(reader: Source) -> bool:
-    """Whether the file has line feeds, and each after a carriage return; tensor bytes give that away at once."""
+    """Return whether every line feed follows a carriage return, which tensor bytes soon disprove if it is not so."""
     last, feeds = b"", 0
     for chunk in reader.chunks(0, reader.size):
         feeds += chunk.count(b"\n")
@@ -157,7 +157,7 @@ def _without_returns(reader: Source) -> Iterator[bytes]:
 
 
 def _zip_in_zip(path: str, place: Folder) -> Layer | None:
-    """A zip around one checkpoint, which may be cut short like any other."""
+    """Extract one checkpoint from the zip around it, which may be truncated itself."""
     with open_source(path) as reader:
         if reader.size < 30 or reader.read(0, 4) != b"PK\x03\x04":
             return None
@@ -166,16 +166,16 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
             return None
         end = local.data + local.stored if local.stored else reader.size
         where = ByteRange(path, local.data, min(end, reader.size) - local.data)
-        whole = next((row for row in Archive(reader).rebuild().records if row.header == local.header), None)
+        whole = next((row for row in RebuiltArchive(reader).rebuild().records if row.header == local.header), None)
         chunks = read_chunks(whole.data) if whole is not None else _as_far_as_it_goes(where, local)
         dest = _write(place(), chunks, reader.size)
     state = "" if whole is not None else ", which is damaged"
     severity: Severity = "info" if whole else "warning"
-    return dest, found("zip-in-zip", f"a zip was put around it{state}", where=local.name, severity=severity)
+    return dest, found("zip-in-zip", f"it is inside a second zip{state}", where=local.name, severity=severity)
 
 
-def _sole_checkpoint(reader: Source) -> Local | None:
-    """The first member, or the only one of the directory, that begins like a checkpoint; None for an unpacked one."""
+def _sole_checkpoint(reader: Source) -> ScannedHeader | None:
+    """Return the first member, or the only listed one, that begins like a checkpoint; None for an unpacked one."""
     position, local = 0, local_at(reader, 0)
     while local is not None and (is_noise(local.name) or local.name.endswith("/")):
         position = local.data + (local.stored or 0)
@@ -195,14 +195,14 @@ def _sole_checkpoint(reader: Source) -> Local | None:
     return rows[0] if len(rows) == 1 and _begins_like_one(reader, rows[0]) else None
 
 
-def _begins_like_one(reader: Source, local: Local) -> bool:
+def _begins_like_one(reader: Source, local: ScannedHeader) -> bool:
     end = local.data + local.stored if local.stored else reader.size
     where = ByteRange(reader.name, local.data, max(min(end, reader.size) - local.data, 0))
     head = b"".join(_begin(where, local))
     return _looks_like_checkpoint(local.name, head, 1 << 62) or packing_of(head) is not None
 
 
-def _begin(where: ByteRange, local: Local) -> Iterator[bytes]:
+def _begin(where: ByteRange, local: ScannedHeader) -> Iterator[bytes]:
     made = 0
     for chunk in _as_far_as_it_goes(ByteRange(where.path, where.offset, min(where.length, HEAD)), local):
         if made < HEAD:
@@ -210,8 +210,8 @@ def _begin(where: ByteRange, local: Local) -> Iterator[bytes]:
         made += len(chunk)
 
 
-def _as_far_as_it_goes(where: ByteRange, local: Local) -> Iterator[bytes]:
-    """The data of a record up to its damage."""
+def _as_far_as_it_goes(where: ByteRange, local: ScannedHeader) -> Iterator[bytes]:
+    """Yield the data of a record up to its damage."""
     if local.method != DEFLATED:
         yield from read_chunks(where)
         return

@@ -1,4 +1,4 @@
-"""Which kind of wreck a file or folder is, and its repair."""
+"""Choice of the repair for a damaged file or folder, by its kind."""
 
 from __future__ import annotations
 
@@ -28,33 +28,38 @@ from ckptfix.ops.repair.raw import repair_raw
 from ckptfix.ops.repair.safetensors import repair_safetensors
 from ckptfix.ops.repair.shards import is_sharded, repair_shards
 from ckptfix.ops.repair.torch import Repair, repair_torch
-from ckptfix.ops.repair.wreck import Part, Wreck, read_folder, read_legacy, read_zip
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.repair.wreck import IntactStorage, Wreck, read_folder, read_legacy, read_zip
+from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.several import WINDOW
 
 HEAD = 4096
 FAR = 1 << 20
-"""How far into a file the start of a legacy checkpoint is looked for."""
+"""Bytes from the start of a file in which the start of a legacy checkpoint is searched."""
 
 _LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + rb"\.", re.DOTALL)
 
 
 def repair(
-    path: str, folder: Folder, *, fill: Fill | None = None, donor: Checkpoint | None = None, like: Side | None = None
+    path: str,
+    folder: Folder,
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+    like: ExpectedModel | None = None,
 ) -> Repair:
     """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`.
 
     Args:
-        folder: gives the folder where what is unpacked is put; the plan points there.
-        fill, donor: what replaces lost tensors; see `repair.torch`.
-        like: the model whose tensors the storages are, for a file whose pickle is lost.
+        folder: returns the folder for unpacked files; the plan points there.
+        fill, donor: replacements of lost tensors; see `repair.torch`.
+        like: the model whose tensors are in the storages, for a file whose pickle is lost.
 
     Raises:
-        UnknownFormat: it is not a checkpoint, damaged or not; the message says what it is.
-        DistributedPart: it is a file of a distributed checkpoint; one archive of many would be kept.
-        DamagedFile: nothing of it can be saved.
-        Refused: it has no tensor, and never had.
+        UnknownFormat: it is not a checkpoint, damaged or not; the message identifies it.
+        DistributedPart: it is a file of a distributed checkpoint; only one archive of many would be kept.
+        DamagedFile: nothing in it can be saved.
+        Refused: it has no tensors, and never had any.
     """
     if is_sharded(path):
         return repair_shards(path, lambda shard: repair(shard, folder, fill=fill, donor=donor))
@@ -62,8 +67,9 @@ def repair(
     name = path
     if found_as(path) != "folder":
         refuse_part(path)
-        path, notes = unwrap(path, folder)
-    # Before the repair: both hold the object, and not at the same time.
+        if not _is_program(path):
+            path, notes = unwrap(path, folder)
+    # This comes before the repair, so that only one of the two holds the object at a time.
     piece = tuple(_piece(path))
     try:
         done = _repair(path, fill, donor, like)
@@ -74,27 +80,34 @@ def repair(
         raise _without_tensors(name, done)
     if not done.kept and not any(loss.filled for loss in done.losses):
         lost = ", ".join(loss.name for loss in done.losses[:4])
-        raise DamagedFile(f"not one of its {len(done.losses)} tensors can be kept: {lost}", path=name)
+        raise DamagedFile(f"none of its {len(done.losses)} tensors can be kept: {lost}", path=name)
     return replace(done, notes=(*notes, *done.notes, *piece))
 
 
+def _is_program(path: str) -> bool:
+    """Return whether the file is a program: a checkpoint inside one is not the program's weights."""
+    with open_source(path) as reader:
+        head = reader.read(0, min(reader.size, HEAD))
+        return any(format.program and format.score(path, head, reader.size) for format in FORMATS.of(folder=False))
+
+
 def _piece(path: str) -> Iterator[Finding]:
-    """That `path` is one rank's file, where that much can be read: all of a piece is still a piece."""
+    """Yield a note if `path` is one rank's file and can be read so far: repaired, it is still one of several."""
     if found_as(path) != "folder":
         with suppress(CkptfixError):
             yield from pieces.remarks(open_checkpoint(path))
 
 
 def _without_tensors(path: str, done: Repair) -> Refused:
-    """The error for a file that has nothing to repair: what it is, and what it would do."""
+    """Return the error for a file that has nothing to repair, with its format and the code that it would run."""
     title = FORMATS[done.format].title
     names = [row.name for row in done.left_out]
     does = f"; it names {', '.join(names[:4])}, which can run code" if names else ""
-    hint = "a checkpoint has tensors: look where the file comes from" if names else None
-    return Refused(f"a {title} without a tensor: there is nothing to repair{does}", path=path, hint=hint)
+    hint = "a checkpoint has tensors: check where the file comes from" if names else None
+    return Refused(f"a {title} without tensors: there is nothing to repair{does}", path=path, hint=hint)
 
 
-def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
     if found_as(path) == "folder":
         if dcp.score(path, b"", 0):
             return repair_dcp(path, fill=fill, donor=donor)
@@ -122,10 +135,10 @@ def _repair(path: str, fill: Fill | None, donor: Checkpoint | None, like: Side |
 
 
 def _read_whole(path: str) -> Wreck:
-    """A file of a format that is only read, as the zip that it becomes.
+    """Read a file of a read-only format as the zip that it becomes.
 
     Raises:
-        DamagedFile: a storage in it is damaged; how many elements it had is not known then.
+        DamagedFile: one of its storages is damaged, so that its number of elements is unknown.
     """
     checkpoint = open_checkpoint(path)
     for finding in checkpoint.findings:
@@ -135,16 +148,16 @@ def _read_whole(path: str) -> Wreck:
     wreck = Wreck(path, found=parts.found, sums=False)
     for key, data in parts.container.data.items():
         if all(source.end <= checkpoint.size for source in read_from(data)):
-            wreck.parts[key] = Part(data, parts.container.sums[key])
+            wreck.parts[key] = IntactStorage(data, parts.container.sums[key])
         else:
-            wreck.faults[key] = "the file ends before it does"
+            wreck.faults[key] = "the file ends before the storage does"
     what = next(format_of(checkpoint).remarks(checkpoint)).id
     wreck.note(what, f"the output is a zip; the input was: {format_of(checkpoint).title}")
     return wreck
 
 
 def _has_records(path: str) -> bool:
-    """Whether a record of a torch archive is anywhere in the file: its name stands in its header and in its row."""
+    """Return whether the file has a record of a torch archive; header and directory entry contain its name."""
     tail = b""
     with open_source(path) as reader:
         for _, piece in zip_scan.pieces(reader):
@@ -155,7 +168,7 @@ def _has_records(path: str) -> bool:
     return False
 
 
-def _of_wreck(wreck: Wreck, fill: Fill | None, donor: Checkpoint | None, like: Side | None) -> Repair:
+def _of_wreck(wreck: Wreck, fill: Fill | None, donor: Checkpoint | None, like: ExpectedModel | None) -> Repair:
     if wreck.found is None:
         return repair_raw(wreck, like)
     return repair_torch(wreck, fill=fill, donor=donor)

@@ -1,4 +1,4 @@
-"""Storages whose pickle is lost: raw bytes under their numbers, or a model's tensors where only one way fits."""
+"""Storages whose pickle is lost: raw bytes under their numbers, or a model's tensors if they fit in exactly one way."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import zip_layout
 from ckptfix.names.slots import Slot
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.repair.wreck import Wreck
-from ckptfix.ops.target.targets import Side
+from ckptfix.ops.target.targets import ExpectedModel
 
 LISTED = 12
 
 
-def repair_raw(wreck: Wreck, like: Side | None = None) -> Repair:
+def repair_raw(wreck: Wreck, like: ExpectedModel | None = None) -> Repair:
     """Plan a flat state dict of the storages of `wreck`, whose pickle is lost.
 
-    Without `like` each is ``storage_KEY``, a uint8 tensor of its bytes: the dtype stood in the pickle. With it they are
-    the tensors of a model, where number and size leave one way only.
+    Without `like`, each is ``storage_KEY``, a uint8 tensor of its bytes, because only the pickle had the dtype. With
+    it,
+    they become the tensors of a model, if numbers and sizes allow exactly one assignment.
 
     Raises:
         DamagedFile: no storage is intact.
-        NoMatch: several ways, or none, to give the storages to the model; `lines` list both sides.
+        NoMatch: several assignments to the model fit, or no assignment does; `lines` list both sides.
     """
     if not wreck.parts:
-        message = f"neither its pickle nor any storage is intact ({wreck.pickle_fault})"
-        raise DamagedFile(message, path=wreck.path, hint="take an older checkpoint, or copy it again")
+        message = f"neither the pickle nor any storage is intact ({wreck.pickle_fault})"
+        raise DamagedFile(message, path=wreck.path, hint="use an older checkpoint, or copy the file again")
     entries = _numbered(wreck) if like is None else _matched(wreck, like)
-    losses = [Loss(f"storage_{key}", None, "", reason) for key, reason in wreck.faults.items()]
+    losses = [LostTensor(f"storage_{key}", None, "", reason) for key, reason in wreck.faults.items()]
     if like is not None:
         named = {entry.key for entry in entries}
         reason = "its storage is not intact"
-        losses = [Loss(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named]
-    message = f"its pickle is lost ({wreck.pickle_fault}), and with it names, shapes and dtypes"
+        losses = [
+            LostTensor(slot.name, slot.shape, slot.dtype, reason) for slot in like.slots if slot.name not in named
+        ]
+    message = f"its pickle is lost ({wreck.pickle_fault}), and with it all keys, shapes and dtypes"
     if like is not None:
         message += f"; they match {like.label} by number and size"
-    lost = Loss("data.pkl", None, "", wreck.pickle_fault)
+    lost = LostTensor("data.pkl", None, "", wreck.pickle_fault)
     notes = (found("pickle-lost", message, where="data.pkl"), *wreck.notes)
 
     def plan_to(dest: str) -> Plan:
@@ -66,11 +69,11 @@ def _numbered(wreck: Wreck) -> list[TensorEntry]:
     return entries
 
 
-def _matched(wreck: Wreck, like: Side) -> list[TensorEntry]:
-    """The tensors of `like` over the storages, numbered as torch numbers them: in the order in which it meets them."""
+def _matched(wreck: Wreck, like: ExpectedModel) -> list[TensorEntry]:
+    """Assign the tensors of `like` to the storages, which torch numbers in the order in which it first meets them."""
     unknown = [slot.name for slot in like.slots if dtypes.find(slot.dtype) is None]
     if unknown:
-        message = f"{like.label} does not say the dtype of {len(unknown)} tensors, such as {unknown[0]}"
+        message = f"{like.label} does not state the dtype of {len(unknown)} tensors, such as {unknown[0]}"
         raise NoMatch(message, path=wreck.path, hint='give {"name": {"shape": [...], "dtype": "float32"}}')
     own = [slot for slot in like.slots if slot.tied is None]
     wanted = [_nbytes(slot) for slot in own]
@@ -101,14 +104,14 @@ def _nbytes(slot: Slot) -> int:
 
 
 def _ways(wanted: Sequence[int], sizes: Mapping[int, int]) -> Iterator[int]:
-    """The numbers that the model's first tensor may have, so that each storage that is there has its size.
+    """Yield the numbers that the model's first tensor can have, so that all existing storages have the right size.
 
-    At least one is there. Numbers need not follow each other: a name in a damaged file may be any.
+    At least one storage must exist. Numbers need not be consecutive, as a name in a damaged file may be anything.
     """
     keys = sorted(sizes)
     after = 0
     for at, key in enumerate(keys):
-        # From the first number not looked at yet, with this storage as the first that is there.
+        # Try the numbers not yet tried for which this storage is the first one that exists.
         for first in range(max(after, key - len(wanted) + 1), key + 1):
             end = bisect_left(keys, first + len(wanted), at)
             if all(sizes[keys[one]] == wanted[keys[one] - first] for one in range(at, end)):
@@ -116,17 +119,17 @@ def _ways(wanted: Sequence[int], sizes: Mapping[int, int]) -> Iterator[int]:
         after = key + 1
 
 
-def _no_match(wreck: Wreck, like: Side, own: Sequence[Slot], ways: Sequence[int]) -> NoMatch:
+def _no_match(wreck: Wreck, like: ExpectedModel, own: Sequence[Slot], ways: Sequence[int]) -> NoMatch:
     if ways:
         starts = ", ".join(map(str, ways[:6])) + (", ..." if len(ways) > 6 else "")
-        message = f"the {len(own)} tensors of {like.label} could begin at storage {starts}: that would be a guess"
+        message = f"the {len(own)} tensors of {like.label} could begin at storage {starts}: any choice is a guess"
     else:
         message = f"the sizes of the storages do not match the {len(own)} tensors of {like.label}"
     return NoMatch(
         message,
         path=wreck.path,
         lines=tuple(_listed(wreck, own)),
-        hint="without --like the storages come out as raw bytes, under their numbers",
+        hint="leave out --like to get the storages as raw bytes, under their numbers",
     )
 
 

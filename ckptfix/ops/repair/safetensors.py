@@ -1,7 +1,7 @@
-"""A safetensors file that was cut short, or is longer than its header says.
+"""Repair of a safetensors file that was cut short, or is longer than its header states.
 
-The header stands first, so every tensor whose bytes end before the file does counts as intact: the
-format has no checksums.
+The header is at the start, and the format has no checksums. So every tensor whose bytes end before the file does counts
+as intact.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import header_of
 from ckptfix.formats.safetensors.ties import follow, ties
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, with_data
-from ckptfix.ops.repair.torch import Loss, Repair, taken_from
+from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
 
 _LOSS = frozenset({"truncated", "bad-tensor", "unknown-dtype", "duplicate-key"})
-"""Where a name stands twice, it is not known which tensor is meant."""
+"""Findings that lose a tensor. For a duplicate key, it is unknown which of its tensors is meant."""
 
 
 def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | None = None) -> Repair:
@@ -26,12 +26,12 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     Raises:
         Truncated, BadDirectory: its header is not intact, and without it the bytes have no meaning.
         DamagedFile: no tensor is intact, and nothing is filled.
-        Refused: more would have to be made up than `Allowance` allows.
+        Refused: more bytes would have to be generated than `Allowance` allows.
     """
     try:
         checkpoint = safetensors.read(path)
     except DamagedFile as error:
-        error.hint = "without its header nothing of it can be saved: take another copy"
+        error.hint = "nothing can be saved without the header: use a different copy of the file"
         raise
     header = header_of(checkpoint)
     faults = {row.where: row.message for row in checkpoint.findings if row.id in _LOSS}
@@ -39,7 +39,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     allowance = Allowance(path, checkpoint.size)
     kept: list[TensorEntry] = []
     written: list[TensorEntry] = []
-    losses: list[Loss] = []
+    losses: list[LostTensor] = []
     for entry in checkpoint.entries:
         if entry.key not in faults:
             kept.append(entry)
@@ -50,7 +50,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
         written += [made] if made is not None else []
     if losses and not written:
         message = f"none of its {len(losses)} tensors is intact"
-        raise DamagedFile(message, path=path, offset=header.data_start, hint="--fill-from OLDER takes them from there")
+        raise DamagedFile(message, path=path, offset=header.data_start, hint="--fill-from OLDER copies them from there")
     rows = {row.key: row for row in header.rows}
     end = max((row.stop for row in rows.values()), default=0)
     lost = {loss.name for loss in losses}
@@ -64,7 +64,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     for name, base in tied.items():
         if base in left_out:
             gone[name] = None
-            losses.append(Loss(name, None, "", f"it is tied to {base}, which is lost"))
+            losses.append(LostTensor(name, None, "", f"it is tied to {base}, which is lost"))
     pairs = [follow(key, value, tied, gone) if gone else (key, value) for key, value in checkpoint.metadata.items()]
     metadata = dict(pair for pair in pairs if pair is not None)
     sound = not losses and len(rows) == len(header.rows) and _gapless([(row.begin, row.stop) for row in rows.values()])
@@ -78,7 +78,7 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
 
 
 def _gapless(spans: list[tuple[int, int]]) -> bool:
-    """Whether the tensors lie one after the other from the first byte on, as readers demand."""
+    """Return whether the tensors follow one another from the first byte on, as readers demand."""
     at = 0
     for begin, stop in sorted(spans):
         if begin != at:
@@ -89,19 +89,19 @@ def _gapless(spans: list[tuple[int, int]]) -> bool:
 
 def _replaced(
     entry: TensorEntry, reason: str, fill: Fill | None, other: Donor | None, allowance: Allowance
-) -> tuple[TensorEntry | None, Loss]:
-    """What stands in place of a lost tensor, if anything, and the loss."""
+) -> tuple[TensorEntry | None, LostTensor]:
+    """Return the replacement of a lost tensor, if any, and the loss."""
     if entry.detail:
-        return None, Loss(entry.name, None, "", reason)
+        return None, LostTensor(entry.name, None, "", reason)
     assert entry.storage is not None
     leaf = Leaf(entry.name, entry)
     taken = other.storage(entry.storage, [leaf]) if other is not None else ""
     if not isinstance(taken, str):
         what = taken_from(other)
-        return with_data(entry, taken), Loss(entry.name, entry.shape, entry.dtype, reason, what, taken=True)
+        return with_data(entry, taken), LostTensor(entry.name, entry.shape, entry.dtype, reason, what, taken=True)
     if fill is not None:
         allowance.take(entry.nbytes, entry.name)
         data, what = constant(fill, [leaf], entry.nbytes, "little")
-        return with_data(entry, data), Loss(entry.name, entry.shape, entry.dtype, reason, what)
+        return with_data(entry, data), LostTensor(entry.name, entry.shape, entry.dtype, reason, what)
     refused = f"; not filled: {taken}" if taken else ""
-    return None, Loss(entry.name, entry.shape, entry.dtype, reason + refused)
+    return None, LostTensor(entry.name, entry.shape, entry.dtype, reason + refused)

@@ -1,6 +1,6 @@
-"""Repair of a sharded checkpoint: each shard by the repair of its file, and an index of what is there.
+"""Repair of a sharded checkpoint: each shard is repaired as a file, and the index lists what is there.
 
-A tensor that stands in two shards is kept where the old index says that it is.
+A tensor that two shards hold is kept in the shard that the old index names.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ckptfix.formats.shards.index import Index, looks_like_index, read_index, wr
 from ckptfix.formats.shards.layout import data_bytes, open_layout, others, prefixed
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops.choose import BROKEN
-from ckptfix.ops.repair.torch import Loss, Repair
+from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.urls import as_path, real_path
 
 RepairFile = Callable[[str], Repair]
-"""The repair of one file."""
+"""Function that plans the repair of one file."""
 
 
 def is_sharded(path: str) -> bool:
-    """Whether `path` is a folder of shards, with an index or without, or an index."""
+    """Return whether `path` is a folder of shards, with or without an index, or an index."""
     kind = found_as(path)
     if kind == "folder":
         return bool(files.find(path)) and not as_path(path, "data.pkl").is_file()
@@ -41,11 +41,11 @@ def is_sharded(path: str) -> bool:
 
 
 def repair_shards(path: str, repair_file: RepairFile) -> Repair:
-    """Plan what can be saved of the checkpoint that the folder or index `path` is.
+    """Plan what can be saved of the sharded checkpoint whose folder or index is `path`.
 
     Raises:
-        DamagedFile: no tensor of it is intact.
-        Refused: there are several checkpoints in the folder.
+        DamagedFile: none of its tensors are intact.
+        Refused: the folder has several checkpoints.
     """
     work = _Work(path)
     if work.is_sliced():
@@ -56,14 +56,14 @@ def repair_shards(path: str, repair_file: RepairFile) -> Repair:
     if not work.kept:
         raise DamagedFile(f"none of its {len(work.losses)} tensors is intact", path=path)
     formats = {one.repair.format for one in work.done}
-    format = shards.NAME if formats == {"safetensors"} else shards.TORCH
+    format = shards.format_of_shards(formats)
     left_out = tuple(row for one in work.done for row in one.repair.left_out)
     return Repair(format, tuple(work.kept), tuple(work.losses), tuple(work.notes()), work.plan_to, left_out)
 
 
 @dataclass(slots=True)
 class _Done:
-    """A shard that could be repaired; `drop` are tensors that another shard has."""
+    """A shard that could be repaired; `drop` holds the keys that are kept in a different shard."""
 
     name: str
     path: str
@@ -76,18 +76,18 @@ class _Done:
             return repair.plan_to(dest).files
         format = files.FILES[repair.format]
         if repair.losses or repair.left_out:
-            hint = "repair the shards by name first"
-            raise Refused("a damaged shard that holds tensors of others too", path=self.path, hint=hint)
+            hint = "repair each shard by itself first"
+            raise Refused("a damaged shard also holds tensors of other shards", path=self.path, hint=hint)
         return format.plan_edit(files.open_file(self.path), [Drop("", tuple(self.drop))], dest).files
 
     def names(self) -> dict[str, TensorEntry]:
-        """What the repaired file holds: intact tensors, and those that were filled."""
+        """Map keys to what the repaired file holds: intact tensors, and those that were filled."""
         kept = {entry.key: entry for entry in self.repair.kept if not entry.at}
         return {name: entry for name, entry in kept.items() if name not in self.drop}
 
 
 class _Work:
-    """The repair while it is done."""
+    """The state of a repair in progress."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -108,12 +108,12 @@ class _Work:
                 self.trouble = error.message
         self.done: list[_Done] = []
         self.kept: list[TensorEntry] = []
-        self.losses: list[Loss] = []
+        self.losses: list[LostTensor] = []
         self._notes: list[Finding] = []
         self._seen: set[str] = set()
 
     def wanted(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """The shards, and the tensors that each should hold."""
+        """Yield the shards, and the keys that each should hold."""
         if self.index is not None:
             listed: dict[str, list[str]] = {}
             for name, shard in self.index.weight_map.items():
@@ -122,13 +122,13 @@ class _Work:
             yield from ((shard, ()) for shard in self.there.left_out(listed))
             return
         if len(self.there.groups) != 1:
-            raise DamagedFile(f"its index is lost ({self.trouble}), and no shards are numbered", path=self.path)
+            raise DamagedFile(f"its index is lost ({self.trouble}), and its shards are not numbered", path=self.path)
         (name, suffix, count), numbered = next(iter(self.there.groups.items()))
         there = [*numbered.values(), *files.missing_numbers(count, numbered, name, suffix)]
         yield from ((shard, ()) for shard in sorted(there))
 
     def is_sliced(self) -> bool:
-        """Whether the files hold slices of tensors."""
+        """Return whether the files hold slices of tensors."""
         try:
             return slices.is_sliced(open_layout(self.path))
         except BadIndex:
@@ -142,12 +142,12 @@ class _Work:
                 return
             self._seen.add(real)
             if is_sharded(path):
-                # Its own shards may be this checkpoint again, and so on without end.
+                # Its own shards may be this checkpoint again, which would never end.
                 self._lost(name, listed, f"its shard {name} is an index, which holds no tensors")
                 return
             repair = repair_file(path)
         except NoSuchFile:
-            self._lost(name, listed, f"its shard {name} is not there")
+            self._lost(name, listed, f"its shard {name} is missing")
             return
         except CkptfixError as error:
             self._lost(name, listed, f"its shard {name}: {error.message}")
@@ -157,11 +157,11 @@ class _Work:
 
     def _lost(self, shard: str, listed: Sequence[str], reason: str) -> None:
         if not listed:
-            reason += "; without the index it is not known what it held"
-        self.losses += [Loss(name, None, "", reason) for name in listed or (shard,)]
+            reason += "; without the index, its content is unknown"
+        self.losses += [LostTensor(name, None, "", reason) for name in listed or (shard,)]
 
     def settle(self) -> None:
-        """Decide between shards that hold the same name, and collect what is kept and lost."""
+        """Decide between shards that hold the same key, and collect what is kept and lost."""
         weight_map: Mapping[str, str] = {} if self.index is None else self.index.weight_map
         holders: dict[str, list[_Done]] = {}
         for one in self.done:
@@ -173,7 +173,7 @@ class _Work:
                 for one in several:
                     if one is not first:
                         one.drop.add(name)
-                message = f"{first.name} holds it, and {several[-1].name} too, whose tensor is left out"
+                message = f"{first.name} and {several[-1].name} both hold it; the tensor of the second is left out"
                 self._notes.append(found("doubled-tensors", message, where=name, severity="warning"))
         for one in self.done:
             self.kept += [entry for entry in one.repair.kept if entry.at or entry.key not in one.drop]
@@ -182,39 +182,39 @@ class _Work:
         lost = {loss.name for loss in self.losses}
         unseen = [name for name in weight_map if name not in holders and name not in lost]
         tied = self._ties()
-        self.losses += [Loss(name, None, "", "the index names it, and no shard holds it")
+        self.losses += [LostTensor(name, None, "", "the index lists it, but no shard holds it")
                         for name in unseen if name not in tied]  # fmt: skip
 
     def _found_elsewhere(self, holders: Mapping[str, Sequence[_Done]]) -> None:
-        """What the index expects in a shard that cannot be read, and another shard holds, is not lost."""
+        """Remove from the losses what the index expects in an unreadable shard and a different shard holds."""
         for loss in [loss for loss in self.losses if loss.shape is None and loss.name in holders]:
             self.losses.remove(loss)
-            message = f"{loss.reason}; {holders[loss.name][0].name} holds it, and that one is kept"
+            message = f"{loss.reason}; {holders[loss.name][0].name} holds it too, and that one is kept"
             self._notes.append(found("index-mismatch", message, where=loss.name, severity="warning"))
 
     def _ties(self) -> set[str]:
         found: set[str] = set()
         for one in self.done:
-            if one.repair.format == "safetensors":
+            if files.FILES[one.repair.format].has_ties:
                 checkpoint = files.open_file(one.path)
                 found |= set(files.FILES[checkpoint.format].ties(checkpoint))
         return found
 
     def notes(self) -> list[Finding]:
-        """What happened to the checkpoint as a whole."""
+        """List what happened to the checkpoint as a whole."""
         made = list(self._notes)
         for row in others(self.there, {one.name for one in self.done}):
-            made.append(replace(row, message=f"{row.message}: it is left out", fix=None))
+            made.append(replace(row, message=f"{row.message}: left out", fix=None))
         if self.trouble:
-            made.append(found("bad-index", f"written anew: {self.trouble}", severity="info"))
+            made.append(found("bad-index", f"the index is rewritten: {self.trouble}", severity="info"))
         elif self.index is None:
-            made.append(found("no-index", "written anew, from the headers of the shards", severity="info"))
+            made.append(found("no-index", "the index is rewritten from the headers of the shards", severity="info"))
         elif self.index is not None and self._changed():
-            made.append(found("index-mismatch", "the index is written anew, as the shards are", severity="info"))
+            made.append(found("index-mismatch", "the index is rewritten to match the shards", severity="info"))
         return made
 
     def _weight_map(self) -> dict[str, str]:
-        """name -> shard, in the order of the old index."""
+        """Map each key to its shard, in the order of the old index."""
         holders = {name: one.name for one in self.done for name in self._held(one)}
         old = [] if self.index is None else [name for name in self.index.weight_map if name in holders]
         return {name: holders[name] for name in (*old, *holders)}
@@ -231,7 +231,7 @@ class _Work:
         return self._weight_map() != old or (type(stated) is int and stated != self._total())
 
     def _total(self) -> int:
-        """Bytes of the tensors that are kept or filled."""
+        """Return the bytes of the tensors that are kept or filled."""
         total = data_bytes(self.kept)
         for loss in (loss for one in self.done for loss in one.repair.losses):
             if loss.filled and loss.shape is not None:
@@ -250,7 +250,7 @@ class _Work:
         return beside(self.folder, [str(as_path(self.folder, name)) for name in names])
 
     def _index(self, dest: str) -> OutputFile | None:
-        """The index of what is kept; the old one byte for byte where it is right."""
+        """Plan the index of what is kept; the old one byte for byte if it is right."""
         if self.index_path is not None:
             path = as_path(dest, as_path(self.index_path).name)
         else:
@@ -267,7 +267,7 @@ class _Work:
 
 
 def _of_slices(path: str) -> Repair:
-    """The tensors of which all slices are there, joined in shards."""
+    """Plan the tensors whose slices are all present, joined in shards."""
     layout = open_layout(path)
     entries, findings = slices.joined(layout)
     own = (row for shard in layout.shards for row in shard.read.findings if row.id in BROKEN)
@@ -275,10 +275,10 @@ def _of_slices(path: str) -> Repair:
     reasons = {row.where: row.message for row in (*whole, *own, *findings, *slices.judged(layout))}
     kept = tuple(entry for entry in entries if entry.key not in reasons)
     if not kept:
-        raise DamagedFile("of none of its tensors all slices are there", path=path)
+        raise DamagedFile("every tensor lacks at least one slice", path=path)
     by_name = {entry.key: entry for entry in entries}
     losses = tuple(
-        Loss(name, by_name[name].shape if name in by_name else None,
+        LostTensor(name, by_name[name].shape if name in by_name else None,
              by_name[name].dtype if name in by_name else "", reason)
         for name, reason in reasons.items()
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Repair: a fresh, clean file of what is provably intact in a damaged one, the rest left out or filled, and listed."""
+"""Repair of a torch file: a fresh one with what is provably intact; the rest is left out or filled, and listed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, t
 from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.wreck import Part, Wreck
+from ckptfix.ops.repair.wreck import IntactStorage, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
@@ -27,16 +27,16 @@ from ckptfix.zips.names import safe_name
 
 
 def taken_from(donor: Donor | None) -> str:
-    """What stands in place of a tensor that came from another file, for `Loss.filled`."""
+    """Describe the replacement of a tensor that came from a different file, for `LostTensor.filled`."""
     return f"the tensor of {donor.path if donor else ''}"
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A tensor that is not intact, and why; `filled` says what stands in its place, "" if it is left out.
+class LostTensor:
+    """A tensor that is not intact, and why; `filled` describes its replacement, "" if it is left out.
 
-    `taken`: all of it comes from another file, and none of it is made up.
-    `shape` and `dtype` are None and "" for a call that describes no tensor.
+    `taken`: all of the replacement comes from a different file, and no byte of it is generated.
+    `shape` and `dtype` are None and "" for a call that does not describe a tensor.
     """
 
     name: str
@@ -56,19 +56,19 @@ class Loss:
 
 @dataclass(frozen=True)
 class Repair:
-    """What can be saved of a file.
+    """The plan of a repair: what can be saved of a file.
 
     Attributes:
         format: of the file that `plan_to` plans.
         kept: the intact tensors.
-        losses: the others, each by name.
+        losses: the other tensors, each by name.
         notes: what happened to the file.
-        left_out: what can run code, and is not in the plan.
+        left_out: the parts that can run code, and are not in the plan.
     """
 
     format: str
     kept: tuple[TensorEntry, ...]
-    losses: tuple[Loss, ...]
+    losses: tuple[LostTensor, ...]
     notes: tuple[Finding, ...]
     plan_to: Callable[[str], Plan] = field(repr=False)
     left_out: tuple[LeftOut, ...] = ()
@@ -86,7 +86,7 @@ class Repair:
 
 
 def leaves(entry: TensorEntry) -> Iterator[TensorEntry]:
-    """The entry and its parts."""
+    """Yield the entry and its parts."""
     stack = [entry]
     while stack:
         one = stack.pop()
@@ -98,8 +98,8 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     """Plan the repair of a torch checkpoint whose object is intact.
 
     Args:
-        fill: what replaces lost tensors that `donor` does not have.
-        donor: an older checkpoint, whose tensors of the same name, shape and dtype are used first.
+        fill: the replacement of lost tensors that `donor` does not have.
+        donor: an older checkpoint, whose tensors with the same key, shape and dtype are used first.
 
     Raises:
         DamagedFile: no tensor is intact, and nothing is filled.
@@ -112,15 +112,15 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     every = zip(sight.tensors(found), found.tensors, strict=True)
     rows: list[Row] = []
     stands: dict[int, tuple[Node, Node]] = {}
-    losses: list[Loss] = []
+    losses: list[LostTensor] = []
     for row, (at, _, node) in every:
-        # A tensor that stands elsewhere too is lost here with what holds it here.
+        # A tensor with a second address is lost at this one together with the object that holds it here.
         holder = found.holders.get(at, node)
         if cleaned.lost(node) or cleaned.lost(holder):
             shape, dtype = (row[1].shape, row[1].dtype) if row[1] is not None else (None, "")
-            losses.append(Loss(row[0], shape, dtype, "it is an argument of what can run code, which is left out"))
+            losses.append(LostTensor(row[0], shape, dtype, "it is an argument of code that is left out"))
         elif id(node) in sight.unusable:
-            losses.append(Loss(row[0], None, "", sight.unusable[id(node)]))
+            losses.append(LostTensor(row[0], None, "", sight.unusable[id(node)]))
         else:
             rows.append(row)
             stands[id(row[1])] = node, holder
@@ -139,9 +139,9 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
             reason += f"; not filled: {refused[0]}"
         shape, dtype = (entry.shape, entry.dtype) if entry is not None else (None, "")
         taken = bool(what) and filled.taken.issuperset(lost)
-        losses.append(Loss(name, shape, dtype, reason, what, taken))
+        losses.append(LostTensor(name, shape, dtype, reason, what, taken))
     for key, data in filled.data.items():
-        wreck.parts[key] = Part(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
+        wreck.parts[key] = IntactStorage(data, None, filled.counts.get(key, sight.counts.get(key, 0)))
     after = _Lookup(wreck, frozenset(filled.data))
     after.unusable.update(sight.unusable)
     after.see_all(found)
@@ -150,13 +150,13 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
         left = _left(found.graph.root, gone)
         inside = [one for one in kept if not left.issuperset(map(id, stands[id(one)]))]
         reason = "it belongs to a tensor that is left out"
-        losses += [Loss(one.name, one.shape, one.dtype, reason) for one in inside]
+        losses += [LostTensor(one.name, one.shape, one.dtype, reason) for one in inside]
         lost_too = {id(one) for one in inside}
         kept = [one for one in kept if id(one) not in lost_too]
     if losses and not kept and not any(loss.filled for loss in losses):
         _refuse_empty(wreck.path, losses)
     resized = _resized(found, filled.counts)
-    # What an unpickler calls and throws away is in the stream, and not in the object: only a new stream is without it.
+    # Calls whose results an unpickler drops are in the stream but not in the object; only a new stream lacks them.
     if gone or resized or cleaned.kept is not None:
         rewritten = reemit(found.graph, items=cleaned.items, gone=gone | cleaned.gone, replaced=resized)
     else:
@@ -169,7 +169,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
 
 
 def _left(root: Node, gone: Collection[int]) -> set[int]:
-    """``id`` of every node that hangs on `root` otherwise than by a node in `gone`, or as the key of one."""
+    """Return ``id`` of every node that `root` reaches other than through a node in `gone`, or a key of one."""
     left: set[int] = set()
     stack = [root]
     while stack:
@@ -180,18 +180,18 @@ def _left(root: Node, gone: Collection[int]) -> set[int]:
     return left
 
 
-def _refuse_empty(path: str, losses: Sequence[Loss]) -> None:
+def _refuse_empty(path: str, losses: Sequence[LostTensor]) -> None:
     names = ", ".join(loss.name for loss in losses[:4])
     more = f" and {len(losses) - 4} more" if len(losses) > 4 else ""
     raise DamagedFile(
         f"none of its {len(losses)} tensors is intact: {names}{more} ({losses[0].reason})",
         path=path,
-        hint="--fill-from OLDER takes them from an older checkpoint",
+        hint="copy them from an older checkpoint with --fill-from OLDER",
     )
 
 
 MAX_BELOW = 1_000_000
-"""Nodes below calls that describe no tensor that are looked at; some of them may lie below each other."""
+"""Nodes that are visited below calls that do not describe a tensor; such calls may be nested."""
 
 Row = tuple[str, TensorEntry | None, Collection[str]]
 """A tensor: its name, its entry if it describes one, and the keys of its lost storages."""
@@ -200,9 +200,11 @@ Row = tuple[str, TensorEntry | None, Collection[str]]
 class _Lookup(StorageTable):
     """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
 
-    `counts` are the elements of each storage that was asked for, `viewed` the keys of which references state a part;
-    storages in `filled` are complete at any size. `unusable` says by ``id`` why a node describes no tensor, on which
-    every loader fails; what only has a name that is not known is not among them.
+    `counts` has the elements of each storage that was asked for, and `viewed` the keys that a reference names with a
+    view.
+    Storages in `filled` are complete at any size. `unusable` maps ``id`` of a node to why it does not describe a
+    tensor, so
+    that every loader fails on it; nodes with an unknown name only are not among them.
     """
 
     def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
@@ -229,7 +231,7 @@ class _Lookup(StorageTable):
         data = part.data if part is not None and whole and location != "meta" else None
         # torch asks for the record of a storage on the meta device too, and a legacy file has none.
         if not whole and (location != "meta" or not self.wreck.legacy):
-            reason = self.wreck.faults.get(key, "its storage is not in the file")
+            reason = self.wreck.faults.get(key, "its storage is missing from the file")
             if part is not None:
                 reason = f"its storage has {part.data.length} bytes where {nbytes} are promised"
             self.lost[key] = reason
@@ -239,7 +241,7 @@ class _Lookup(StorageTable):
         return "; ".join(dict.fromkeys(f"storage {key}: {self.lost[key]}" for key in sorted(keys)))
 
     def tensors(self, found: TorchObject) -> list[Row]:
-        """Every tensor of the object that has a name."""
+        """List every tensor of the object that has a name."""
         self.see_all(found)
         rows: list[Row] = []
         for at, key, node in found.tensors:
@@ -248,13 +250,13 @@ class _Lookup(StorageTable):
         return rows
 
     def see_all(self, found: TorchObject) -> None:
-        """Ask for every storage once, so that it is known which are lost."""
+        """Ask for every storage once, to find out which are lost."""
         for persid in found.graph.persids:
             with suppress(BadTensor):
                 self(persid)
 
     def look(self, node: Call | PersId, key: str = "", at: str = "") -> tuple[TensorEntry | None, Collection[str]]:
-        """The entry of a tensor's node, and the keys of lost storages that it needs."""
+        """Return the entry of a tensor's node, and the keys of the lost storages that it needs."""
         try:
             entry = tensor_entry(node, key, at, self)
         except (BadTensor, OverflowError) as error:
@@ -266,14 +268,14 @@ class _Lookup(StorageTable):
         return entry, {storage.key for storage in storages if storage.key in self.lost}
 
     def _lost_below(self, node: Call | PersId) -> set[str]:
-        """Keys of lost storages anywhere in a call that describes no tensor that we know."""
+        """Return the keys of lost storages anywhere in a call that is not a known kind of tensor."""
         keys: set[str] = set()
         if not self.lost:
             return keys
         for below in every_node(node):
             self.budget -= 1
             if self.budget < 0:
-                raise Unsupported("calls nested beyond measure, in a file that lacks storages", path=self.wreck.path)
+                raise Unsupported("it lacks storages, and its calls are nested too deeply", path=self.wreck.path)
             if type(below) is PersId:
                 try:
                     key = self(below).key
@@ -284,7 +286,7 @@ class _Lookup(StorageTable):
         return keys
 
     def gone(self, found: TorchObject) -> set[int]:
-        """``id`` of every node that needs a lost storage or describes no tensor, named or not."""
+        """Return ``id`` of every node that needs a lost storage or does not describe a tensor, named or not."""
         gone: set[int] = set()
         if not self.lost and not self.unusable:
             return gone
@@ -298,9 +300,10 @@ class _Lookup(StorageTable):
 
 @dataclass(slots=True)
 class _Filled:
-    """Storage key -> its new bytes; -> what they are; -> why it could not be filled from the other file.
+    """Results by storage key: the new bytes, their description, or why the other file could not fill it.
 
-    `counts` are the elements of those that get fewer than the pickle promises; `taken` came from the other file.
+    `counts` has the elements of those that get fewer than the pickle promises; `taken` those that came from the other
+    file.
     """
 
     data: dict[str, Data] = field(default_factory=dict)
@@ -344,13 +347,13 @@ def _filled(
 
 
 def _size(wreck: Wreck) -> int:
-    """Bytes of the damaged file, or of the intact files of a folder."""
+    """Return the bytes of the damaged file, or of the intact files of a folder."""
     whole = sum(part.data.length for part in wreck.parts.values())
     return max(stamp(wreck.path).size, whole) if found_as(wreck.path) == "file" else whole
 
 
 def reached(entries: Sequence[TensorEntry]) -> int:
-    """Bytes from the beginning of their storage that dense tensors reach."""
+    """Return how many bytes, from the beginning of their storage, dense tensors use."""
     end = 0
     for entry in entries:
         if 0 not in entry.shape:
@@ -360,7 +363,7 @@ def reached(entries: Sequence[TensorEntry]) -> int:
 
 
 def _resized(found: TorchObject, counts: Mapping[str, int]) -> dict[int, PersId]:
-    """``id`` of each reference to a storage of `counts` -> the same with that number of elements."""
+    """Map ``id`` of each reference to a storage of `counts` to a copy with that number of elements."""
     made: dict[int, PersId] = {}
     for node in found.graph.persids if counts else ():
         with suppress(BadTensor):
@@ -376,7 +379,7 @@ def _untouched(found: TorchObject) -> Rewritten:
 
 
 def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
-    """A fresh file of the same format."""
+    """Plan a fresh file of the same format."""
     keys = [key for key in storage_keys(rewritten, wreck.path) if key in wreck.parts]
     parts = [(key, wreck.parts[key]) for key in keys]
     if wreck.legacy:
@@ -390,18 +393,18 @@ def _plan(wreck: Wreck, rewritten: Rewritten, dest: str) -> Plan:
 
 
 def _note_cases(wreck: Wreck) -> None:
-    """Say which storages torch takes for each other, as it finds records whatever the case of their names."""
+    """Note which storages torch confuses, as it finds records regardless of the case of their names."""
     alike: dict[str, list[str]] = {}
     for key in () if wreck.legacy else wreck.parts:
         alike.setdefault(key.lower(), []).append(key)
     names = [" and ".join(f"data/{key}" for key in several) for several in alike.values() if len(several) > 1]
     if names:
-        message = f"torch reads one record for each of {some(names)}; kept is what each name says, under other keys"
+        message = f"torch reads the same record for {some(names)}; both are kept, under new keys"
         wreck.note("case-variant", message, warns=True)
 
 
 def _distinct(keys: Sequence[str]) -> dict[str, str]:
-    """Key of a storage -> the key that it gets: torch does not tell records apart whose names differ in case alone."""
+    """Map each storage key to its new one, because torch cannot tell apart names that differ only in case."""
     taken = {key.lower() for key in keys}
     used: set[str] = set()
     names: dict[str, str] = {}
@@ -416,7 +419,7 @@ def _distinct(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _safely_named(wreck: Wreck, keys: Iterable[str]) -> dict[str, tuple[Data, int | None]]:
-    """The records that torch does not write, under names that lead out of no folder and that no other record has."""
+    """Return the records that torch does not write, under names that stay inside the folder and are unique."""
     taken = {"data.pkl", "byteorder", "version", ".format_version", ".storage_alignment"}
     taken.update(f"data/{key}".lower() for key in keys)
     named: dict[str, tuple[Data, int | None]] = {}

@@ -1,6 +1,6 @@
-"""What is left of a torch checkpoint: its object, and the storages that are provably intact.
+"""The remains of a torch checkpoint: its object, and the storages that are provably intact.
 
-A zip is rebuilt from its records, a folder is one that was unzipped, and a legacy file is read up to its first fault.
+A zip is rebuilt from its records, a folder is an unzipped archive, and a legacy file is read up to its first fault.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, parse
 from ckptfix.urls import as_path, walk_folder
-from ckptfix.zips.rebuild import Archive, Damaged, Rebuilt, Salvaged
+from ckptfix.zips.rebuild import Damaged, Rebuilt, RebuiltArchive, Salvaged
 
 STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/.*")
 """Records below the root that torch writes itself."""
 
 _NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\.ini)")
-"""What operating systems add to archives and folders by themselves."""
+"""Files that operating systems add to archives and folders by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """An intact storage: its bytes, their CRC-32 if it was summed, and how many elements a legacy file counts in it."""
+class IntactStorage:
+    """An intact storage: its bytes, their CRC-32 if it was computed, and the element count stored in a legacy file."""
 
     data: Data
     crc32: int | None = None
@@ -47,24 +47,24 @@ class Part:
 
 @dataclass(slots=True)
 class Wreck:
-    """What is left of a torch checkpoint.
+    """The remains of a torch checkpoint.
 
     Attributes:
         path: the file that ranges point into.
-        legacy: it was a legacy file, and will be again; else a zip.
-        found: the object; None when its pickle is lost, and `pickle_fault` says why.
+        legacy: it was a legacy file, and will be again; otherwise a zip.
+        found: the object; None when its pickle is lost, and `pickle_fault` names the reason.
         parts: key -> storage, of the intact ones.
         faults: key -> why the storage is not intact, where that is known.
         extras: name below the root -> data and CRC-32, of records that torch does not write itself.
         notes: what was found out about the file.
-        sums: whether the storages agree with checksums; legacy files and unzipped folders have none.
+        sums: whether the storages match their checksums; legacy files and unzipped folders have no checksums.
     """
 
     path: str
     legacy: bool = False
     found: TorchObject | None = None
     pickle_fault: str = ""
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, IntactStorage] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     byteorder: Literal["little", "big"] = "little"
     extras: dict[str, tuple[Data, int | None]] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class Wreck:
 
 
 def is_noise(name: str) -> bool:
-    """Whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
+    """Return whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
     return _NOISE.fullmatch(name) is not None
 
 
 def storage_sizes(graph: Graph) -> dict[str, int]:
-    """Storage key -> bytes, as the references to it promise; a key of two sizes is left out."""
+    """Map storage keys to the bytes that references to them promise; a key with two sizes is left out."""
     sizes: dict[str, int] = {}
     odd: set[str] = set()
     for persid in graph.persids:
@@ -101,10 +101,10 @@ def storage_sizes(graph: Graph) -> dict[str, int]:
 
 
 def read_zip(path: str) -> Wreck:
-    """What a zip, or bytes that have zip records in them, still holds."""
+    """Read the remains of a zip, or of any bytes with zip records among them."""
     wreck = Wreck(path)
     with open_source(path) as reader:
-        archive = Archive(reader)
+        archive = RebuiltArchive(reader)
         rebuilt = archive.rebuild()
         pickles = _pickles((record.name for record in rebuilt.records), path)
         prefix = pickles[0] if pickles else _likely_prefix(rebuilt)
@@ -113,7 +113,7 @@ def read_zip(path: str) -> Wreck:
             _parse(wreck, record.data, record.size, record.name)
         else:
             lost = next((row for row in rebuilt.damaged if _plain(row.name) == f"{prefix}data.pkl"), None)
-            wreck.pickle_fault = lost.reason if lost else "it is not in the file"
+            wreck.pickle_fault = lost.reason if lost else "it is missing from the file"
         if wreck.found is not None:
             sizes = storage_sizes(wreck.found.graph)
             rebuilt = archive.rebuild(lambda name: sizes.get(_plain(name).removeprefix(f"{prefix}data/")))
@@ -125,12 +125,12 @@ def read_zip(path: str) -> Wreck:
 
 
 def _plain(name: str) -> str:
-    """A record's name with the slashes that zip prescribes; some Windows programs write others."""
+    """Return a record's name with forward slashes, as zip prescribes; some Windows programs write backslashes."""
     return name.replace("\\", "/")
 
 
 def _pickles(names: Iterable[str], path: str) -> list[str]:
-    """The prefix of the archive's data.pkl, as a list of at most one.
+    """List the prefix of the archive's data.pkl: at most one.
 
     Raises:
         Refused: there are several.
@@ -138,7 +138,7 @@ def _pickles(names: Iterable[str], path: str) -> list[str]:
     found = [plain[: -len("data.pkl")] for plain in map(_plain, names) if not is_noise(plain) and _is_pickle(plain)]
     if len(found) > 1:
         message = f"it holds {len(found)} checkpoints: {', '.join(sorted(found)[:4])}"
-        raise Refused(message, path=path, hint="unzip it, and repair the folder that is meant")
+        raise Refused(message, path=path, hint="unzip it, and repair one of the folders")
     return found
 
 
@@ -147,7 +147,7 @@ def _is_pickle(name: str) -> bool:
 
 
 def _likely_prefix(rebuilt: Rebuilt) -> str:
-    """The folder of the storages; without any, the folder of a damaged data.pkl."""
+    """Return the folder of the storages; without storages, the folder of a damaged data.pkl."""
     names = [_plain(record.name) for record in rebuilt.records]
     votes = Counter(name.rpartition("data/")[0] for name in names if re.fullmatch(r"(.*/)?data/[^/]+", name))
     votes.update(_plain(row.name)[: -len("data.pkl")] for row in rebuilt.damaged if _is_pickle(_plain(row.name)))
@@ -155,10 +155,10 @@ def _likely_prefix(rebuilt: Rebuilt) -> str:
 
 
 def _parse(wreck: Wreck, data: Data, size: int, where: str) -> None:
-    """Read the object; a pickle that no unpickler takes is a lost one."""
+    """Read the object; a pickle that no unpickler accepts counts as lost."""
     stored = sum(source.length for source in data.sources) if not isinstance(data, ByteRange) else data.length
     if size > MAX_PICKLE or size > max(MAX_RATIO * stored, 1 << 20):
-        raise Unsupported(f"a pickle of {size} bytes", path=wreck.path, where=where)
+        raise Unsupported(f"a pickle of {size} bytes is too large", path=wreck.path, where=where)
     try:
         wreck.found = walk(parse(b"".join(read_chunks(data)), path=wreck.path, where=where))
     except BadPickle as error:
@@ -172,7 +172,7 @@ def _sort_records(wreck: Wreck, rebuilt: Rebuilt, prefix: str) -> None:
         if is_noise(name) or name.endswith("/") or not name.startswith(prefix):
             continue
         if re.fullmatch(r"data/[^/]+", below):
-            wreck.parts[below[len("data/") :]] = Part(record.data, record.crc32)
+            wreck.parts[below[len("data/") :]] = IntactStorage(record.data, record.crc32)
         elif below == "byteorder":
             _note_byteorder(wreck, b"".join(read_chunks(record.data)) if record.size <= 64 else b"")
         elif not STANDARD.fullmatch(below):
@@ -182,59 +182,59 @@ def _sort_records(wreck: Wreck, rebuilt: Rebuilt, prefix: str) -> None:
         if below.startswith("data/"):
             wreck.faults[below[len("data/") :]] = row.reason
         elif below == "byteorder":
-            wreck.note("byteorder-lost", "its byte order is lost, and taken as little-endian", warns=True)
+            wreck.note("byteorder-lost", "its byte order is lost; little-endian is assumed", warns=True)
 
 
 def _note_byteorder(wreck: Wreck, text: bytes) -> None:
     if text not in (b"little", b"big"):
-        wreck.note("byteorder-lost", f"its byte order is {text[:20]!r}, and taken as little-endian", warns=True)
+        wreck.note("byteorder-lost", f"its byte order is {text[:20]!r}; little-endian is assumed", warns=True)
     wreck.byteorder = "big" if text == b"big" else "little"
 
 
 def _describe(wreck: Wreck, rebuilt: Rebuilt, prefix: str, size: int) -> None:
-    """Say what happened to the archive, from what was found of it."""
+    """Note what happened to the archive, judging by what was found in it."""
     damaged = [row for row in rebuilt.damaged if not is_noise(_plain(row.name))]
     kinds = Counter(row.kind for row in damaged)
     if not rebuilt.directory:
         wreck.note("no-directory", f"its directory is lost: the file was cut short, at {size:,} bytes", offset=size)
     if rebuilt.first:
-        wreck.note("leading-bytes", f"{rebuilt.first:,} bytes stand before the archive", offset=0)
+        wreck.note("leading-bytes", f"{rebuilt.first:,} bytes precede the archive", offset=0)
     if any(not isinstance(record.data, ByteRange) for record in rebuilt.records):
-        wreck.note("deflated", "its records are compressed, which torch cannot map")
+        wreck.note("deflated", "its records are compressed, so torch cannot map them")
     if prefix.count("/") != 1:
         where = f"under {prefix!r}" if prefix else "under no folder"
-        wreck.note("wrong-root", f"its records stand {where}, where torch looks for one folder")
+        wreck.note("wrong-root", f"its records are {where}; torch expects them in one folder")
     if rebuilt.misread:
         first, *others = rebuilt.misread
         names = f"{first} and {len(others):,} more" if others else first
-        message = f"the directory places {names} where other bytes are, which torch loads; kept is what was saved"
+        message = f"the directory has wrong offsets for {names}, so torch loads other bytes; the saved ones are kept"
         wreck.note("misread", message, warns=True)
     for offset, length in rebuilt.unread:
         wreck.note("unreadable", f"{length:,} bytes cannot be read", warns=True, offset=offset)
     if kinds["twice"] or kinds["checksum"]:
         wreck.notes.append(_torn(damaged, rebuilt.records))
     if not wreck.sums:
-        message = "it has no checksums: records are kept by their size, and their bytes cannot be verified"
+        message = "it has no checksums: records are checked by size alone, and their bytes cannot be verified"
         wreck.note("unverifiable", message, warns=True)
 
 
 def _torn(damaged: list[Damaged], records: tuple[Salvaged, ...]) -> Finding:
-    """The finding for records whose checksums do not match."""
+    """Return the finding for records whose checksums do not match."""
     wrong = [row for row in damaged if row.kind in ("twice", "checksum")]
     later = any(record.header > wrong[0].header for record in records)
     between = " between intact ones" if later else ""
     several = [row for row in wrong if row.kind == "twice"]
     if several:
-        message = f"{len(several)} records stand in it twice with other bytes: two processes wrote one file"
+        message = f"{len(several)} records occur twice with different bytes: two processes wrote to one file"
         return found("torn-write", message, where=several[0].name, offset=several[0].header)
-    message = f"{len(wrong)} records do not match their checksums{between}: bytes changed on disk or on the way"
+    message = f"{len(wrong)} records do not match their checksums{between}: bytes changed on disk or in transfer"
     if len(wrong) > 1 and later:
-        message += ", or two processes wrote one file"
+        message += ", or two processes wrote to one file"
     return found("torn-write", message, where=wrong[0].name, offset=wrong[0].header)
 
 
 def read_folder(path: str) -> Wreck:
-    """An archive that was unzipped: the folder with its data.pkl, or one above it."""
+    """Read an unzipped archive: the folder with its data.pkl, or a folder above it."""
     files: dict[str, Path] = {}
     for folder, _, names in walk_folder(path):
         for name in names:
@@ -245,10 +245,10 @@ def read_folder(path: str) -> Wreck:
     prefixes = _pickles(files, path)
     wreck = Wreck(path, sums=False)
     if not prefixes:
-        hint = "give the folder that the archive was unpacked to"
-        raise DamagedFile("no data.pkl is in this folder, nor below it", path=path, hint=hint)
+        hint = "name the folder that the archive was unpacked to"
+        raise DamagedFile("there is no data.pkl in this folder or below it", path=path, hint=hint)
     (prefix,) = prefixes
-    message = "it is an unzipped archive: sizes are compared, and checksums were left behind with the zip"
+    message = "it is an unzipped archive: only sizes are checked, as its checksums stayed in the zip"
     wreck.note("unzipped", message)
     for name in sorted(files):
         below = name.removeprefix(prefix)
@@ -258,7 +258,7 @@ def read_folder(path: str) -> Wreck:
         if below == "data.pkl":
             _parse(wreck, data, data.length, name)
         elif re.fullmatch(r"data/[^/]+", below):
-            wreck.parts[below[len("data/") :]] = Part(data)
+            wreck.parts[below[len("data/") :]] = IntactStorage(data)
         elif below == "byteorder":
             _note_byteorder(wreck, b"".join(read_chunks(data)) if data.length <= 64 else b"")
         elif not STANDARD.fullmatch(below):
@@ -267,14 +267,14 @@ def read_folder(path: str) -> Wreck:
 
 
 def read_legacy(path: str, start: int = 0) -> Wreck:
-    """A legacy file up to its first fault; its first pickle begins at `start`.
+    """Read a legacy file up to its first fault; its first pickle begins at `start`.
 
     Raises:
-        TruncatedPickle, BadPickle: its object is damaged; without it the bytes behind it have no meaning.
+        TruncatedPickle, BadPickle: its object is damaged; without it, the bytes that follow have no meaning.
     """
     wreck = Wreck(path, legacy=True, sums=False)
     if start:
-        wreck.note("leading-bytes", f"{start:,} bytes stand before the checkpoint", offset=0)
+        wreck.note("leading-bytes", f"{start:,} bytes precede the checkpoint", offset=0)
     with open_source(path) as reader:
         graphs = legacy_layout.read_pickles(reader, start=start, partial=True)
         if len(graphs) < 4:
@@ -282,7 +282,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
                 "the file ends inside the pickle of its object, before any tensor's bytes",
                 path=path,
                 offset=reader.size,
-                hint="nothing of it can be saved: take an older checkpoint, or copy it again",
+                hint="nothing can be saved: use an older checkpoint, or copy the file again",
             )
         wreck.found = walk(graphs[3])
         keys = graphs[4].root if len(graphs) > 4 and type(graphs[4].root) is list else []
@@ -291,7 +291,7 @@ def read_legacy(path: str, start: int = 0) -> Wreck:
         for key, place, count, itemsize in legacy_layout.storage_counts(reader, graphs[3], names, position):
             if count < 0 or not itemsize or place + 8 + count * itemsize > reader.size:
                 break
-            wreck.parts[key] = Part(ByteRange(path, place + 8, count * itemsize), None, count)
+            wreck.parts[key] = IntactStorage(ByteRange(path, place + 8, count * itemsize), None, count)
             position = place + 8 + count * itemsize
         absent = len(keys) - len(wreck.parts)
         if absent or len(graphs) < 5:

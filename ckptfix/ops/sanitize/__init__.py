@@ -1,4 +1,4 @@
-"""``ckptfix.sanitize``: a checkpoint of plain values, which ``torch.load(weights_only=True)`` takes."""
+"""``ckptfix.sanitize``: a checkpoint of plain values, which ``torch.load(weights_only=True)`` accepts."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.sanitize import plan
 from ckptfix.ops.sanitize.objects import EXTRACT
-from ckptfix.ops.sanitize.report import Loss
-from ckptfix.ops.writing import LOSSES, Draft, How, Result, carry_out
+from ckptfix.ops.sanitize.report import LostValue
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out
 from ckptfix.words import plural, several, some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SanitizeResult(Result):
-    """What became plain, and what was left out.
+    """The result of sanitizing.
 
     Attributes:
-        changes: (top-level address, what it was, what it became) -> how often.
-        dropped: every value that was left out; those with `asked` were to be.
+        changes: (top-level address, old kind, new kind) -> how often.
+        dropped: every value that was left out; those with `asked` were left out on request.
     """
 
     changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    dropped: tuple[Loss, ...] = ()
+    dropped: tuple[LostValue, ...] = ()
 
     def _details(self) -> dict[str, Any]:
         rows = [
@@ -60,21 +60,21 @@ def sanitize(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SanitizeResult:
-    """Write `source` to `dest` so that ``torch.load(weights_only=True)`` takes it.
+    """Write `source` to `dest` so that ``torch.load(weights_only=True)`` accepts it.
 
     Args:
-        keep_only: ``"weights"`` keeps the state dicts, where they are, and nothing else.
-        encoding: codec of a Python 2 file's byte strings; otherwise UTF-8, and Latin-1 for keys that are not.
-        torch: a version, such as ``"1.5"``, that is to read the file.
+        keep_only: ``"weights"`` keeps the state dicts, at their addresses, and nothing else.
+        encoding: codec of a Python 2 file's byte strings; by default UTF-8, and Latin-1 for keys that are not UTF-8.
+        torch: a version of torch, such as ``"1.5"``, that must be able to read the file.
         parts: write tensors of torchao, tensordict and torch.nested as dicts of their parts; they are refused by
-            default, because torch.load takes them once their library is imported.
+            default, because torch.load accepts them once their library is imported.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Returns:
-        A result whose `exit_code` is 3 when something was left out without being asked for.
+        A result whose `exit_code` is 3 if something was left out without a request.
 
     Raises:
-        Refused: nothing would be left, as of a whole pickled module; or, without `parts`, a tensor would be its parts.
+        Refused: nothing would be left, as for a whole pickled module; or, without `parts`, a tensor would become parts.
         Unsupported, KeyConflict, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
 
@@ -93,22 +93,22 @@ def sanitize(
             allows=accepted,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out(source, dest, make, how, converts=True)
 
 
-def _finding(loss: Loss, path: str) -> Finding:
+def _finding(loss: LostValue, path: str) -> Finding:
     fix = verbatim(command("extract", path, "OUT")) if loss.why == EXTRACT else None
-    return found("dropped", f"left out: {loss.what}, {loss.why}", where=loss.where, fix=fix)
+    return found("dropped", f"left out {loss.what}: {loss.why}", where=loss.where, fix=fix)
 
 
 def _sanitized_lines(done: plan.Sanitized) -> tuple[str, ...]:
     count = len(done.unloadable)
-    broken = [f"CANNOT BE LOADED AS THEY ARE: {plural(count, 'value')}, named below"] if count else []
+    broken = [f"CANNOT BE LOADED: {plural(count, 'value')}, listed below"] if count else []
     if done.identical and broken:
-        return ("weights_only=True takes all names; the output is an identical copy", *broken)
+        return ("weights_only=True accepts all names; the output is an identical copy", *broken)
     if done.identical:
-        line = "nothing to do: weights_only=True takes all that the file names; the output is an identical copy"
+        line = "nothing to do: weights_only=True accepts the whole file; the output is an identical copy"
         return (line,)
     rows: dict[str, list[str]] = {}
     for (at, what, became), count in done.changes.items():
@@ -117,7 +117,7 @@ def _sanitized_lines(done: plan.Sanitized) -> tuple[str, ...]:
     unasked = sum(not loss.asked for loss in done.losses)
     asked = [loss.where for loss in done.losses if loss.asked]
     if asked:
-        lines.append(f"left out as asked: {some(asked)}")
+        lines.append(f"left out as requested: {some(asked)}")
     if unasked:
-        lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each named below")
-    return (*(lines or ["written again"]), *broken)
+        lines.append(f"LEFT OUT: {plural(unasked, 'value')}, each listed below")
+    return (*(lines or ["rewritten; no value changed"]), *broken)

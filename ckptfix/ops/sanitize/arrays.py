@@ -1,4 +1,4 @@
-"""Arrays and scalars of numpy as tensors and plain values."""
+"""Numpy arrays and scalars as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from ckptfix.checkpoint import contiguous_stride, dtypes
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.formats.torch.rewrite import NewStorage, literal, new_tensor
 from ckptfix.ops.sanitize import numpy as numpy_pickles
-from ckptfix.ops.sanitize.numpy import Array, BadValue, new_dict
-from ckptfix.ops.sanitize.output import Output
+from ckptfix.ops.sanitize.numpy import BadValue, PickledArray, new_dict
+from ckptfix.ops.sanitize.output import ConvertedObject
 from ckptfix.ops.sanitize.report import Steps
 from ckptfix.pickles import Call
 from ckptfix.pickles.graph import Node
 
 
-def array(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def array(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     name = numpy_pickles.old_name(class_name(call) or "")
     found = numpy_pickles.read_array(call, name)
     if found.dtype.kind == "O":
@@ -28,8 +28,8 @@ def array(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     return _plain_array(out, found)
 
 
-def _plain_array(out: Output, array: Array) -> Node:
-    """The tensor of a numeric array, over its own storage; nested lists of text."""
+def _plain_array(out: ConvertedObject, array: PickledArray) -> Node:
+    """Return a numeric array as a tensor with its own storage, and text as nested lists."""
     assert isinstance(array.data, bytes)
     dtype, shape = array.dtype, array.shape
     name = {"M": "int64", "m": "int64"}.get(dtype.kind, dtype.name)
@@ -55,7 +55,7 @@ def _plain_array(out: Output, array: Array) -> Node:
     return out.older(made)
 
 
-def scalar(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def scalar(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     if len(args) != 2:
         raise BadValue("a scalar without its bytes")
     dtype = numpy_pickles.read_dtype(args[0])
@@ -71,7 +71,7 @@ def scalar(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     return out.raw(value) if isinstance(value, bytes) else value
 
 
-def dtype_(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def dtype_(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     name = numpy_pickles.read_dtype(call).name
     out.changed("numpy dtype", "str")
     return name

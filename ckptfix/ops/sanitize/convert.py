@@ -1,7 +1,8 @@
-"""The object of a checkpoint made of plain values only: what ``torch.load(weights_only=True)`` takes.
+"""Conversion of a checkpoint's object to plain values, which ``torch.load(weights_only=True)`` accepts.
 
-One walk over the inert graph by a stack of generators, each of which makes one container and asks for what is in it.
-A node that stands in several places is converted once, so ties and references are kept. Nothing is imported or called.
+A single walk over the inert graph uses a stack of generators. Each generator makes one container and requests its
+content. A node that appears in several places is converted once, so ties and references are kept. Nothing is imported
+or called.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from ckptfix.formats.torch import calls, versions, weights_only
 from ckptfix.ops.sanitize import objects
 from ckptfix.ops.sanitize.keys import hashable
 from ckptfix.ops.sanitize.numpy import SCALAR_TYPES, BadValue
-from ckptfix.ops.sanitize.output import Output, described, encoded
+from ckptfix.ops.sanitize.output import ConvertedObject, described, encoded
 from ckptfix.ops.sanitize.report import DROPPED, Asked, Made, Steps
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, pairs
 
 MAX_INT_BITS = 8 * 255 - 1
-"""LONG1 counts its bytes in one; weights_only=True knows no other opcode for large ints."""
+"""LONG1 has a one-byte length; weights_only=True knows no other opcode for large ints."""
 
 
-class Converter(Output):
-    """Converts the nodes of one graph; `report` says what became what."""
+class Converter(ConvertedObject):
+    """Converter for the nodes of one graph; `report` lists the changes."""
 
     def run(self, root: Node) -> Made:
-        """What `root` becomes, or `DROPPED`."""
+        """Convert `root`, and return its new value or `DROPPED`."""
         stack: list[tuple[Asked, Steps, str | None, bool]] = []
         current: tuple[str | None, Asked] = (None, root)
         while True:
@@ -59,7 +60,7 @@ class Converter(Output):
                 return value
 
     def begin(self, node: Asked, name: str | None) -> tuple[Made, Steps | None]:
-        """The value of a leaf, or of a node that was met before; else the steps that make it."""
+        """Return the value of a leaf, or of a node that was met before; otherwise the steps that make it."""
         if isinstance(node, str):
             return (self.text(node) if self.recode and type(node) is Text else node), None
         if node is None or isinstance(node, (bool, float)):
@@ -71,19 +72,19 @@ class Converter(Output):
         if id(node) in self.done:
             value = self.done[id(node)]
             if value is DROPPED:
-                self.drop_at(name, described(node), "as before")
+                self.drop_at(name, described(node), "it was left out before")
             return value, None
         if id(node) in self.in_progress:
-            return self.drop_at(name, described(node), "refers back to what holds it"), None
+            return self.drop_at(name, described(node), "it refers back to its own container"), None
         if self.is_left_out(node):
-            # It is not remembered as dropped: the weights may hold the same object.
-            return self.drop_at(name, described(node), "is outside the weights", asked=True), None
+            # The node is not recorded as dropped: the weights may hold the same object.
+            return self.drop_at(name, described(node), "it is outside the weights", asked=True), None
         if type(node) is Call and not self.rebuilds and _is_settled(node):
             return node, None
         return None, _STEPS[type(node)](self, node)
 
     def is_left_out(self, node: Asked) -> bool:
-        """Whether only some nodes are kept and `node` is outside them."""
+        """Return whether only some nodes are kept and `node` is outside them."""
         settings = self.settings
         return settings.kept is not None and not self.kept_depth and id(node) not in settings.kept
 
@@ -92,7 +93,7 @@ class Converter(Output):
         return hex(value)
 
     def text(self, node: Text) -> str:
-        """A string of a Python 2 file: as it was decoded, or by the encoding that was asked for."""
+        """Return a string of a Python 2 file: as it was decoded, or in the requested encoding."""
         encoding = self.settings.encoding
         if encoding is None or node.isascii():
             return str(node)
@@ -138,7 +139,7 @@ class Converter(Output):
             if value is not DROPPED and hashable(value):
                 made.append(value)
             elif value is not DROPPED:
-                self.drop(described(part), "is in a set, and no plain value stands for it")
+                self.drop(described(part), "it is in a set, and has no plain form")
         if node.kind == "frozenset":
             self.changed("frozenset", "set")
         return Call(Global("__builtin__", "set", 0), (made,), "REDUCE", 0)
@@ -146,7 +147,7 @@ class Converter(Output):
     def persid(self, node: PersId) -> Steps:
         pid = node.pid
         if type(pid) is not tuple or len(pid) < 5 or pid[0] != "storage":
-            return self.drop("a persistent id", "refers to no storage")
+            return self.drop("a persistent id", "it does not refer to a storage")
         if not self.rebuilds:
             return node
         fields = yield None, pid
@@ -171,7 +172,7 @@ class Converter(Output):
         if full == "builtins.Ellipsis":
             self.changed(full, "str")
             return "..."
-        return self.drop(full, "is a function or a class")
+        return self.drop(full, "it is a function or a class")
         yield
 
     def call(self, node: Call) -> Steps:
@@ -180,7 +181,7 @@ class Converter(Output):
 
 
 def _is_settled(node: Call) -> bool:
-    """Whether a call is a tensor in its everyday form, in which nothing can be foreign."""
+    """Return whether a call is a tensor in its usual form, which cannot contain anything foreign."""
     func, args = node.func, node.args
     row = calls.of(func)
     if row is None or type(args) is not tuple:

@@ -1,4 +1,4 @@
-"""Keys of mappings made of plain values: what can be one, and when two become one."""
+"""Keys of mappings of plain values: which values can be keys, and when two become equal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ckptfix.pickles.graph import Node, label
 
 PLAIN_KEYS = (str, int, float, type(None))
 _HASHED = frozenset({"_codecs.encode", "builtins.complex", "torch.device", "torch.Size"})
-"""Calls of torch's allowlist whose results have a hash."""
+"""Calls on torch's allowlist whose results are hashable."""
 
 
 def hashable(value: Made) -> bool:
-    """Whether an unpickled `value` can be a key."""
+    """Return whether an unpickled `value` can be a key."""
     stack = [value]
     seen: set[int] = set()
     while stack:
@@ -38,7 +38,7 @@ def refuse_conflicts(rows: list[tuple[Node, Node]], where: str) -> None:
         if not isinstance(key, PLAIN_KEYS):
             continue
         kind = "str" if isinstance(key, str) else "number"
-        # Numbers by their text, whose hash cannot be predicted; 1, 1.0 and True are one key.
+        # Numbers are compared as text, because the text's hash is randomized; 1, 1.0 and True are one key.
         same = (kind, hex(int(key)) if isinstance(key, (int, float)) and _is_whole(key) else str(key))
         if same in seen:
             raise KeyConflict("two keys become one", where=f"{where}/{label(key)}" if where else label(key))

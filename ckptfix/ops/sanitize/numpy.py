@@ -1,4 +1,4 @@
-"""numpy's pickles read as bytes: dtypes, scalars and arrays, without numpy.
+"""Reader of numpy's pickles as bytes: dtypes, scalars and arrays, without numpy.
 
 ::
 
@@ -24,12 +24,12 @@ from ckptfix.pickles.graph import Node, pairs
 
 
 class BadValue(ValueError):
-    """An object whose arguments or state do not describe what they should; the message says why."""
+    """Error for an object with malformed arguments or state; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumpyDtype:
-    """A dtype: `kind` and `itemsize` as in its code, ``('f', 4)``; `fields` are (name, dtype, byte offset)."""
+    """A dtype: `kind` and `itemsize` are those of its code, ``('f', 4)``; `fields` are (name, dtype, byte offset)."""
 
     kind: str
     itemsize: int
@@ -38,13 +38,13 @@ class NumpyDtype:
 
     @property
     def name(self) -> str:
-        """What numpy calls it: ``float32``; its code where it has no such name."""
+        """Numpy's name of the dtype, such as ``float32``; its code if it has no name."""
         return _NAMES.get((self.kind, self.itemsize), f"{self.kind}{self.itemsize}")
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
-    """An array: `data` are its bytes as they were pickled, or a list of nodes for objects."""
+class PickledArray:
+    """An array: `data` is its bytes as they were pickled, or a list of nodes for objects."""
 
     dtype: NumpyDtype
     shape: tuple[int, ...]
@@ -61,12 +61,12 @@ _NAMES = {
     ("M", 8): "datetime64",
     ("m", 8): "timedelta64",
 }
-"""(kind, itemsize) -> name; where torch has the dtype, it has the name too."""
+"""(kind, itemsize) -> name; torch uses the same names for its dtypes."""
 
 _STRUCT = {("f", 2): "e", ("f", 4): "f", ("f", 8): "d", ("c", 8): "ff", ("c", 16): "dd"}
 
 SCALAR_TYPES = frozenset((*_NAMES.values(), "bool_", "str_", "bytes_", "float", "int", "half", "single", "double"))
-"""Names in numpy of its scalar types; where a class of theirs stands in a checkpoint, it names a dtype."""
+"""Names of numpy's scalar types; such a class in a checkpoint names a dtype."""
 
 SCALAR = "numpy.core.multiarray.scalar"
 RECONSTRUCT = "numpy.core.multiarray._reconstruct"
@@ -75,12 +75,12 @@ DTYPE = "numpy.dtype"
 
 
 def old_name(full: str) -> str:
-    """A global's name as numpy 1 has it."""
+    """Return a global's name in numpy 1."""
     return full.replace("numpy._core.", "numpy.core.", 1) if full.startswith("numpy._core.") else full
 
 
 def raw_bytes(node: Node) -> bytes | None:
-    """The bytes that a node stands for: bytes, a bytearray, what protocol 2 writes for them, or a str of Python 2."""
+    """Return the bytes of a node: bytes, a bytearray, their form in protocol 2, or a str of Python 2."""
     if isinstance(node, (bytes, bytearray)):
         return bytes(node)
     if type(node) is Text:
@@ -96,15 +96,15 @@ def raw_bytes(node: Node) -> bytes | None:
 
 
 def read_dtype(node: Node, depth: int = 0) -> NumpyDtype:
-    """The dtype that a node stands for.
+    """Return the dtype that a node describes.
 
     Raises:
-        BadValue: it is none, or one with subarrays.
+        BadValue: it is not a dtype, or has subarrays.
     """
     if type(node) is not Call or not node.arguments or depth > 8:
-        raise BadValue("no dtype")
+        raise BadValue("not a dtype")
     code = node.arguments[0]
-    if type(code) is Global:  # a dtype of another package, by its scalar type
+    if type(code) is Global:  # a dtype of another package, named by its scalar type
         raise BadValue(f"a dtype of {code.module}")
     if not isinstance(code, str):
         raise BadValue("a dtype without a code")
@@ -129,21 +129,21 @@ def read_dtype(node: Node, depth: int = 0) -> NumpyDtype:
     return NumpyDtype("V", itemsize, False, tuple(found))
 
 
-def read_array(call: Call, name: str) -> Array:
-    """The array that a call of `name` (as numpy 1 has it) makes.
+def read_array(call: Call, name: str) -> PickledArray:
+    """Return the array that a call of `name` (in numpy 1's form) makes.
 
     Raises:
-        BadValue: it makes none, or its bytes do not match its shape.
+        BadValue: it is not an array, or its bytes do not match its shape.
     """
     if name == FROM_BUFFER:
         if len(call.arguments) != 4:
-            raise BadValue("an array without its parts")
+            raise BadValue("an array without its arguments")
         data, dtype_node, shape_node, order = call.arguments
         fortran: Node = str(order) == "F"
     else:
         state = call.state
         if type(state) is not tuple or not 4 <= len(state) <= 5:
-            raise BadValue("an array that was never filled")
+            raise BadValue("an array without its state")
         shape_node, dtype_node, fortran, data = state[-4:]
     dtype = read_dtype(dtype_node)
     sizes = shape_node if type(shape_node) is tuple else (shape_node,)
@@ -153,70 +153,70 @@ def read_array(call: Call, name: str) -> Array:
     count = math.prod(shape)
     if dtype.kind == "O":
         if type(data) is not list or len(data) != count:
-            raise BadValue("an array of objects that are not there")
-        return Array(dtype, shape, bool(fortran), data)
+            raise BadValue("an object array without its objects")
+        return PickledArray(dtype, shape, bool(fortran), data)
     raw = raw_bytes(data)
     if raw is None or len(raw) != count * dtype.itemsize:
-        raise BadValue(f"an array of {count} elements with bytes for another number")
-    return Array(dtype, shape, bool(fortran), raw)
+        raise BadValue(f"an array of {count} elements whose bytes have a different size")
+    return PickledArray(dtype, shape, bool(fortran), raw)
 
 
 def swapped(data: bytes, itemsize: int) -> bytes:
-    """`data` with the bytes of each item reversed."""
+    """Return `data` with the bytes of each item reversed."""
     out = bytearray(len(data))
     for place in range(itemsize):
         out[place::itemsize] = data[itemsize - 1 - place :: itemsize]
     return bytes(out)
 
 
-def ordered(array: Array, *, big: bool = False) -> bytes:
-    """The bytes of a numeric array in the byte order that is asked for; a complex number is two units."""
+def ordered(array: PickledArray, *, big: bool = False) -> bytes:
+    """Return the bytes of a numeric array in the requested byte order; a complex number is two units."""
     assert isinstance(array.data, bytes)
     unit = array.dtype.itemsize // (2 if array.dtype.kind == "c" else 1)
     return array.data if array.dtype.big == big or unit <= 1 else swapped(array.data, unit)
 
 
-def columns(array: Array) -> list[tuple[str, Array]]:
-    """The fields of a structured array, each as a separate array.
+def columns(array: PickledArray) -> list[tuple[str, PickledArray]]:
+    """Return the fields of a structured array, each as a separate array.
 
     Raises:
-        BadValue: a field that lies outside the record.
+        BadValue: a field is outside the record.
     """
     assert isinstance(array.data, bytes)
     size = array.dtype.itemsize
     found = []
     for name, dtype, offset in array.dtype.fields:
         if offset + dtype.itemsize > size or dtype.kind == "O":
-            raise BadValue(f"a field {name!r} outside the record's bytes")
+            raise BadValue(f"field {name!r} is outside the record's bytes")
         column = bytearray(len(array.data) // max(size, 1) * dtype.itemsize)
         for place in range(dtype.itemsize):
             column[place :: dtype.itemsize] = array.data[offset + place :: size]
-        found.append((name, Array(dtype, array.shape, array.fortran, bytes(column))))
+        found.append((name, PickledArray(dtype, array.shape, array.fortran, bytes(column))))
     return found
 
 
 def widened(data: bytes, size: int, *, big: bool = False) -> bytes:
-    """Unsigned integers of `size` bytes as int64.
+    """Convert unsigned integers of `size` bytes to int64.
 
     Raises:
-        BadValue: one that int64 does not hold.
+        BadValue: a number is too large for int64.
     """
     order = ">" if big else "<"
     try:
         numbers = struct.unpack(f"{order}{len(data) // size}{_UNSIGNED[size]}", data)
         return struct.pack(f"{order}{len(numbers)}q", *numbers)
     except struct.error:
-        raise BadValue("a number that no dtype of the output holds") from None
+        raise BadValue("a number is too large for the dtypes of the output") from None
 
 
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 def items(dtype: NumpyDtype, data: bytes) -> list[Node]:
-    """Elements as Python values: bool, int, float, str, bytes; a complex number as a call of ``complex``.
+    """Return elements as Python values: bool, int, float, str, bytes; a complex number as a call of ``complex``.
 
     Raises:
-        BadValue: a kind without such values (structured, longdouble).
+        BadValue: the kind has no such values (structured, longdouble).
     """
     size = dtype.itemsize
     pieces = [data[start : start + size] for start in range(0, len(data), size)] if size else []
@@ -233,16 +233,16 @@ def items(dtype: NumpyDtype, data: bytes) -> list[Node]:
         return [piece.decode(f"utf-32-{order[0]}e", "surrogatepass").rstrip("\0") for piece in pieces]
     if dtype.kind == "S":
         return [piece.rstrip(b"\0") for piece in pieces]
-    raise BadValue(f"numpy's {dtype.name}, which Python and torch have no number for")
+    raise BadValue(f"Python and torch have no number for numpy's {dtype.name}")
 
 
 def complex_call(real: float, imaginary: float) -> Call:
-    """A complex number, as protocol 2 writes it."""
+    """Return the call that protocol 2 writes for a complex number."""
     return Call(Global("__builtin__", "complex", 0), (real, imaginary), "REDUCE", 0)
 
 
 def nested(shape: Sequence[int], flat: list[Node], fortran: bool) -> Node:
-    """`flat` as nested lists of this shape; the one element itself where it has no dimensions."""
+    """Return `flat` as nested lists of this shape; without dimensions, return its only element."""
     if not shape:
         return flat[0] if flat else None
     if not flat:

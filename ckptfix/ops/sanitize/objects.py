@@ -1,4 +1,4 @@
-"""Calls and objects as plain values: tensors are kept, known classes have a row, and of any other the state is kept."""
+"""Calls and objects as plain values: tensors are kept, known classes have a rule, and others keep their state."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.ops.sanitize import arrays
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import BadValue, new_dict
-from ckptfix.ops.sanitize.output import Output
+from ckptfix.ops.sanitize.output import ConvertedObject
 from ckptfix.ops.sanitize.report import DROPPED, Made, Steps
 from ckptfix.ops.sanitize.stdlib import LISTS, MAPPINGS, RULES, STATEFUL
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.graph import Node, attributes, is_attributes, pairs
 
 WHOLE_MODULE = "a whole module"
-EXTRACT = f"{WHOLE_MODULE}; `ckptfix extract` takes its weights out"
+EXTRACT = f"{WHOLE_MODULE}; run `ckptfix extract` to get its weights"
 NEVER = {
-    "functools.partial": "is a function",
-    "functools.partialmethod": "is a function",
-    "builtins.object": "holds nothing",
-    **dict.fromkeys(UNINITIALIZED, "was never initialised: the lazy module has seen no input, so it has no values"),
-    "torch.storage._load_from_bytes": "is a torch file inside the pickle, of a tensor that was not saved by torch.save",
+    "functools.partial": "it is a function",
+    "functools.partialmethod": "it is a function",
+    "builtins.object": "it holds nothing",
+    **dict.fromkeys(UNINITIALIZED, "it was never initialized: the lazy module has seen no input, so it has no values"),
+    "torch.storage._load_from_bytes": "it is a torch file inside the pickle, for a tensor not saved by torch.save",
 }
-"""Classes of which nothing is kept, and why."""
+"""Classes whose content is always dropped, with the reason."""
 
-def converted(out: Output, call: Call) -> Steps:
-    """What an object becomes. Steps, as all of `convert`."""
+def converted(out: ConvertedObject, call: Call) -> Steps:
+    """Convert an object. The steps are like all those of `convert`."""
     name = class_name(call)
     if name is None:
-        return out.drop("an object", "of a class or function that is computed")
+        return out.drop("an object", "its class or function is computed")
     args = call.args if type(call.args) is tuple else ()
     special = _SPECIAL.get(numpy_pickles.old_name(name))
     if special is not None:
@@ -55,8 +55,8 @@ def converted(out: Output, call: Call) -> Steps:
     return (yield from _foreign(out, call, name, args))
 
 
-def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
-    """A call of what weights_only=True takes: as it is, with what is in it converted."""
+def _allowed(out: ConvertedObject, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
+    """Convert the arguments of a call that weights_only=True accepts, and keep the call."""
     if name == "collections.OrderedDict":
         return (yield from _ordered_dict(out, call, pairs(call) or []))
     if name == "_codecs.encode" and args and (dropped := out.refused(args[0])) is not None:
@@ -66,13 +66,13 @@ def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
         return DROPPED
     how = call.how if call.how in ("REDUCE", "NEWOBJ") else "REDUCE"
     if call.kwargs:
-        out.drop_at("kwargs", f"arguments of {name}", "no unpickler may give it any by name")
+        out.drop_at("kwargs", f"arguments of {name}", "no unpickler may pass keyword arguments to it")
     rest: list[Made] = []
     for part in (call.items, call.elements, call.state):
         rest.append(None if part is None else (yield None, part))
     items, elements, state = rest
     if elements is not None or (items is not None and name != "collections.Counter"):
-        return out.drop(name, "has items that no unpickler may set on it")
+        return out.drop(name, "it has items that no unpickler may set on it")
     if new_args is args and how == call.how and items is None and state is call.state:
         return out.older(call)
     made = Call(call.func, new_args, how, call.position)
@@ -82,7 +82,7 @@ def _allowed(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
     return out.older(made)
 
 
-def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) -> Steps:
+def _ordered_dict(out: ConvertedObject, call: Call, rows: Sequence[tuple[Node, Node]]) -> Steps:
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     out.done[id(call)] = made
@@ -90,7 +90,7 @@ def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) ->
     yield from out.fill(made.items, rows)
     named = _attributes(call.state)
     if call.elements or call.kwargs or (call.items and call.args) or not (named or _is_empty(call.state)):
-        out.drop("what was set on an OrderedDict", "is neither an item nor an attribute of it")
+        out.drop("a value that was set on an OrderedDict", "it is neither an item nor an attribute of it")
     if named:
         state: list[tuple[Node, Node]] = []
         yield from out.fill(state, named)
@@ -98,8 +98,8 @@ def _ordered_dict(out: Output, call: Call, rows: Sequence[tuple[Node, Node]]) ->
     return made
 
 
-def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
-    """An object of an unknown class: its items, its elements, its attributes, or its one argument."""
+def _foreign(out: ConvertedObject, call: Call, name: str, args: tuple[Node, ...]) -> Steps:
+    """Convert an object of an unknown class to its items, its elements, its attributes, or its single argument."""
     func = weights_only.canonical(call.func) if type(call.func) is Global else ""
     state = call.state
     base: Node = None
@@ -133,7 +133,7 @@ def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
         out.changed(name, _shape_of(state))
         return (yield None, state)
     if func == name and call.how == "REDUCE" and not _stands_for_itself(name, state):
-        return out.drop(name, "is what a function or a class of Python itself returns, which is not in the file")
+        return out.drop(name, "the file does not hold the value that this function or class of Python returns")
     if state is None and not kwargs and values:
         single = len(values) == 1
         out.changed(name, _shape_of(values[0]) if single else "tuple")
@@ -147,7 +147,7 @@ def _foreign(out: Output, call: Call, name: str, args: tuple[Node, ...]) -> Step
 
 
 def _is_empty(state: Node) -> bool:
-    """Whether a state sets nothing."""
+    """Return whether a state sets nothing."""
     if isinstance(state, (tuple, list)):
         return all(part is None for part in state)
     return state is None or pairs(state) == []
@@ -159,7 +159,7 @@ _OBJECTS = (Call, PersId, Dict, Set, tuple, list)
 def _beside(
     args: tuple[Node, ...], kwargs: Node, elements: Node, state: Node, named: Sequence[tuple[Node, Node]]
 ) -> list[tuple[Node, Node]]:
-    """What an object has beside its items and attributes, where that is or holds objects: (name, value)."""
+    """Return (name, value) for the objects in an object other than its items and attributes."""
     objects = tuple(part for part in args if type(part) in _OBJECTS and part != ())
     rows = [("args", objects), *(pairs(kwargs) or []), ("elements", elements)]
     rows = [(name, value) for name, value in rows if type(value) in _OBJECTS and value not in ((), [])]
@@ -167,7 +167,7 @@ def _beside(
 
 
 def _distinct(rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
-    """The same with keys that are all different, so that nothing takes the place of another."""
+    """Make all keys different, so that no value replaces another."""
     names: set[str] = set()
     out: list[tuple[Node, Node]] = []
     for key, value in rows:
@@ -182,16 +182,16 @@ def _distinct(rows: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
     return out
 
 
-def _module(out: Output, call: Call, name: str) -> Steps:
-    """A module inside a checkpoint gives way to its state dict; one that is all of it is for ``ckptfix extract``."""
+def _module(out: ConvertedObject, call: Call, name: str) -> Steps:
+    """Replace a module inside a checkpoint by its state dict; drop a module that is the whole checkpoint."""
     if all(part is None for part in out.labels):
         return out.drop(name, EXTRACT)
     try:
         found = torch_module.read_module(call)
     except CkptfixError as error:
-        return out.drop(name, f"is a whole module that cannot be read ({error.message})")
+        return out.drop(name, f"it is a whole module that cannot be read ({error.message})")
     out.changed(name, "its state_dict()")
-    out.drop_at(None, name, "is a whole module; only its state_dict() is kept")
+    out.drop_at(None, name, "it is a whole module; only its state_dict() is kept")
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
     yield from out.fill(made.items, list(found.tensors))
@@ -205,19 +205,19 @@ def _module(out: Output, call: Call, name: str) -> Steps:
 
 
 def _stated(own: torch_module.Versions) -> Dict:
-    """What a module states about its versions, as nodes."""
+    """Return the versions that a module states, as nodes."""
     return new_dict(
         (key, value if isinstance(value, int) else new_dict(value.items())) for key, value in own.items()
     )
 
 
 def _attributes(state: Node) -> list[tuple[Node, Node]]:
-    """As `attributes`, where `state` is nothing but attributes; a name that slots have too gets another."""
+    """Return the `attributes` of a state that has nothing else; a name that slots repeat is changed."""
     return _distinct(attributes(state)) if is_attributes(state) else []
 
 
 def _each_named_once(state: Node) -> Node:
-    """The attributes of a tensor; as a dict where slots have a name too, of which torch sets the last alone."""
+    """Return the attributes of a tensor; as a dict if slots repeat a name, because torch sets only the last one."""
     named = _attributes(state)
     return state if [key for key, _ in named] == [key for key, _ in attributes(state)] else new_dict(named)
 
@@ -231,13 +231,13 @@ def _items_of(call: Call, base: Node) -> list[tuple[Node, Node]] | None:
 
 
 def _mapping(
-    out: Output,
+    out: ConvertedObject,
     name: str,
     rows: Sequence[tuple[Node, Node]],
     named: Sequence[tuple[Node, Node]],
     beside: Sequence[tuple[Node, Node]],
 ) -> Steps:
-    """Mappings of unknown classes; an attribute outside the items becomes one, but not a state dict's ``_metadata``."""
+    """Convert a mapping of an unknown class; attributes become items, except ``_metadata`` of a state dict."""
     known = {str(key): value for key, value in rows if isinstance(key, str)}
     if any(key == "_metadata" for key, _ in named):
         out.changed(name, "OrderedDict")
@@ -250,23 +250,23 @@ def _mapping(
         return made
     out.changed(name, "dict")
     found: list[tuple[Node, Node]] = []
-    # transformers' ModelOutput has each item as an attribute too; another value of the same name is one more.
+    # In transformers' ModelOutput each item is an attribute too; a different value of the same name is kept as well.
     more = [row for row in named if row[0] not in known or (row[1] is not known[row[0]] and type(row[1]) in _OBJECTS)]
     yield from out.fill(found, _distinct([*rows, *more, *beside]))
     return new_dict(found)
 
 
-def _list(out: Output, name: str, elements: list[Node], named: Sequence[tuple[Node, Node]]) -> Steps:
+def _list(out: ConvertedObject, name: str, elements: list[Node], named: Sequence[tuple[Node, Node]]) -> Steps:
     out.changed(name, "list")
     made: list[Node] = []
     yield from out.listed(made, elements)
     for key, _ in named:
-        out.drop_at(str(key), f"an attribute of {name}", "a list has none")
+        out.drop_at(str(key), f"an attribute of {name}", "a list has no attributes")
     return made
 
 
 def _stands_for_itself(name: str, state: Node) -> bool:
-    """Whether a call's arguments show what it makes, as a class's do (an enum, an exception)."""
+    """Return whether a call's arguments describe its result, as those of most classes do (an enum, an exception)."""
     module, _, last = name.rpartition(".")
     if name in STATEFUL or (state is not None and not module.startswith("builtins")):
         return True
@@ -274,7 +274,7 @@ def _stands_for_itself(name: str, state: Node) -> bool:
 
 
 def _shape_of(node: Node) -> str:
-    """What a node will be, in a word."""
+    """Name the plain type that a node will have."""
     if isinstance(node, str):
         return "str"
     if type(node) is Dict:
@@ -284,25 +284,25 @@ def _shape_of(node: Node) -> str:
     return "None" if node is None else type(node).__name__
 
 
-def _frozenset(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _frozenset(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     made = yield None, Call(Global("__builtin__", "set", 0), (list(_parts(args)),), "REDUCE", 0)
     out.changed("frozenset", "set")
     return made
 
 
-def _set(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _set(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     return (yield None, Set("set", list(_parts(args))))
 
 
 def _parts(args: tuple[Node, ...]) -> Sequence[Node]:
-    """What a call of one list or tuple is given."""
+    """Return the only argument of a call if it is a list or tuple, otherwise an empty one."""
     return args[0] if args and isinstance(args[0], (list, tuple)) else ()
 
 
-def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
-    """``_rebuild_from_type_v2(func, type, args, state)``: a class that is not known gives way to the plain tensor."""
+def _from_type(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
+    """Convert ``_rebuild_from_type_v2(func, type, args, state)``; an unknown class becomes a plain tensor."""
     if len(args) < 4:
-        raise BadValue("a tensor subclass without its parts")
+        raise BadValue("a tensor subclass without its arguments")
     func, cls, inner_args, state = args[:4]
     known = type(cls) is Global and weights_only.accepted(weights_only.canonical(cls))
     wrapper = calls.of(func) is calls.WRAPPER
@@ -318,7 +318,7 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
         new_state = None if new_state is DROPPED else new_state
         return out.older(calls.FROM_TYPE.call(func, cls, new_inner, new_state, position=call.position))
     if not plain or wrapper:
-        # The data of a wrapper is in its attributes: a DTensor's _local_tensor, the data and scale of a quantized one.
+        # The data of a wrapper is in its attributes: a DTensor's _local_tensor, or a quantized tensor's data and scale.
         out.changed(name, "dict of its parts")
         parts: list[tuple[Node, Node]] = []
         yield from out.fill(parts, _distinct(rows if wrapper else [("args", inner_args), *rows]))
@@ -326,15 +326,18 @@ def _from_type(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     out.changed(name, "tensor")
     made = yield None, Call(func, inner_args, "REDUCE", call.position)
     for key, _ in rows:
-        out.drop_at(key, f"an attribute of {name}", "a plain tensor has none")
+        out.drop_at(key, f"an attribute of {name}", "a plain tensor has no attributes")
     return made
 
 
-def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
-    """``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``: torch takes attributes alone as state."""
+def _parameter(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
+    """Convert ``_rebuild_parameter_with_state(data, requires_grad, hooks, state)``.
+
+    The state may hold only attributes, as torch requires.
+    """
     name = class_name(call) or ""
     if len(args) != 4:
-        raise BadValue("a parameter without its parts")
+        raise BadValue("a parameter without its arguments")
     if _attributes(args[3]) or _is_empty(args[3]):
         state = _each_named_once(args[3])
         if state is not args[3]:
@@ -348,28 +351,28 @@ def _parameter(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
     return made
 
 
-def _drop_set(out: Output, call: Call, name: str) -> None:
-    """What is set on a tensor after it is made, which no torch does."""
+def _drop_set(out: ConvertedObject, call: Call, name: str) -> None:
+    """Drop everything that is set on a tensor after it is made, which torch never does."""
     if call.items or call.elements or call.kwargs or not _is_empty(call.state):
-        out.drop(f"what was set on {name}", "a tensor takes nothing so")
+        out.drop(f"a value that was set on {name}", "a tensor cannot hold it")
 
 
-def _sparse(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
+def _sparse(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
     _drop_set(out, call, "a sparse tensor")
     out.changed(calls.SPARSE_CSR.name, calls.SPARSE.name)
     return (yield None, calls.SPARSE.call(*args, position=call.position))
 
 
-def _device_tensor(out: Output, call: Call, args: tuple[Node, ...]) -> Steps:
-    """The same tensor made from a tensor rather than from a numpy array."""
+def _device_tensor(out: ConvertedObject, call: Call, args: tuple[Node, ...]) -> Steps:
+    """Convert a tensor made from a numpy array to the same tensor made from a tensor."""
     _drop_set(out, call, "a tensor")
     made = yield None, args
     if type(made) is not tuple or len(made) != 4 or made[0] is None:
-        return out.drop(class_name(call) or "", "has no data")
+        return out.drop(class_name(call) or "", "it has no data")
     return out.older(calls.FROM_CPU_TENSOR.call(*made, position=call.position))
 
 
-_SPECIAL: dict[str, Callable[[Output, Call, tuple[Node, ...]], Steps]] = {
+_SPECIAL: dict[str, Callable[[ConvertedObject, Call, tuple[Node, ...]], Steps]] = {
     numpy_pickles.RECONSTRUCT: arrays.array,
     numpy_pickles.FROM_BUFFER: arrays.array,
     numpy_pickles.SCALAR: arrays.scalar,
@@ -383,4 +386,4 @@ _SPECIAL: dict[str, Callable[[Output, Call, tuple[Node, ...]], Steps]] = {
     calls.FROM_NUMPY.full: _device_tensor,
     calls.XLA.full: _device_tensor,
 }
-"""Calls that have a rule, under numpy 1's names."""
+"""Calls with a special rule, under their names in numpy 1."""

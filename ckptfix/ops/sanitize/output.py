@@ -1,4 +1,4 @@
-"""What conversions to plain values write to: where they are in the object, what was changed, and what is left out."""
+"""Output of conversions to plain values: the current address, the changes, and the losses."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from ckptfix.formats.torch import versions, weights_only
 from ckptfix.formats.torch.call_classes import class_name
 from ckptfix.ops.hazards import in_text
 from ckptfix.ops.sanitize.keys import hashable, refuse_conflicts
-from ckptfix.ops.sanitize.report import DROPPED, Asked, Dropped, Filling, Loss, Made, Report, Settings
+from ckptfix.ops.sanitize.report import (
+    DROPPED,
+    Asked,
+    ConversionReport,
+    ConversionSettings,
+    Dropped,
+    Filling,
+    LostValue,
+    Made,
+)
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, label
 
 MAX_LABELS, MAX_LABEL = 64, 80
-"""How much of an address is shown: a hostile one is as deep and as long as the file."""
+"""The most labels, and characters of each, in an address: a hostile one is as deep and as long as the file."""
 
 NODES = frozenset((bytes, bytearray, tuple, list, Dict, Set, PersId, Global, Call))
-"""Kinds of nodes that are converted in steps; every other one is a leaf."""
+"""Types of nodes that are converted in steps; all others are leaves."""
 
 
-class Output:
-    """The state of a conversion, and what its rules may do to it; `report` says what became what."""
+class ConvertedObject:
+    """The state of a conversion, and the operations of its rules; `report` lists the changes."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConversionSettings) -> None:
         self.settings = settings
-        self.report = Report()
+        self.report = ConversionReport()
         self.done: dict[int, Made] = {}
         self.in_progress: set[int] = set()
         self.keep_alive: list[Asked] = []
@@ -45,30 +54,30 @@ class Output:
         self.report.changes[top[:MAX_LABEL], what[:MAX_LABEL], became] += 1
 
     def drop(self, what: str, why: str, *, asked: bool = False) -> Literal[Dropped.DROPPED]:
-        self.report.losses.append(Loss(self.address(), what, why, asked))
+        self.report.losses.append(LostValue(self.address(), what, why, asked))
         return DROPPED
 
     def drop_at(self, name: str | None, what: str, why: str, *, asked: bool = False) -> Literal[Dropped.DROPPED]:
-        """`drop` of something that is under `name` in what is being made."""
+        """Record the loss of a value under `name` in the current container."""
         self.labels.append(name)
         value = self.drop(what, why, asked=asked)
         self.labels.pop()
         return value
 
     def new_key(self) -> str:
-        """A storage key that the file does not have."""
+        """Return a storage key that the file does not have."""
         while str(self.next_key) in self.settings.keys_in_use:
             self.next_key += 1
         self.next_key += 1
         return str(self.next_key - 1)
 
     def refused(self, value: object) -> Literal[Dropped.DROPPED] | None:
-        """`drop` of bytes that hold a pickle which can run code; None for any others."""
+        """Drop bytes that hold a pickle which can run code; return None for other bytes."""
         name = in_text(value)
-        return self.drop("bytes", f"holds a pickle that names {name}, which can run code") if name else None
+        return self.drop("bytes", f"it holds a pickle that names {name}, which can run code") if name else None
 
     def raw(self, value: bytes) -> str | Call:
-        """Bytes, as protocol 2 writes them; a Python 2 file's as text where an encoding was given."""
+        """Return bytes in protocol 2's form; those of a Python 2 file as text if an encoding was given."""
         if self.settings.python2 and self.settings.encoding is not None:
             try:
                 text = value.decode(self.settings.encoding)
@@ -80,20 +89,20 @@ class Output:
         return encoded(value)
 
     def listed(self, into: list[Node], parts: Sequence[Node]) -> Filling:
-        """Append the converted `parts`; None where one is left out, so that the others keep their places."""
+        """Append the converted `parts`, with None for those that are left out, so that the others keep their index."""
         for index, part in enumerate(parts):
             value = DROPPED if self.passed_over(part, str(index)) else (yield str(index), part)
             into.append(None if value is DROPPED else value)
 
     def passed_over(self, value: Node, name: str) -> bool:
-        """Whether a plain value is dropped, as it is where only what leads to the weights is kept."""
+        """Drop a plain value if only nodes on the way to the weights are kept; return whether it was dropped."""
         if self.settings.kept is None or self.kept_depth or (type(value) in NODES and value != ()):
             return False
-        self.drop_at(name, "a value", "is outside the weights", asked=True)
+        self.drop_at(name, "a value", "it is outside the weights", asked=True)
         return True
 
     def fill(self, into: list[tuple[Node, Node]], rows: Sequence[tuple[Node, Node]]) -> Filling:
-        """Put the converted (key, value) pairs into `into`; a pair whose key or value is left out is not there.
+        """Put the converted (key, value) pairs into `into`, without pairs whose key or value is left out.
 
         Raises:
             KeyConflict: two keys became one.
@@ -112,7 +121,7 @@ class Output:
                     new = yield None, key
                 odd = odd or new is not key
                 if new is not DROPPED and not hashable(new):
-                    why = "is a key of a mapping, and no plain value stands for it"
+                    why = "it is a key of a dict, and has no plain form"
                     new = self.drop_at(label(key), described(key), why)
             if new is DROPPED:
                 continue
@@ -125,10 +134,10 @@ class Output:
             refuse_conflicts(into, self.address())
 
     def older(self, call: Call) -> Call:
-        """`call` of torch's own as the version that was asked for knows it.
+        """Return `call`, one of torch's own, in a form that the requested version knows.
 
         Raises:
-            Unsupported: that version has nothing like it.
+            Unsupported: that version has no such form.
         """
         target = self.settings.target
         if target is None:
@@ -149,12 +158,12 @@ class Output:
 
 
 def encoded(value: bytes) -> Call:
-    """Bytes as protocol 2 writes them, which has no opcode for them."""
+    """Return bytes in protocol 2's form, which has no opcode for them."""
     return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
 
 
 def described(node: Asked) -> str:
-    """What a node is, in a word or a class's name."""
+    """Name the kind of a node, or its class."""
     if type(node) is Call:
         name = class_name(node)
         return name or "an object of a computed class"

@@ -1,4 +1,4 @@
-"""A checkpoint that ``torch.load(weights_only=True)`` takes: plain values for whatever it refuses."""
+"""A checkpoint that ``torch.load(weights_only=True)`` accepts: plain values in place of those it refuses."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inside import TEXT, look
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
-from ckptfix.ops.sanitize.report import DROPPED, Asked, Loss, Report, Settings
+from ckptfix.ops.sanitize.report import DROPPED, Asked, ConversionReport, ConversionSettings, LostValue
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.places import Places
+from ckptfix.pickles.places import NodesByAddress
 from ckptfix.pickles.reemit import every_node
 from ckptfix.urls import as_path
 
-INSPECT = "`ckptfix inspect` shows what it holds"
+INSPECT = "run `ckptfix inspect` to list its content"
 KEEP = ("weights",)
 PYTHON2 = frozenset((op.STRING, op.BINSTRING, op.SHORT_BINSTRING))
 
 
 @dataclass(frozen=True, slots=True)
 class Sanitized:
-    """What sanitizing will do.
+    """The plan of sanitizing.
 
     Attributes:
-        plan: what will be written.
-        format: of the output.
-        changes: (top-level address, what it was, what it became) -> how often.
-        losses: what is left out.
-        identical: nothing was to be done; the output is a copy.
-        reason: why weights_only=True refused the file, None if nothing was seen.
-        unloadable: tensors and calls of the output on which torch.load is known to fail, whatever takes their names.
+        plan: files to write.
+        format: format of the output.
+        changes: (top-level address, old kind, new kind) -> how often.
+        losses: values that are left out.
+        identical: whether there was nothing to do, so that the output is a copy.
+        reason: why weights_only=True refuses the file; None if no reason was found.
+        unloadable: tensors and calls of the output on which torch.load fails in any case.
     """
 
     plan: Plan
     format: str
     changes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    losses: tuple[Loss, ...] = ()
+    losses: tuple[LostValue, ...] = ()
     identical: bool = False
     reason: str | None = None
     unloadable: tuple[Finding, ...] = ()
@@ -78,23 +78,23 @@ def sanitize(
     """Plan `dest` as `checkpoint` with plain values in place of foreign objects.
 
     Args:
-        keep_only: ``"weights"`` leaves nothing but the state dicts, where they are.
+        keep_only: ``"weights"`` keeps only the state dicts, at their addresses.
         encoding: codec of the byte strings of a Python 2 file.
-        torch: a version from ``"1.5"`` on, whose rebuild calls and container are to be used.
+        torch: a version from ``"1.5"`` on, whose rebuild calls and container are used.
         parts_too: write tensors of a library that registers its classes with torch as dicts of their parts.
 
     Raises:
-        Refused: nothing of the object would be left, or what `keep_only` names is not there. Or a tensor would be its
-            parts, without `parts_too`.
-        Unsupported: not a torch file, a folder that is not to become one, an unknown version or codec, or a tensor that
-            the version cannot have.
+        Refused: nothing of the object would be left, or the file lacks what `keep_only` names. Or a tensor would become
+            its parts, without `parts_too`.
+        Unsupported: not a torch file, a folder that is not converted to one, an unknown version or codec, or a tensor
+            that the version does not support.
         KeyConflict: two keys would become one.
     """
     if pickled(checkpoint) is None:
-        message = f"a {checkpoint.format} file holds tensors and text alone; there is nothing to sanitize"
+        message = f"a {checkpoint.format} file holds only tensors and text; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
     if keep_only is not None and keep_only not in KEEP:
-        raise Unsupported(f"nothing called {keep_only!r} can be kept", hint=f"--keep-only {' or '.join(KEEP)}")
+        raise Unsupported(f"cannot keep only {keep_only!r}", hint=f"use --keep-only {' or '.join(KEEP)}")
     if encoding is not None:
         _refuse_codec(encoding)
     by_file = format_of(checkpoint).by_file
@@ -104,11 +104,11 @@ def sanitize(
         return _sanitize_files(checkpoint, by_file, options, dest)
     own = format_of(checkpoint)
     if own.folder and as_path(dest).suffix not in SUFFIXES:
-        hint = f"name one torch file, which is made of it: `{command('sanitize', checkpoint.path, 'OUT.pth')}`"
+        hint = f"name a single torch file as the output: `{command('sanitize', checkpoint.path, 'OUT.pth')}`"
         raise Unsupported(f"sanitize does not write {own.title}", path=checkpoint.path, hint=hint)
     target = None if torch is None else versions.find(torch)
     if target is not None and not target.reads_zip and checkpoint.byteorder == "big":
-        raise Unsupported("big-endian data is not written to a legacy file", path=checkpoint.path)
+        raise Unsupported("a legacy file cannot be written with big-endian data", path=checkpoint.path)
     refuse_damaged(checkpoint, listed=False)
     torch_zip.refuse_disputed(checkpoint)
     parts = parts_of(checkpoint)
@@ -131,7 +131,7 @@ def sanitize(
     rewritten = written(checkpoint, root)
     unloadable = _unloadable(checkpoint, report, _refuse_unclean(checkpoint, rewritten.pickle))
     if reason is not None and all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
-        # With every global accepted, it was an opcode that is refused.
+        # All globals were accepted, so the refusal was about an opcode.
         report.changes["", f"pickle of protocol {graph.protocol}", "protocol 2"] += 1
     if moved:
         container = own.title if own.folder else "zip container" if own.edits else f"{own.title} file"
@@ -148,7 +148,7 @@ def _sanitize_files(
     sanitized: Callable[[Checkpoint, str], Sanitized],
     dest: str,
 ) -> Sanitized:
-    """Each file of a folder by itself."""
+    """Process each file of a folder separately."""
     plan, done = file_by_file(by_file, checkpoint, sanitized, dest)
     changes: Counter[tuple[str, str, str]] = Counter()
     for made in done:
@@ -165,33 +165,33 @@ def _sanitize_files(
 
 
 AROUND = ("trailing-bytes", "hidden-bytes", "junk-before")
-"""Findings of bytes of a file that belong to no part of it."""
+"""Findings about bytes that belong to no part of the file."""
 
 
-def _hidden_beside(checkpoint: Checkpoint, report: Report) -> None:
-    """Report what the file has beside its object: such a file is written anew, from the object alone."""
+def _hidden_beside(checkpoint: Checkpoint, report: ConversionReport) -> None:
+    """Report content beside the object: the file is then rewritten from the object alone."""
     graph = parts_of(checkpoint).graph
     archive = torch_zip.archive_of(checkpoint)
     data = [f"{archive.root}/data/{key}" for key in graph.storages()] if archive is not None else []
     object_at = archive.pickle.name if archive is not None else ""
     known = {weights_only.canonical(node) for node in graph.globals}
     looked = look(checkpoint.path, data=data)
-    # What the object names is known better from its nodes, and bytes that are a value of it are not beside it.
+    # The globals of the object were found through its nodes, and bytes that are one of its values are not beside it.
     beside = [row for row in looked.hidden if TEXT not in row.place]
     rows = [row for row in beside if row.place != object_at or row.name not in known]
     for place, name in dict.fromkeys((row.place, row.name) for row in rows):
-        report.losses.append(Loss(place, name, "is in a pickle that is no part of the checkpoint"))
+        report.losses.append(LostValue(place, name, "it is in a pickle that is not part of the checkpoint"))
     behind = archive is not None and graph.end < len(graph.data)
     if not rows and (behind or looked.cut or any(row.id in AROUND for row in all_findings(checkpoint))):
         report.changes["", "bytes that belong to no part of the file", "nothing"] += 1
 
 
 UNLOADABLE = ("bad-tensor", "bad-call", "memory-bomb")
-"""Findings of tensors that torch.load fails on, or has no memory for."""
+"""Findings about tensors on which torch.load fails or runs out of memory."""
 
 
-def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[Finding, ...]:
-    """Each tensor and call of `output` that torch.load is known to fail on."""
+def _unloadable(checkpoint: Checkpoint, report: ConversionReport, output: Graph) -> tuple[Finding, ...]:
+    """Return a finding for each tensor and call of `output` on which torch.load fails."""
     left_out = {loss.where for loss in report.losses}
 
     def is_left_out(where: str) -> bool:
@@ -208,17 +208,17 @@ def _unloadable(checkpoint: Checkpoint, report: Report, output: Graph) -> tuple[
 
 def _settings(
     checkpoint: Checkpoint, keep_only: str | None, encoding: str | None, target: versions.Version | None
-) -> Settings:
+) -> ConversionSettings:
     parts = parts_of(checkpoint)
     graph = parts.graph
     kept: frozenset[int] | None = None
     whole: frozenset[int] = frozenset()
     if keep_only == "weights":
         mappings, whole = _weights(checkpoint)
-        # An optimizer may hold a tensor of the model too, and does not lead to it.
+        # An optimizer may share a tensor with the model, but does not lead to it.
         kept = _leading_to(graph, mappings) | whole
-    return Settings(
-        legacy=checkpoint.format == torch_legacy.NAME or (target is not None and not target.reads_zip),
+    return ConversionSettings(
+        legacy=format_of(checkpoint).one_stream or (target is not None and not target.reads_zip),
         big=checkpoint.byteorder == "big",
         encoding=encoding,
         python2=bool(PYTHON2 & graph.rare.keys()) and graph.protocol < 3,
@@ -238,19 +238,19 @@ def _keys(graph: Graph) -> Iterable[str]:
 
 
 def _weights(checkpoint: Checkpoint) -> tuple[frozenset[int], frozenset[int]]:
-    """The mappings with the weights, and what of them is kept whole."""
+    """Return the nodes of the state dicts with weights, and the nodes in them that are kept whole."""
     found = choose.states(checkpoint)
     if not found and (modules := candidates(checkpoint)):
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
-    node_at = Places(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
+    node_at = NodesByAddress(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
     whole = frozenset(id(node) for state in found for node in _kept_nodes(checkpoint, state.at, node_at))
     return frozenset(id(node_at(state.at)) for state in found), whole
 
 
-def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: Places) -> Iterable[Asked]:
-    """The mapping at `at`; its model's values alone where a trainer keeps other things in the same mapping."""
+def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: NodesByAddress) -> Iterable[Asked]:
+    """Yield the state dict at `at`, or only the model's values if the trainer keeps other data in the same dict."""
     mapping = node_at(at)
     site = next((site for site in checkpoint.sites if site.kind == "state_dict" and site.at == at), None)
     own = None if site is None else choose.own_keys(checkpoint, site)
@@ -265,7 +265,7 @@ def _kept_nodes(checkpoint: Checkpoint, at: str, node_at: Places) -> Iterable[As
 
 
 def _leading_to(graph: Graph, whole: frozenset[int]) -> frozenset[int]:
-    """The nodes that hold one of `whole`, directly or through others, and these themselves."""
+    """Return the nodes that hold one of `whole`, directly or through others, and `whole` itself."""
     parents: dict[int, list[int]] = {}
     for node in every_node(graph.root):
         for part in _held(node):
@@ -290,30 +290,30 @@ def _held(node: Node) -> Iterable[Asked]:
         yield from (value for _, value in node.items)
 
 
-def _refuse_parts(checkpoint: Checkpoint, report: Report) -> None:
-    """Refuse to write codes, scales and offsets in place of the tensors that a library makes of them."""
+def _refuse_parts(checkpoint: Checkpoint, report: ConversionReport) -> None:
+    """Refuse to write codes, scales and offsets in place of the tensors that a library builds from them."""
     rows = [(at, what) for at, what, _ in report.changes]
     rows += [(loss.where, loss.what) for loss in report.losses if not loss.asked]
     for at, what in rows:
         library = tensor_classes.library_of(what)
         if library is not None:
-            message = f"{what} is a tensor class of {library.name}, and plain values would be its parts"
-            hint = f"run `{library.statement}` before torch.load(..., weights_only=True), which then takes the file; "
+            message = f"{what} is a tensor class of {library.name}; plain values would hold only its parts"
+            hint = f"run `{library.statement}` before torch.load(..., weights_only=True), which then accepts the file; "
             hint += "--parts writes dicts of the parts"
             raise Refused(message, path=checkpoint.path, where=at or None, hint=hint)
 
 
-def _nothing_left(checkpoint: Checkpoint, report: Report) -> Refused:
+def _nothing_left(checkpoint: Checkpoint, report: ConversionReport) -> Refused:
     root = parts_of(checkpoint).graph.root
     name = class_name(root) if type(root) is Call else None
-    why = report.losses[-1].why if report.losses else "is not a plain value"
+    why = report.losses[-1].why if report.losses else "it is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
-    message = f"nothing would be left of it: {name or 'the object'} {f'is {WHOLE_MODULE}' if why == EXTRACT else why}"
+    message = f"nothing would be left of {name or 'the object'}: {f'it is {WHOLE_MODULE}' if why == EXTRACT else why}"
     return Refused(message, path=checkpoint.path, hint=hint)
 
 
 def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
-    """The result, read again: what is not expressed in plain values must not be written as if it were.
+    """Parse the result again, and refuse it if weights_only=True would.
 
     Raises:
         Unsupported: weights_only=True would still refuse it.
@@ -321,7 +321,7 @@ def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
     graph = parse(pickle, path=checkpoint.path, where="sanitized pickle")
     left = weights_only.refusal(graph)
     if left is not None:
-        raise Unsupported(f"no plain form is known for all of it: {left}", path=checkpoint.path)
+        raise Unsupported(f"parts of it have no plain form: {left}", path=checkpoint.path)
     return graph
 
 
@@ -329,4 +329,4 @@ def _refuse_codec(encoding: str) -> None:
     try:
         codecs.lookup(encoding)
     except (LookupError, ValueError):
-        raise Unsupported(f"no text encoding called {encoding!r}", hint="such as utf-8, latin-1 or cp1251") from None
+        raise Unsupported(f"there is no text encoding {encoding!r}", hint="try utf-8, latin-1 or cp1251") from None

@@ -1,4 +1,4 @@
-"""What a conversion to plain values is given, and what it reports."""
+"""Settings and report of a conversion to plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptfix.pickles.graph import Node
 
 
 class Dropped(Enum):
-    """What stands for a value that is left out."""
+    """Marker for a value that is left out."""
 
     DROPPED = "dropped"
 
@@ -22,21 +22,21 @@ class Dropped(Enum):
 DROPPED: Final = Dropped.DROPPED
 
 Made: TypeAlias = "Node | Dropped"
-"""What a node becomes."""
+"""The result of a conversion of a node."""
 
 Asked: TypeAlias = "Node | list[tuple[Node, Node]]"
-"""What is converted: a node, or the items of a call."""
+"""A request to convert a node, or the items of a call."""
 
 Steps: TypeAlias = Generator[tuple[str | None, Asked], Made, Made]
-"""Makes one value: yields (label, node) of what is in it, and is sent the converted value or `DROPPED`."""
+"""Steps that make one value: they yield (label, node) of its content, and are sent the new value or `DROPPED`."""
 
 Filling: TypeAlias = Generator[tuple[str | None, Asked], Made, None]
-"""Steps that put what they make into a container."""
+"""Steps that put their results into a container."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A value that is left out: its address, what it was, why, and whether that was asked for."""
+class LostValue:
+    """A value that is left out: its address, its kind, the reason, and whether that was requested."""
 
     where: str
     what: str
@@ -45,33 +45,33 @@ class Loss:
 
 
 @dataclass(slots=True)
-class Report:
-    """What a conversion did.
+class ConversionReport:
+    """The report of a conversion.
 
     Attributes:
-        changes: (top-level address, what it was, what it became) -> how often.
-        losses: what was left out.
-        storages: the bytes of new tensors by storage key.
+        changes: (top-level address, old kind, new kind) -> how often.
+        losses: values that were left out.
+        storages: bytes of new tensors by storage key.
     """
 
     changes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    losses: list[Loss] = field(default_factory=list)
+    losses: list[LostValue] = field(default_factory=list)
     storages: dict[str, NewStorage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to convert.
+class ConversionSettings:
+    """Settings of a conversion.
 
     Attributes:
         legacy: the output is a legacy file.
         big: tensor data is big-endian.
-        encoding: codec of a Python 2 file's byte strings; None for UTF-8, and Latin-1 in keys that are not.
-        python2: the stream has no bytes but the str of Python 2.
+        encoding: codec of a Python 2 file's byte strings; None for UTF-8, and Latin-1 for keys that are not UTF-8.
+        python2: the bytes in the stream are strings of Python 2.
         keys_in_use: storage keys of the file.
-        kept: ``id`` of the nodes on the way to `whole`; what is beside them is dropped. None keeps all.
-        whole: ``id`` of nodes that are kept with all that is below them.
-        target: the torch version that is to read the output; None for today's.
+        kept: ``id`` of the nodes on the way to `whole`; everything beside them is dropped. None keeps everything.
+        whole: ``id`` of nodes that are kept with everything below them.
+        target: the torch version that must read the output; None for the current one.
     """
 
     legacy: bool = False

@@ -1,7 +1,7 @@
-"""Objects of the standard library as plain values: one table, a row for each class or function.
+"""Objects of the standard library as plain values: a table with a row for each class or function.
 
-A row's rule takes the arguments of the call and its state, as inert nodes, and gives plain values. Nothing is called;
-the encodings are as in each class's ``__reduce__`` in CPython.
+The rule of a row maps the arguments of the call and its state, as inert nodes, to plain values. Nothing is called;
+the encodings are those of each class's ``__reduce__`` in CPython.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Args: TypeAlias = tuple[Node, ...]
 Rule: TypeAlias = Callable[[Args, Node], Node]
 MOST_LISTED = 100_000
 MAX_BITS = 4096
-"""Python turns no int of more than 4,300 digits into text."""
+"""Python does not convert an int of more than 4,300 digits to text."""
 
 
 def _posix(args: Args, state: Node) -> str:
@@ -63,7 +63,7 @@ def _named(state: Node) -> list[tuple[str, Node]]:
 def _packed(args: Args, size: int) -> bytes:
     raw = raw_bytes(args[0]) if args else None
     if raw is None or len(raw) != size:
-        raise BadValue("a date or time whose bytes are not as Python packs them")
+        raise BadValue("a date or time whose bytes are not in Python's packed form")
     return raw
 
 
@@ -83,7 +83,7 @@ def _time(args: Args, state: Node) -> str:
 
 def _datetime(args: Args, state: Node) -> str:
     raw = _packed(args, 10)
-    # The highest bit of the month says which of two equal times in autumn is meant (PEP 495).
+    # The highest bit of the month selects one of two equal times in autumn (PEP 495).
     return f"{raw[0] << 8 | raw[1]:04}-{raw[2] & 0x7F:02}-{raw[3]:02}T{_clock(raw[4:])}" + _zone(args)
 
 
@@ -104,10 +104,10 @@ def _zone(args: Args) -> str:
 def _seconds(args: Args, state: Node) -> float:
     parts = [part for part in args if type(part) is int]
     if len(parts) != 3 or len(args) != 3:
-        raise BadValue("a timedelta without its parts")
+        raise BadValue("a timedelta without its arguments")
     days, seconds, micro = parts
     if abs(days) > 999_999_999:
-        raise BadValue("a timedelta beyond Python's")
+        raise BadValue("a timedelta out of Python's range")
     whole = days * 86400 + seconds
     return whole + micro / 1e6 if micro else float(whole)
 
@@ -130,20 +130,20 @@ def _sequence(args: Args, state: Node) -> Node:
 def _member(args: Args, state: Node) -> str:
     # Python 3.11 writes members of some enums as getattr(Class, 'NAME').
     if len(args) != 2 or not isinstance(args[1], str):
-        raise BadValue("an attribute of something")
+        raise BadValue("an attribute of an unknown object")
     return str(args[1])
 
 
 def _empty_bytes(args: Args, state: Node) -> bytes:
     raw = raw_bytes(args[0]) if args else b""
     if raw is None:
-        raise BadValue("bytes of something")
+        raise BadValue("bytes of an unknown object")
     return raw
 
 
 def _first(args: Args, state: Node) -> Node:
     if len(args) > 1:
-        raise BadValue("made of several values")
+        raise BadValue("it is made of several values")
     return args[0] if args else None
 
 
@@ -172,10 +172,10 @@ RULES: dict[str, tuple[Rule, str]] = {
     "builtins.bytes": (_empty_bytes, "bytes"),
     **{f"builtins.{name}": (_first, name) for name in ("int", "float", "str", "bool", "list", "tuple", "dict")},
 }
-"""Global -> (rule, what it becomes). A value that the rule gives is looked at again: it may hold other objects."""
+"""Global -> (rule, new kind). The result of a rule is converted again: it may hold other objects."""
 
 STATEFUL = frozenset({"types.SimpleNamespace", "argparse.Namespace"})
-"""Classes of the standard library that are pickled as a call, and whose state is all there is."""
+"""Classes of the standard library that are pickled as a call, and whose content is only in their state."""
 
 MAPPINGS = frozenset({"collections.defaultdict", "collections.ChainMap", "collections.UserDict"})
 LISTS = frozenset({"collections.deque"})

@@ -1,4 +1,4 @@
-"""``ckptfix.select``: some tensors of a state dict, by their names."""
+"""``ckptfix.select``: some tensors of a state dict, chosen by their keys."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ckptfix.io.read import Progress
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.select import plan
-from ckptfix.ops.writing import Draft, How, Result, carry_out, copy_note, plan_edits
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SelectResult(Result):
-    """What was taken.
+    """The result of a selection.
 
     Attributes:
-        kept: how many tensors stay, of the state dicts that the globs are about.
-        dropped: addresses of what is left out of them.
+        kept: number of tensors that stay in the state dicts that the globs apply to.
+        dropped: addresses that are left out of them.
     """
 
     kept: int = 0
@@ -47,16 +47,16 @@ def select(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SelectResult:
-    """Write `source` to `dest` with some tensors of its state dicts only. Everything else stays as it is.
+    """Write `source` to `dest` with only some tensors of its state dicts. Everything else is unchanged.
 
     Args:
-        keep: globs; tensors whose names match none are left out. All match where there is none.
-        drop: globs; tensors whose names match one are left out.
-        at: address of the one mapping to choose from; all that are a model's by default.
+        keep: globs; tensors whose keys match none of them are left out. Without any, all tensors match.
+        drop: globs; tensors whose keys match one of them are left out.
+        at: address of the one state dict to choose from; all that look like a model's by default.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
-        Refused: no glob, or no tensor would be left.
+        Refused: there is no glob, or no tensor would be left.
         NoSuchTensor, WouldOverwrite, DamagedFile, UnknownFormat, WriteFailed.
     """
 
@@ -64,9 +64,9 @@ def select(
         done = plan.select(checkpoint, keep=keep, drop=drop, at=at)
         gone = done.addresses
         kept = sum(done.kept.values())
-        line = "nothing to do: every tensor is taken"
+        line = "nothing to do: every tensor is kept"
         if gone:
-            line = f"took {plural(kept, 'tensor')}, left out {len(gone):,}"
+            line = f"kept {plural(kept, 'tensor')}, left out {len(gone):,}"
             places = [place for place in done.dropped if place] or list(done.dropped)
             if len(done.dropped) > 1 or places[0]:
                 line += f" ({some([address.shown(place) for place in done.dropped])})"
@@ -84,5 +84,5 @@ def select(
             findings=done.findings,
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out(source, dest, make, how)

@@ -1,4 +1,4 @@
-"""Which tensors of a state dict go on, by the globs that their names match."""
+"""The choice of the tensors of a state dict that are kept, by globs for their keys."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ckptfix.ops import choose
 from ckptfix.words import plural
 
 STATE_OF_MODULE = "_extra_state"
-"""Last part of the key under which a module puts what is no tensor (torch/nn/modules/module.py)."""
+"""Last component of the key under which a module stores data other than tensors (torch/nn/modules/module.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a selection will do.
+    """The plan of a selection.
 
     Attributes:
-        edits: for `plan_edit`.
-        dropped: address of a mapping -> its keys that are left out.
-        kept: address of a mapping -> how many of its tensors stay.
-        findings: globs that matched nothing, an optimizer that stays as it is.
+        edits: edits for `plan_edit`.
+        dropped: address of a state dict -> its keys that are left out.
+        kept: address of a state dict -> number of its tensors that stay.
+        findings: globs that matched nothing, and an optimizer that is unchanged.
     """
 
     edits: tuple[Edit, ...]
@@ -36,23 +36,24 @@ class Selection:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of all that is left out."""
+        """The addresses of everything that is left out."""
         return tuple(address.join(at, key) for at, keys in self.dropped.items() for key in keys)
 
 
 def select(
     checkpoint: Checkpoint, *, keep: Sequence[str] = (), drop: Sequence[str] = (), at: str | None = None
 ) -> Selection:
-    """The tensors that match a glob of `keep`, or all without any, but for those that match one of `drop`.
+    """Plan to keep the tensors that match a glob of `keep` and no glob of `drop`; an empty `keep` matches all.
 
-    A value that is no tensor stays unless a glob of `drop` names it; the extra state of a module goes with its tensors.
+    A value that is not a tensor stays unless a glob of `drop` matches it. The extra state of a module goes with its
+    tensors.
 
     Raises:
-        Refused: no glob; or no tensor would be left, and then nothing is written.
+        Refused: there is no glob; or no tensor would be left, and then nothing is written.
         NoSuchTensor: there is no state dict at `at`.
     """
     if not keep and not drop:
-        raise Refused("nothing says which tensors to take", hint="give --keep GLOB or --drop GLOB")
+        raise Refused("no tensors were selected", hint="pass --keep GLOB or --drop GLOB")
     kept_by, dropped_by = Globs(keep), Globs(drop)
     edits: list[Edit] = []
     dropped: dict[str, tuple[str, ...]] = {}
@@ -76,7 +77,7 @@ def select(
     optimizers = [state.at for state in checkpoint.state_dicts if state.optimizer]
     if dropped and optimizers and not set(optimizers) & set(dropped):
         top = dict.fromkeys(at.partition("/")[0] for at in optimizers)
-        message = "the optimizer stays as it is, with the state and the numbers of all parameters"
+        message = "optimizer unchanged: its state still covers the parameters that were left out"
         findings += [found("optimizer-left", message, where=at) for at in top]
     return Selection(tuple(edits), dropped, kept, tuple(findings))
 
@@ -87,7 +88,7 @@ def _tensors(checkpoint: Checkpoint, site: NameSite, ties: Mapping[str, str]) ->
 
 
 def _goes(name: str, is_tensor: bool, keep: Globs, drop: Globs) -> bool:
-    """Whether the key `name` is left out. Each glob is asked, so that it is known which match nothing."""
+    """Return whether the key `name` is left out. Both globs are tested, to find those that match nothing."""
     unwanted = drop.match(name)
     wanted = not keep or keep.match(name)
     if is_tensor or name.rpartition(".")[2] == STATE_OF_MODULE:
@@ -96,7 +97,7 @@ def _goes(name: str, is_tensor: bool, keep: Globs, drop: Globs) -> bool:
 
 
 def _edits(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
-    """What leaves out the keys `gone`. A name that is only tied to one of them takes its place, bytes and all."""
+    """Plan the removal of the keys `gone`. A key that is only tied to one of them inherits its bytes."""
     lost = set(gone)
     heirs: dict[str, str] = {}
     if not at:
@@ -105,14 +106,14 @@ def _edits(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
                 heirs.setdefault(base, name)
     if not heirs:
         return [Drop(at, tuple(gone))]
-    # The tie is dropped, and its tensor gets the name; others that were tied to it follow.
+    # The tie is dropped, and its tensor is renamed to the tied key; other keys tied to it follow.
     names = tuple(name for name in (*gone, *heirs.values()) if name not in heirs)
     return [Drop(at, names), Rename(at, "state_dict", heirs)]
 
 
 def _refuse_empty(checkpoint: Checkpoint, keep: Sequence[str]) -> None:
     tensors = plural(len(checkpoint.entries), "tensor")
-    message = f"none of its {tensors} would be left" if checkpoint.entries else "it holds no tensor"
+    message = f"none of its {tensors} would be left" if checkpoint.entries else "it holds no tensors"
     asked = f" matches {', '.join(map(repr, keep))}" if keep else ""
-    hint = f"no key of a state dict{asked}; `ckptfix inspect` lists them" if asked else None
+    hint = f"no key of a state dict{asked}; run `ckptfix inspect` to list the keys" if asked else None
     raise Refused(message, path=checkpoint.path, hint=hint)

@@ -1,4 +1,4 @@
-"""``ckptfix.slim``: a smaller checkpoint of the same tensors."""
+"""``ckptfix.slim``: a smaller checkpoint with the same tensors."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ckptfix.formats import detect
 from ckptfix.io.read import Progress
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.slim import plan
-from ckptfix.ops.writing import Draft, How, Result, carry_out, is_folder
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder
 from ckptfix.words import plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SlimResult(Result):
-    """What was saved.
+    """The result of slimming.
 
     Attributes:
         saved: reason -> bytes: ``"unused storage"``, ``"optimizer"``, ``"duplicates"``, and ``"container"`` for the
             rest of the difference in size, which may be negative.
         dropped: addresses of the optimizers that were left out.
-        compacted: storages that were cut to what is used of them.
-        tied: storages that were replaced by equal ones.
+        compacted: number of storages that were cut to their used bytes.
+        tied: number of storages that were replaced by equal ones.
     """
 
     saved: Mapping[str, int] = field(default_factory=dict)
@@ -57,12 +57,12 @@ def slim(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> SlimResult:
-    """Write `source` to `dest` without bytes that no tensor uses; a folder of many files as one.
+    """Write `source` to `dest` without bytes that no tensor uses; a folder of many files becomes one.
 
     Args:
-        no_optimizer: leave out every optimizer's state.
-        dedupe: make one storage of those with equal bytes, which ties their tensors.
-        contiguous: write a strided view that leaves gaps, such as a column, without them: its stride changes.
+        no_optimizer: leave out the state of every optimizer.
+        dedupe: merge storages with equal bytes into one, which ties their tensors.
+        contiguous: write a strided view with gaps, such as a column, without them: its stride changes.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
@@ -70,7 +70,7 @@ def slim(
         Unsupported, WouldOverwrite, WouldLoseData, DamagedFile, UnknownFormat, WriteFailed.
     """
 
-    # A folder whose files are not slimmed one by one becomes one file.
+    # A folder whose files are not slimmed separately becomes one file.
     folder = is_folder(source) and detect(source).by_file is None
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SlimResult]:
@@ -84,17 +84,17 @@ def slim(
             lines=_slimmed_lines(done, checkpoint.size, no_optimizer),
         )
 
-    how = How(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     return carry_out(source, dest, make, how, converts=folder, folder=False if folder else None)
 
 
-_NO_OPTIMIZER = "no optimizer was recognised in it: none is left out (one is a mapping of state and param_groups)"
+_NO_OPTIMIZER = "no optimizer was found in it, so none is left out (an optimizer is a dict with state and param_groups)"
 
 
 def _slimmed_lines(done: plan.Slimmed, size: int, no_optimizer: bool) -> tuple[str, ...]:
     without = (_NO_OPTIMIZER,) if no_optimizer and not done.dropped else ()
     if done.identical:
-        return ("nothing to do: tensors use all of the bytes; the output is an identical copy", *without)
+        return ("nothing to do: the tensors use all bytes; the output is an identical copy", *without)
     notes = {
         plan.UNUSED: f" in {plural(done.compacted, 'storage')}",
         plan.OPTIMIZER: f" ({', '.join(done.dropped[:8])}{' ...' if len(done.dropped) > 8 else ''})",

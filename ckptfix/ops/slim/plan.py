@@ -1,4 +1,4 @@
-"""A smaller checkpoint of the same tensors: without bytes that no tensor uses, an optimizer, or equal bytes twice."""
+"""A smaller checkpoint with the same tensors: without unused bytes, without an optimizer, or without duplicates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.formats import format_of
 from ckptfix.formats.base import ByFile, file_by_file
-from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import parts_of, pickled
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
@@ -23,7 +22,7 @@ from ckptfix.names import kinds
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
 from ckptfix.ops.law.output import storages as storages_of
-from ckptfix.ops.slim.views import Unit, find_used, references, units_of
+from ckptfix.ops.slim.views import PackedStorage, find_used, references, units_of
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict
 from ckptfix.pickles.graph import Node, attributes, children, label, pairs, payload_of
@@ -34,16 +33,16 @@ UNUSED, OPTIMIZER, DUPLICATES, CONTAINER = "unused storage", "optimizer", "dupli
 
 @dataclass(frozen=True, slots=True)
 class Slimmed:
-    """What slimming will do.
+    """The plan of slimming.
 
     Attributes:
-        plan: what will be written.
+        plan: files to write.
         saved: reason -> bytes of tensor data; ``"container"`` is the rest of the difference in size.
-        dropped: addresses of optimizers that were left out.
-        compacted: how many storages were cut.
-        tied: how many storages took the place of equal ones.
-        identical: nothing was to be done; the output is a copy.
-        same: (bytes, equal bytes that take their place).
+        dropped: addresses of optimizers that are left out.
+        compacted: number of storages that are cut.
+        tied: number of storages that are replaced by equal ones.
+        identical: whether there is nothing to do, so that the output is a copy.
+        same: pairs of (bytes, equal bytes that replace them).
     """
 
     plan: Plan
@@ -66,14 +65,14 @@ def slim(
     """Plan `dest` as `checkpoint` without unused bytes.
 
     Args:
-        no_optimizer: leave out every optimizer's state: mappings of ``state`` and ``param_groups``.
-        dedupe: storages of equal bytes become one. This ties their tensors.
-        contiguous: a strided view that leaves gaps, such as a column, is written without them, with another stride.
+        no_optimizer: leave out the state of every optimizer: mappings with ``state`` and ``param_groups``.
+        dedupe: merge storages with equal bytes into one. This ties their tensors.
+        contiguous: write a strided view with gaps, such as a column, without them, with a new stride.
 
     Raises:
-        Refused: the file is an optimizer's state and nothing else.
-        Unsupported: `dedupe` of a safetensors file.
-        DamagedFile, WouldLoseData: it does not hold what it promises.
+        Refused: the file holds only an optimizer's state.
+        Unsupported: `dedupe` is not possible in a safetensors file.
+        DamagedFile, WouldLoseData: the file lacks data that its header or pickle promises.
     """
     refuse_damaged(checkpoint, listed=False)
     format = format_of(checkpoint)
@@ -83,7 +82,7 @@ def slim(
     if format.plan_packed is not None:
         if dedupe:
             message = f"in a {format.name} file every tensor has its own bytes"
-            hint = "convert it to zip and slim that; convert to safetensors writes ties as metadata"
+            hint = "convert it to zip and slim that; or convert it to safetensors, which records ties as metadata"
             raise Unsupported(message, path=checkpoint.path, hint=hint)
         plan, saved = format.plan_packed(checkpoint, dest)
         return Slimmed(plan, _sums(checkpoint, plan, {UNUSED: saved}), compacted=bool(saved), identical=not saved)
@@ -95,7 +94,7 @@ def slim(
         raise BadPickle(str(error), path=checkpoint.path) from None
     except Unsupported as error:
         error.path = error.path or checkpoint.path
-        error.hint = error.hint or f"`{command('extract', checkpoint.path, 'OUT')}` takes the weights out of it"
+        error.hint = error.hint or f"run `{command('extract', checkpoint.path, 'OUT')}` to get its weights"
         raise
 
 
@@ -105,7 +104,7 @@ def _slim_files(
     slimmed: Callable[[Checkpoint, str], Slimmed],
     dest: str,
 ) -> Slimmed:
-    """Each file of a folder by itself."""
+    """Process each file of a folder separately."""
     plan, done = file_by_file(by_file, checkpoint, slimmed, dest)
     saved: Counter[str] = Counter()
     for made in done:
@@ -121,13 +120,13 @@ def _slim_files(
     )
 
 
-_CONVERT = "convert it, and slim that"
+_CONVERT = "convert it, and slim the result"
 
 
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
     parts = parts_of(checkpoint)
     root = parts.graph.root
-    legacy = checkpoint.format == legacy_layout.NAME
+    legacy = format_of(checkpoint).one_stream
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
     if id(root) in gone:
         hint = "leave out --no-optimizer to keep it"
@@ -143,9 +142,9 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
         keys.add(str(number))
         return str(number)
 
-    units: list[Unit] = []
+    units: list[PackedStorage] = []
     compacted = 0
-    # What no listed tensor views, as the parts of one that cannot be read, is kept whole.
+    # A storage without a listed tensor, such as a part of one that cannot be read, is kept whole.
     listed = {storage.key for entry in checkpoint.entries for storage in storages_of(entry)}
     for storage in used.values():
         storage.whole |= storage.key not in listed
@@ -170,15 +169,15 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
 
 
 def _sums(checkpoint: Checkpoint, plan: Plan, saved: Mapping[str, int]) -> dict[str, int]:
-    """`saved` without what is nothing, and the rest of the difference in size."""
+    """Return `saved` without zeros, and with the rest of the difference in size."""
     rest = checkpoint.size - plan.nbytes - sum(saved.values())
     return {reason: nbytes for reason, nbytes in {**saved, CONTAINER: rest}.items() if nbytes}
 
 
 def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
-    """The nodes that are optimizers' states, lists of nothing else, or an optimizer's tensors among those of a model.
+    """Find optimizer states, lists of only these, and an optimizer's tensors among those of a model.
 
-    By ``id``; and their addresses.
+    Return the nodes by ``id``, and their addresses.
     """
     gone: dict[int, Node] = {}
     dropped: list[str] = []
@@ -194,7 +193,7 @@ def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
             gone[id(node)] = node
             dropped.append(address)
             continue
-        # Without a part of what it reads, a class may not make its object again.
+        # A class may not rebuild its object if a part of what it reads is missing.
         own = payload_of(node)
         below = [(join(address, name), child) for name, child in children(node) if id(child) not in own]
         mixed = kinds.optimizer_names(name for name, _ in children(node)) if pairs(node) is not None else frozenset()
@@ -207,7 +206,7 @@ def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
 
 
 def _is_optimizer(node: Node) -> bool:
-    """Whether this is what ``Optimizer.state_dict()`` gives, flattened or not, or a pickled optimizer."""
+    """Return whether a node is the result of ``Optimizer.state_dict()``, flattened or not, or a pickled optimizer."""
     rows = pairs(node)
     if rows is not None and kinds.is_flat_optimizer([label(key) for key, _ in rows if isinstance(key, str)]):
         return True
@@ -217,9 +216,9 @@ def _is_optimizer(node: Node) -> bool:
     return pairs(found.get("state")) is not None and type(found.get("param_groups")) in (list, tuple)
 
 
-def _equal(units: list[Unit]) -> dict[str, str]:
-    """Key of a unit -> key of an earlier one of the same kind and device with the same bytes."""
-    alike: dict[tuple[str, str, int], list[Unit]] = {}
+def _equal(units: list[PackedStorage]) -> dict[str, str]:
+    """Map the key of a unit to that of an earlier unit with the same kind, device and bytes."""
+    alike: dict[tuple[str, str, int], list[PackedStorage]] = {}
     for unit in units:
         if unit.data.length:
             kind = (unit.used.kind.full, unit.used.location, unit.data.length)

@@ -1,4 +1,4 @@
-"""Which bytes of each storage the tensors of a torch checkpoint use, and the references that reach only these."""
+"""The bytes of each storage that the tensors of a torch checkpoint use, and references that reach only these."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ckptfix.pickles.reemit import every_node
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor on a storage.
+    """A tensor as a view of a storage.
 
     Attributes:
         args: the tuple that begins with storage, offset, size and stride.
-        itemsize, shape, stride: of its elements.
-        first: byte of its first element in the storage; `end` the byte behind its last.
+        itemsize, shape, stride: layout of its elements.
+        first: offset of its first byte in the storage; `end` is the offset after its last byte.
     """
 
     args: tuple[Node, ...]
@@ -48,7 +48,7 @@ class View:
 
 @dataclass(slots=True)
 class Used:
-    """A storage of the file and what refers to it; `whole` if something other than a dense tensor does."""
+    """A storage of the file and its references; `whole` if something other than a dense tensor refers to it."""
 
     key: str
     kind: Global
@@ -62,8 +62,8 @@ class Used:
 
 
 @dataclass(slots=True)
-class Unit:
-    """A storage of the output: the views on it, moved down by `start` bytes, or all of it one `contiguous` tensor."""
+class PackedStorage:
+    """A storage of the output: its views, moved down by `start` bytes, or a single `contiguous` tensor."""
 
     key: str
     used: Used
@@ -75,10 +75,10 @@ class Unit:
 
 
 def find_used(root: Node, storages: Storages, gone: Iterable[int] = ()) -> dict[str, Used]:
-    """The storages that `root` refers to, by key; meta tensors have none. Nodes in `gone` count for nothing.
+    """Find the storages that `root` refers to, by key. Nodes in `gone` do not count; meta tensors have no storage.
 
     Raises:
-        BadTensor: a reference that is none.
+        BadTensor: a reference is malformed.
     """
     found: dict[str, Used] = {}
     without = frozenset(gone)
@@ -101,7 +101,7 @@ def find_used(root: Node, storages: Storages, gone: Iterable[int] = ()) -> dict[
 
 
 def nodes_left(root: Node, gone: frozenset[int]) -> Iterable[Node]:
-    """Every node that is reached without those in `gone`, once."""
+    """Yield every node that can be reached without those in `gone`, once."""
     if not gone:
         yield from every_node(root)
         return
@@ -154,7 +154,7 @@ def _of(found: Mapping[str, Used], node: PersId) -> Used | None:
 
 
 def _dense_args(node: Call) -> list[tuple[Node, ...]]:
-    """The argument tuples of dense tensors that a call has: its own, those it passes on, or an old tensor's state."""
+    """Return the argument tuples of dense tensors in a call: its own, those it passes on, or an old tensor's state."""
     if type(node.func) is not Global:
         return []
     row = calls.of(node.func)
@@ -183,26 +183,26 @@ def _note_view(found: Mapping[str, Used], node: Call, args: tuple[Node, ...], st
         used.whole = True
         return
     if args[1] < 0:
-        raise BadTensor("an offset that is not a count")
+        raise BadTensor("a negative storage offset")
     base, _ = viewed(persid, storages(persid))
     first = args[1] * row.itemsize + base * used.itemsize
     elements = 0 if 0 in shape else reach(shape, stride)
     if elements and first + elements * row.itemsize > used.data.length:
-        raise BadTensor(f"{first + elements * row.itemsize} bytes of storage {used.key} needed, of {used.data.length}")
+        raise BadTensor(f"needs {first + elements * row.itemsize} bytes of storage {used.key}, not {used.data.length}")
     used.views.append(View(args, row.itemsize, shape, stride, first, first + elements * row.itemsize))
 
 
-def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[Unit]:
-    """The storages that hold only what the views of `used` reach; one, as it was, where nothing is to be saved.
+def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False) -> list[PackedStorage]:
+    """Return storages that hold only the bytes that the views of `used` reach; the unchanged one if that saves nothing.
 
-    Views that touch or overlap remain on one storage.
+    Views that touch or overlap stay on one storage.
 
     Args:
-        new_key: makes a storage key that the file does not have.
-        contiguous: a strided view that is alone on its part of a storage and leaves gaps is made contiguous.
+        new_key: returns a storage key that the file does not have.
+        contiguous: make a strided view with gaps contiguous if it is alone on its part of a storage.
     """
     nbytes = used.data.length
-    whole = [Unit(used.key, used, used.data, used.crc32, 0, used.views)]
+    whole = [PackedStorage(used.key, used, used.data, used.crc32, 0, used.views)]
     if used.whole or not used.views or not isinstance(used.data, ByteRange):
         return whole
     runs: list[tuple[int, int, list[View]]] = []
@@ -217,7 +217,7 @@ def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False
             runs[-1] = (first, max(before, end), views)
         else:
             runs.append((start, end, [view]))
-    made: list[Unit] = []
+    made: list[PackedStorage] = []
     for start, end, views in runs:
         key = used.key if not made else new_key()
         part = used.data.sub(start, end - start)
@@ -229,13 +229,13 @@ def units_of(used: Used, new_key: Callable[[], str], *, contiguous: bool = False
             itemsize = view.itemsize
             offset = (view.first - start) // itemsize
             data, crc32 = gathered(part, itemsize, view.shape, view.stride, offset), None
-        made.append(Unit(key, used, data, crc32, start, views, gather))
+        made.append(PackedStorage(key, used, data, crc32, start, views, gather))
     saved = nbytes - sum(unit.data.length for unit in made)
     return made if saved > 0 else whole
 
 
 def _has_gaps(view: View) -> bool:
-    """Whether a strided view reaches each of its elements once, and bytes that are none of them."""
+    """Return whether a strided view reaches each of its elements once, and leaves gaps between them."""
     if is_contiguous(view.shape, view.stride) or view.nbytes >= view.end - view.first or not view.nbytes:
         return False
     reach = 1
@@ -246,11 +246,11 @@ def _has_gaps(view: View) -> bool:
     return True
 
 
-def references(units: Iterable[Unit], same: Mapping[str, str], legacy: bool) -> dict[int, Node]:
-    """``id`` of argument tuples and references -> what is to stand there, for those that change.
+def references(units: Iterable[PackedStorage], same: Mapping[str, str], legacy: bool) -> dict[int, Node]:
+    """Map the ``id`` of argument tuples and references that change to the nodes that replace them.
 
     Args:
-        same: key of a unit -> key of the unit whose bytes it has too, and which takes its place.
+        same: key of a unit -> key of the unit with the same bytes that replaces it.
     """
     replaced: dict[int, Node] = {}
     for unit in units:

@@ -1,4 +1,4 @@
-"""``ckptfix.stats``: smallest, largest, mean, spread and what is not finite, of each tensor and group of layers."""
+"""``ckptfix.stats``: min, max, mean, standard deviation and non-finite values, per tensor and per group of layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ckptfix.ops.candidates import at_address
 from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
 from ckptfix.ops.law.promise import listed
-from ckptfix.ops.stats.moments import Moments, computable, moments
+from ckptfix.ops.stats.moments import ElementMoments, computable, moments
 from ckptfix.pickles.collector import without_collections
 from ckptfix.shown import html
 from ckptfix.words import plural
@@ -33,14 +33,14 @@ COLUMNS = ("name", "dtype", "shape", "min", "max", "mean", "std", "norm", "nan",
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The statistics of a tensor, or of a group of tensors. NaN and infinities are counted, and in nothing else.
+class TensorStats:
+    """The statistics of a tensor, or of a group of tensors. NaN and infinities are counted, and otherwise ignored.
 
     Attributes:
-        name: address of the tensor; of a group, the beginning of their names.
+        name: address of the tensor; for a group, the beginning of their names.
         dtype, shape: of a tensor; None for a group.
         tensors: how many are in the group.
-        moments: what was counted; None where there are no numbers to compute with.
+        moments: the statistics; None if there are no numbers to compute with.
         reason: why there are none.
     """
 
@@ -48,12 +48,12 @@ class Row:
     dtype: str | None
     shape: tuple[int, ...] | None
     tensors: int
-    moments: Moments | None
+    moments: ElementMoments | None
     reason: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = self.moments or Moments()
+        """Return the row as a JSON object."""
+        found = self.moments or ElementMoments()
         average = found.average
         if self.shape is None:
             of: dict[str, Any] = {"tensors": self.tensors}
@@ -75,7 +75,7 @@ class Row:
         }
 
     def cells(self) -> tuple[object, ...]:
-        """The values of `COLUMNS`; None for what is not defined."""
+        """Return the values of `COLUMNS`; None for undefined ones."""
         row = {"dtype": None, **self.as_dict()}
         if self.moments is not None:
             row["mean"] = self.moments.mean_value
@@ -89,21 +89,21 @@ class Statistics:
 
     Attributes:
         path: the file or folder.
-        rows: of each tensor, in the order of the file.
-        groups: of the tensors together, by the beginnings of their names; none where that was not asked for.
+        rows: one for each tensor, in the order of the file.
+        groups: tensors joined by the beginnings of their names; empty unless asked for.
         total: of all tensors together.
         findings: globs that matched nothing, and whether the choice of the model is in doubt (`choose.remarks`).
     """
 
     path: str
-    rows: tuple[Row, ...]
-    groups: tuple[Row, ...] = ()
-    total: Row = field(repr=False)
+    rows: tuple[TensorStats, ...]
+    groups: tuple[TensorStats, ...] = ()
+    total: TensorStats = field(repr=False)
     findings: tuple[Finding, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """0: numbers are no fault."""
+        """Always 0, because statistics are not a fault."""
         return 0
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class Statistics:
         return html([repr(self)], [("", COLUMNS, rows)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the statistics as a JSON object."""
         return {
             "path": self.path,
             "entries": [row.as_dict() for row in self.rows],
@@ -129,7 +129,7 @@ class Statistics:
 
 
 def shown(value: object) -> str:
-    """A value for a table: numbers with four digits."""
+    """Format a value for a table: numbers with four digits."""
     if value is None:
         return ""
     if isinstance(value, complex):
@@ -149,19 +149,20 @@ def stats(
     depth: int | None = None,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Smallest, largest, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
+    """Compute min, max, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
 
-    Everything but the counts is of the finite elements, in float64. The standard deviation is that of `torch.std`.
+    Everything but the counts is computed from the finite elements, in float64. The standard deviation is that of
+    `torch.std`.
 
     Args:
-        at: address of the one mapping to look at.
+        at: address of the only state dict to read.
         filter: globs; only tensors whose names match one.
         by_layer: join the tensors of each numbered layer, and of each module without a number.
-        depth: join tensors whose names begin with the same so many components.
+        depth: join tensors whose names begin with the same components, this many of them.
 
     Raises:
-        WouldLoseData: a tensor that cannot be read as it was written.
-        NoSuchTensor: nothing at `at`, or nothing that matches.
+        WouldLoseData: a tensor cannot be read as it was written.
+        NoSuchTensor: there is nothing at `at`, or nothing that matches.
         CkptfixError: the file cannot be read.
     """
     checkpoint = open_checkpoint(path)
@@ -177,7 +178,7 @@ def stats(
             raise NoSuchTensor(f"no tensor matches {', '.join(map(repr, filter))}", path=checkpoint.path)
     found = _computed(checkpoint, entries, progress)
     rows = tuple(_row(entry, found) for entry in entries)
-    groups: dict[str, list[tuple[object, Row]]] = {}
+    groups: dict[str, list[tuple[object, TensorStats]]] = {}
     placed = [(_place(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
         for entry, member in zip(entries, placed, strict=True):
@@ -192,7 +193,7 @@ def stats(
 
 
 def _group(entry: TensorEntry, depth: int | None) -> str:
-    """The beginning of a name that its group has: so many components, or those up to the first number."""
+    """Return the part of a name that its group shares: `depth` components, or those up to the first number."""
     parts = entry.key.split(".")
     module = parts[:-1] or parts
     if depth is not None:
@@ -203,23 +204,23 @@ def _group(entry: TensorEntry, depth: int | None) -> str:
     return address.join(entry.at, ".".join(module))
 
 
-def _joined(name: str, members: Sequence[tuple[object, Row]]) -> Row:
-    """The statistics of several tensors together, of which those under several names count once."""
-    both = Moments()
+def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorStats:
+    """Join the statistics of several tensors; a tensor with several names counts once."""
+    both = ElementMoments()
     for row in dict(members).values():
         if row.moments is not None:
             both.add(row.moments)
-    return Row(name, None, None, len(members), both if both.elements else None)
+    return TensorStats(name, None, None, len(members), both if both.elements else None)
 
 
-def _row(entry: TensorEntry, found: dict[object, Moments]) -> Row:
+def _row(entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
     made = found.get(_place(entry))
     reason = None if made is not None else why_no_numbers(entry) or "the file does not hold its data"
-    return Row(entry.name, entry.dtype, entry.shape, 1, made, reason)
+    return TensorStats(entry.name, entry.dtype, entry.shape, 1, made, reason)
 
 
 def why_no_numbers(entry: TensorEntry) -> str | None:
-    """Why a tensor has no numbers to compute with; None if it has."""
+    """Return why a tensor has no numbers to compute with; None if it has."""
     if entry.kind != "dense":
         return f"a {entry.kind} tensor"
     row = dtypes.find(entry.dtype)
@@ -229,7 +230,7 @@ def why_no_numbers(entry: TensorEntry) -> str | None:
 
 
 def _place(entry: TensorEntry) -> object:
-    """Equal for names of one tensor, which is read once."""
+    """Return a key that is equal for all names of one tensor, which is read once."""
     return same_place(entry) or (entry.at, entry.key)
 
 
@@ -238,16 +239,16 @@ Piece = tuple[object, str, Content]
 
 def _computed(
     checkpoint: Checkpoint, entries: Sequence[TensorEntry], progress: Progress | None
-) -> dict[object, Moments]:
+) -> dict[object, ElementMoments]:
     unique = {_place(entry): entry for entry in entries if why_no_numbers(entry) is None}
-    found: dict[object, Moments] = {}
+    found: dict[object, ElementMoments] = {}
     total = sum(entry.nbytes for entry in unique.values())
     done = 0
     with Readers() as readers:
         call = partial(_of_task, readers, checkpoint.byteorder != sys.byteorder)
         for rows, nbytes in Workers().run(call, _tasks(unique, checkpoint.byteorder)):
             for place, made in rows:
-                found.setdefault(place, Moments()).add(made)
+                found.setdefault(place, ElementMoments()).add(made)
             done += nbytes
             if progress is not None:
                 progress(done, total)
@@ -255,7 +256,7 @@ def _computed(
 
 
 def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[Piece]]:
-    """Parts of long tensors, several short ones together."""
+    """Yield tasks: parts of long tensors, or several short ones together."""
     task: list[Piece] = []
     held = 0
     for place, entry in unique.items():
@@ -277,28 +278,28 @@ def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[P
         yield task
 
 
-def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> Moments:
-    """Of one tensor that has numbers, of a file in this byte order.
+def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> ElementMoments:
+    """Compute the moments of one tensor that has numbers, in a file of this byte order.
 
     Raises:
         CkptfixError: the file does not hold it, or it repeats its storage without end.
     """
     whole = content(entry, byteorder)
     if whole.endless:
-        raise Unsupported("a view that repeats its storage too often to be read", where=entry.name)
+        raise Unsupported("the view repeats its storage too often to be read", where=entry.name)
     return _of_chunks(whole, entry.dtype, byteorder != sys.byteorder, readers)
 
 
-def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> Moments:
+def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> ElementMoments:
     dtype = dtypes.by_name(name)
-    made = Moments()
+    made = ElementMoments()
     for chunk in chunks_of(where, None, readers):
         made.add(moments(chunk, dtype, swap and dtype.itemsize > 1))
     return made
 
 
-def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, Moments]], int]:
-    rows: list[tuple[object, Moments]] = []
+def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, ElementMoments]], int]:
+    rows: list[tuple[object, ElementMoments]] = []
     for place, name, where in task:
         rows.append((place, _of_chunks(where, name, swap, readers)))
     return rows, sum(where.nbytes for _, _, where in task)

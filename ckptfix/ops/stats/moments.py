@@ -1,8 +1,9 @@
-"""Smallest, largest, mean and spread of elements in one pass, in float64, whatever their dtype and number.
+"""Min, max, mean and spread of elements in one pass, in float64, for any dtype and number of elements.
 
-Of each block the mean is taken, and then the sum of squares around it; blocks are joined by the formula of Chan, Golub
-and LeVeque (1979), so that no large sums are subtracted from each other. Blocks of float64 whose squares would leave
-its range are scaled by a power of two, which is exact. NaN and infinities are counted, and left out of the rest.
+For each block, the mean is computed first, and then the sum of squares around it. Blocks are joined by the formula of
+Chan, Golub and LeVeque (1979), so that large sums are never subtracted from each other. Blocks of float64 whose squares
+would leave its range are scaled by a power of two, which is exact. NaN and infinities are counted, and left out of the
+rest.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ DOT = 1 << 13
 """Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
 
 LARGE, SMALL = 2.0**500, 2.0**-400
-"""Elements beyond whose squares, added up, leave the range of float64, or lose their last digits."""
+"""Limits of magnitude beyond which summed squares overflow float64, or lose their last digits."""
 
 
 @dataclass(slots=True)
-class Moments:
-    """Of some elements.
+class ElementMoments:
+    """The statistics of some elements.
 
     Attributes:
         elements: how many.
         nan, infinite, zeros: how many of them are NaN, infinite, zero.
-        low, high: the smallest and the largest finite one; exact integers of integers. None of complex numbers.
+        low, high: the smallest and the largest finite one; exact for integers. None for complex numbers.
         finite: how many are finite.
         mean, mean_imag: of the finite ones, divided by 2**scale.
         squares: sum of their squared distances from the mean, divided by 4**scale.
-        scale: see there.
+        scale: exponent of the power of two by which `mean` and `squares` are divided.
     """
 
     elements: int = 0
@@ -55,8 +56,8 @@ class Moments:
     squares: float = 0.0
     scale: int = 0
 
-    def add(self, other: Moments) -> None:
-        """Take in other elements."""
+    def add(self, other: ElementMoments) -> None:
+        """Include the elements of `other`."""
         self.elements += other.elements
         self.nan += other.nan
         self.infinite += other.infinite
@@ -92,13 +93,13 @@ class Moments:
 
     @property
     def mean_value(self) -> float | complex | None:
-        """The mean as one number; a complex one only where there is an imaginary part."""
+        """The mean as one number, complex only if it has an imaginary part."""
         average = self.average
         return None if average is None else complex(*average) if average[1] else average[0]
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation as `torch.std` gives it; None for fewer than two elements."""
+        """The standard deviation as computed by `torch.std`; None for fewer than two elements."""
         return _up(math.sqrt(self.squares / (self.finite - 1)), self.scale) if self.finite > 1 else None
 
     @property
@@ -123,15 +124,15 @@ def _least(one: float | None, other: float | None, choose: Any) -> float | None:
 
 
 def computable(dtype: Dtype) -> bool:
-    """Whether elements of a dtype are numbers."""
+    """Return whether elements of a dtype are numbers."""
     return dtype.numpy is not None and dtype.family in ("float", "int", "bool", "complex")
 
 
-def moments(data: bytes, dtype: Dtype, swap: bool) -> Moments:
-    """Of the elements in `data`, whose byte order is not this machine's if `swap`."""
+def moments(data: bytes, dtype: Dtype, swap: bool) -> ElementMoments:
+    """Compute the moments of the elements in `data`, whose byte order differs from this machine's if `swap`."""
     import numpy
 
-    found = Moments()
+    found = ElementMoments()
     width = dtype.itemsize
     with numpy.errstate(all="ignore"):
         view = memoryview(data)
@@ -140,15 +141,15 @@ def moments(data: bytes, dtype: Dtype, swap: bool) -> Moments:
     return found
 
 
-def of_numbers(block: Elements) -> Moments:
-    """Of an array of at least one number; numpy's warnings are to be off."""
+def of_numbers(block: Elements) -> ElementMoments:
+    """Compute the moments of an array of at least one number; numpy's warnings must be off."""
     return _complex(block) if block.dtype.kind == "c" else _real(block)
 
 
-def _real(block: Elements) -> Moments:
+def _real(block: Elements) -> ElementMoments:
     import numpy
 
-    made = Moments(elements=block.size)
+    made = ElementMoments(elements=block.size)
     made.zeros = int(numpy.count_nonzero(block == 0))
     low, high = block.min(), block.max()
     if block.dtype.kind == "f" and not (numpy.isfinite(low) and numpy.isfinite(high)):
@@ -166,10 +167,10 @@ def _real(block: Elements) -> Moments:
     return made
 
 
-def _complex(block: Elements) -> Moments:
+def _complex(block: Elements) -> ElementMoments:
     import numpy
 
-    made = Moments(elements=block.size)
+    made = ElementMoments(elements=block.size)
     made.zeros = int(numpy.count_nonzero(block == 0))
     finite = numpy.isfinite(block)
     if not finite.all():
@@ -193,7 +194,7 @@ def _scale(largest: float) -> int:
 
 
 def _around_mean(wide: Elements) -> tuple[float, float]:
-    """The mean, and the squares around it; `wide` is overwritten."""
+    """Return the mean, and the squares around it; `wide` is overwritten."""
     mean = float(wide.sum()) / wide.size
     wide -= mean
     squares = sum(float(wide[start : start + DOT].dot(wide[start : start + DOT])) for start in range(0, wide.size, DOT))

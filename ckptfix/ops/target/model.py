@@ -1,4 +1,4 @@
-"""What a model expects, from the model itself: the one place where a person lets ckptfix run a module's code."""
+"""The expectations of a model, from its own code: the only module that runs it, and only if the user allows that."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Row = tuple[str, tuple[int, ...], str, object]
 
 
 def build(text: str) -> list[Row]:
-    """(name, shape, dtype, identity) of the state dict of what ``module:factory`` makes, in definition order.
+    """Return (name, shape, dtype, identity) for the state dict of the model of ``module:factory``, in definition order.
 
-    The model is built on the meta device, where it takes no memory. A constructor that computes with values, as those
-    that space drop rates evenly, cannot run there, and is called again on the CPU. The folder of the call is on the
-    import path, and what the module prints is sent to stderr.
+    The model is built on the meta device, where it takes no memory. A constructor that computes with values, such as
+    evenly spaced drop rates, cannot run there, and is called again on the CPU. The current folder is on the import
+    path, and the module's output is redirected to stderr.
 
     Raises:
         MissingExtra: torch is not installed.
-        CkptfixError: the module does not import, has no such factory, or the factory fails or makes no model.
+        CkptfixError: the module cannot be imported or has no such factory, or the factory fails or returns no model.
     """
     need_torch(f"building {text!r}")
     module_name, _, factory_name = text.partition(":")
@@ -59,12 +59,12 @@ def _made(text: str, factory: Callable[[], object]) -> object:
     try:
         return factory()
     except (Exception, SystemExit) as error:
-        hint = "give a callable without arguments: def build(): return Net(num_classes=10)"
-        raise CkptfixError(f"{text!r} cannot be called: {_in_words(error)}", hint=hint) from error
+        hint = "pass a callable without arguments: def build(): return Net(num_classes=10)"
+        raise CkptfixError(f"calling {text!r} failed: {_in_words(error)}", hint=hint) from error
 
 
 def _tensors(text: str, made: object) -> Mapping[str, object]:
-    """The named tensors of a model or a state dict, tied ones as the same object."""
+    """Return the named tensors of a model or a state dict; tied ones are the same object."""
     import torch
 
     if isinstance(made, torch.nn.Module):
@@ -72,7 +72,7 @@ def _tensors(text: str, made: object) -> Mapping[str, object]:
         return found
     if isinstance(made, Mapping) and all(isinstance(name, str) for name in made):
         return made
-    raise CkptfixError(f"{text!r} makes a {type(made).__name__}, not a module or a state dict")
+    raise CkptfixError(f"{text!r} returns a {type(made).__name__}, not a module or a state dict")
 
 
 def _in_words(error: BaseException) -> str:
@@ -81,7 +81,7 @@ def _in_words(error: BaseException) -> str:
 
 @contextmanager
 def _own_folder_importable() -> Iterator[None]:
-    """The current folder first on the import path, as ``python -m`` has it."""
+    """Put the current folder first on the import path, as ``python -m`` does."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:

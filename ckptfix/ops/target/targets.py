@@ -1,11 +1,11 @@
-"""What a model expects, as slots: from a checkpoint, a file of keys, or the model itself.
+"""The keys and shapes that a model expects, as slots: from a checkpoint, a file of keys, or the model itself.
 
 ::
 
     {"fc.weight": [5, 3], "fc.bias": [5]}                                  keys.json: name -> shape, in definition order
     {"fc.weight": {"shape": [5, 3], "dtype": "float32"}}                   ... with dtypes
     [["fc.weight", [5, 3], "float32"], ["fc.bias", [5]]]                   ... or as rows
-    {"entries": [{"name": "model/fc.weight", ...}], "state_dicts": ...}    what `ckptfix inspect --json` prints
+    {"entries": [{"name": "model/fc.weight", ...}], "state_dicts": ...}    the output of `ckptfix inspect --json`
     package.module:Class                                                   a callable without arguments
 """
 
@@ -29,19 +29,19 @@ from ckptfix.ops.candidates import Candidate, state_dict_of, whole_module
 from ckptfix.words import where_else
 
 _FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-_FORMS = 'give {"name": [shape]}, {"name": {"shape": ..., "dtype": ...}}, or what `ckptfix inspect --json` prints'
+_FORMS = 'give {"name": [shape]}, {"name": {"shape": ..., "dtype": ...}}, or the output of `ckptfix inspect --json`'
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ExpectedModel:
     """One side of a match.
 
     Attributes:
-        label: what it is called in messages: the file, or ``module:factory``.
+        label: its name in messages: the file, or ``module:factory``.
         slots: its tensors in order.
-        at: address of the state dict they are in; None where there are no addresses.
-        in_order: whether the order is the definition order; safetensors files are sorted otherwise.
-        checkpoint, entries: where the values are, if there are any.
+        at: address of their state dict; None if there are no addresses.
+        in_order: whether the order is the definition order; safetensors files are sorted differently.
+        checkpoint, entries: the source of the values, if there are any.
     """
 
     label: str
@@ -52,16 +52,16 @@ class Side:
     entries: Sequence[TensorEntry] = field(default=(), repr=False, compare=False)
 
 
-def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> Side:
-    """The side that `target` describes: a checkpoint, a file of keys, or ``module:factory``.
+def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import: bool = False) -> ExpectedModel:
+    """Read the side that `target` describes: a checkpoint, a file of keys, or ``module:factory``.
 
     Args:
-        at: address of the state dict, where there are several.
+        at: address of the state dict, if there are several.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
 
     Raises:
         Refused: ``module:factory`` without `allow_import`, or several state dicts without `at`.
-        CkptfixError: the file says no shapes, or the model could not be built.
+        CkptfixError: the file has no shapes, or the model cannot be built.
     """
     text = file_name(target, "the model's file or module:factory")
     if _FACTORY.fullmatch(text) and not found_as(text):
@@ -78,38 +78,38 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
 
 def of_checkpoint(
     checkpoint: Checkpoint, at: str | None = None, *, doubt: bool = True, takes: choose.Takes = choose.MAPPINGS
-) -> Side:
-    """The state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
+) -> ExpectedModel:
+    """Return the state dict at `at`, or the only one that looks like a model's; no tensor byte is read.
 
     Args:
         doubt, takes: as `choose.mapping`.
 
     Raises:
-        Refused: there is none, or there are several.
-        NoSuchTensor: there is none at `at`.
+        Refused: there is no state dict, or there are several.
+        NoSuchTensor: there is no state dict at `at`.
     """
     return of_candidate(checkpoint, choose.mapping(checkpoint, at, doubt=doubt, takes=takes))
 
 
-def of_candidate(checkpoint: Checkpoint, row: Candidate) -> Side:
-    """One state dict of a checkpoint, or the state dict of a whole module.
+def of_candidate(checkpoint: Checkpoint, row: Candidate) -> ExpectedModel:
+    """Return one state dict of a checkpoint, or the state dict of a whole module.
 
     Raises:
-        CkptfixError: a module that is none, or a tensor of it that cannot be read.
+        CkptfixError: a module is malformed, or one of its tensors cannot be read.
     """
-    # Recorded views would be compared with their bases byte by byte; names need only the ties.
+    # Recorded views would be compared with their bases byte by byte, while keys need only the ties.
     entries = state_dict_of(checkpoint, row) if row.module is not None else weights_of(checkpoint, row.at, views=False)
     slots = []
     for entry in entries:
         slots.append((entry.key, entry.shape, entry.dtype, same_place(entry)))
-    return Side(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
+    return ExpectedModel(checkpoint.path, _slots(slots), row.at, states(checkpoint, "order"), checkpoint, entries)
 
 
-def of_fitting(checkpoint: Checkpoint, target: Side) -> Side:
-    """The state dict whose names agree best with those of `target`; where none do, the one that is meant.
+def of_fitting(checkpoint: Checkpoint, target: ExpectedModel) -> ExpectedModel:
+    """Return the state dict whose keys agree best with those of `target`; if none agree, the default state dict.
 
     Raises:
-        Refused: there is none, or there are several between which nothing decides.
+        Refused: there is no state dict, or there are several equally good ones.
     """
     wanted = [slot.name for slot in target.slots]
 
@@ -122,14 +122,17 @@ def of_fitting(checkpoint: Checkpoint, target: Side) -> Side:
     return of_checkpoint(checkpoint, takes=choose.EDITABLE) if row is None else of_candidate(checkpoint, row)
 
 
-def agreement(side: Side, wanted: Sequence[str]) -> bases.Renaming:
-    """How the names of `side` go into those that are `wanted`."""
+def agreement(side: ExpectedModel, wanted: Sequence[str]) -> bases.Renaming:
+    """Find the renaming that brings the names of `side` closest to those that are `wanted`."""
     loose = [slot.name for slot in side.slots if not slot.shape]
     return bases.find([slot.name for slot in side.slots], wanted, loose=loose)
 
 
 def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Slot, ...]:
-    """Slots of (name, shape, dtype, place); tensors of one place, shape and dtype are tied; None has no place."""
+    """Build slots from rows of (name, shape, dtype, place).
+
+    Tensors with the same place, shape and dtype are tied; a place of None is never shared.
+    """
     slots: dict[str, Slot] = {}
     first: dict[object, str] = {}
     for name, shape, dtype, place in rows:
@@ -138,7 +141,7 @@ def _slots(rows: Iterable[tuple[str, tuple[int, ...], str, object]]) -> tuple[Sl
     return tuple(slots.values())
 
 
-def _model(text: str, allow_import: bool) -> Side:
+def _model(text: str, allow_import: bool) -> ExpectedModel:
     if not allow_import:
         raise Refused(
             f"no such file: {text}",
@@ -146,14 +149,14 @@ def _model(text: str, allow_import: bool) -> Side:
         )
     from ckptfix.ops.target.model import build
 
-    return Side(text, _slots(build(text)))
+    return ExpectedModel(text, _slots(build(text)))
 
 
 class _Wrong(Exception):
-    """A file of keys that is none, in words."""
+    """A malformed file of keys, described in words."""
 
 
-def _keys_file(path: str, at: str | None) -> Side:
+def _keys_file(path: str, at: str | None) -> ExpectedModel:
     try:
         with open(path, encoding="utf-8-sig") as file:
             document = json.load(file, object_pairs_hook=_unique)
@@ -161,15 +164,15 @@ def _keys_file(path: str, at: str | None) -> Side:
             return _inspection(path, document, at)
         if at:
             raise Refused("a file of keys has no addresses", path=path, where=at)
-        return Side(path, _slots(_rows(document)))
+        return ExpectedModel(path, _slots(_rows(document)))
     except OSError as error:
         raise not_readable(error, path) from None
     except UnicodeDecodeError as error:
-        raise CkptfixError("a file of keys is UTF-8 text", path=path, offset=error.start) from None
+        raise CkptfixError("a file of keys must be UTF-8 text", path=path, offset=error.start) from None
     except json.JSONDecodeError as error:
         raise CkptfixError(f"not JSON: {error.msg}", path=path, where=f"line {error.lineno}") from None
     except RecursionError:
-        raise CkptfixError("not JSON that holds keys: nested too deeply", path=path) from None
+        raise CkptfixError("not a file of keys: its JSON is nested too deeply", path=path) from None
     except (_Wrong, ValueError) as error:
         raise CkptfixError(str(error), path=path, hint=_FORMS) from None
 
@@ -179,29 +182,29 @@ def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _Wrong(f"{twice!r} stands in it twice")
+        raise _Wrong(f"{twice!r} appears twice")
     return found
 
 
 def _rows(document: object) -> list[tuple[str, tuple[int, ...], str, object]]:
-    """Rows of a keys.json in one of its forms.
+    """Return the rows of a keys.json in any of its forms.
 
     Raises:
-        _Wrong: it is none of them.
+        _Wrong: it has a different form.
     """
     if isinstance(document, dict):
         if isinstance(document.get("weight_map"), dict):
-            raise _Wrong("an index of shards names tensors, and not their shapes: give a file with shapes")
+            raise _Wrong("an index of shards lists tensors without their shapes: pass a file with shapes")
         named: list[tuple[str, object]] = [(name, value) for name, value in document.items() if name != "__metadata__"]
     elif isinstance(document, list):
         named = [_listed(row) for row in document]
     else:
         raise _Wrong("neither an object of keys nor a list of them")
     if not named:
-        raise _Wrong("it lists no tensor")
+        raise _Wrong("it lists no tensors")
     if len(dict(named)) < len(named):
         names = [name for name, _ in named]
-        raise _Wrong(f"{next(name for name in names if names.count(name) > 1)!r} stands in it twice")
+        raise _Wrong(f"{next(name for name in names if names.count(name) > 1)!r} appears twice")
     return [(name, *_fields(name, value), None) for name, value in named]
 
 
@@ -216,7 +219,7 @@ def _listed(row: object) -> tuple[str, dict[str, object]]:
 
 
 def _fields(name: str, value: object) -> tuple[tuple[int, ...], str]:
-    """(shape, dtype) of a value; the dtype is ``""`` if none is said."""
+    """Return (shape, dtype) of a value; the dtype is ``""`` if the value does not name one."""
     given = value if isinstance(value, dict) else {"shape": value}
     shape, dtype = given.get("shape"), given.get("dtype")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
@@ -236,8 +239,8 @@ def _below(names: Iterable[object], at: str) -> tuple[str, ...]:
     return tuple(name[len(front) :] for name in names if isinstance(name, str) and name.startswith(front))
 
 
-def _inspection(path: str, document: Mapping[str, object], at: str | None) -> Side:
-    """The state dict at `at` of what ``inspect --json`` printed, or the only one that looks like a model's."""
+def _inspection(path: str, document: Mapping[str, object], at: str | None) -> ExpectedModel:
+    """Return the state dict at `at` in the output of ``inspect --json``, or the only one that looks like a model's."""
     listed = document.get("state_dicts")
     states = [
         state
@@ -266,6 +269,6 @@ def _inspection(path: str, document: Mapping[str, object], at: str | None) -> Si
         rows.append((inside, *_fields(name, value), place if value.get("storage") is not None else None))
     if not rows:
         hint = where_else([state["at"] for state in states]) if states else None
-        raise CkptfixError(f"it lists no tensor at {wanted[0]!r}", path=path, hint=hint)
+        raise CkptfixError(f"it lists no tensors at {wanted[0]!r}", path=path, hint=hint)
     format = FORMATS.get(str(document.get("format")))
-    return Side(path, _slots(rows), wanted[0], format is None or "order" in format.states)
+    return ExpectedModel(path, _slots(rows), wanted[0], format is None or "order" in format.states)

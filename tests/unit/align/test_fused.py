@@ -251,7 +251,7 @@ def test_the_command(tmp_path: Path) -> None:
     ckptfix.rename(out, tmp_path / "back.pth", rules=rules, reverse=True)
     back, before = torch.load(tmp_path / "back.pth"), torch.load(source)
     assert back.keys() == before.keys() and all(torch.equal(back[name], value) for name, value in before.items())
-    with pytest.raises(Refused, match="in place"):
+    with pytest.raises(Refused, match="in-place"):
         ckptfix.match(source, None, target, heads=4, in_place=True)
     with pytest.raises(Refused, match="JSON"):
         write_rules(find(source, target, heads=4), tmp_path / "rules.json")

@@ -7,23 +7,23 @@ from collections.abc import Iterable
 import pytest
 
 from ckptfix.align.depth import same_depth
-from ckptfix.align.groups import MOST, Effort, Group, alike, groups
+from ckptfix.align.groups import MOST, Effort, UnitGroup, alike, groups
 from ckptfix.align.groups import levelled as levelled_with
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.match import match
-from ckptfix.align.units import Side, Unit, side
+from ckptfix.align.units import ModelSide, Unit, side
 from ckptfix.names.slots import Slot
 
 
-def of(names: Iterable[str], shape: tuple[int, ...] = (2,)) -> Side:
+def of(names: Iterable[str], shape: tuple[int, ...] = (2,)) -> ModelSide:
     return side([Slot(f"{name}.weight", shape, "float32") for name in names])
 
 
-def grouped(*names: str) -> list[Group]:
+def grouped(*names: str) -> list[UnitGroup]:
     return groups(of(names).units)
 
 
-def levelled(one: list[Group], other: list[Group]) -> list[tuple[list[Group], list[Group]]]:
+def levelled(one: list[UnitGroup], other: list[UnitGroup]) -> list[tuple[list[UnitGroup], list[UnitGroup]]]:
     return levelled_with(one, other, Effort())
 
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from ckptfix.align.units import Side, fronts, natural, side, template, words
+from ckptfix.align.units import ModelSide, fronts, natural, side, template, words
 from ckptfix.names.slots import Slot
 
 
-def of(*names: str, shape: tuple[int, ...] = (2,)) -> Side:
+def of(*names: str, shape: tuple[int, ...] = (2,)) -> ModelSide:
     return side([Slot(name, shape, "float32") for name in names])
 
 

@@ -17,12 +17,12 @@ from builders import safetensors, written
 from click.testing import CliRunner
 
 from ckptfix.browse.model import facts, jobs, marks, pairs, search, summary
-from ckptfix.browse.model.contents import Contents, Item, Status, parts_of, read
+from ckptfix.browse.model.contents import ContentItem, Contents, Status, parts_of, read
 from ckptfix.browse.model.drawn import bars, shown
 from ckptfix.browse.model.grid import grid_of, window
 from ckptfix.browse.model.histogram import BINS, Histogram
-from ckptfix.browse.model.lines import Commands, literal
-from ckptfix.browse.model.outline import Node, Outline, leaf
+from ckptfix.browse.model.lines import OpenCommands, literal
+from ckptfix.browse.model.outline import Outline, OutlineNode, leaf
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.cli import commands
 from ckptfix.errors import DamagedFile, Unsupported
@@ -68,7 +68,7 @@ class TestTree:
 
     def test_numbers_are_sorted_as_numbers(self) -> None:
         names = [f"l.{number}.w" for number in (10, 9, 100, 1)]
-        outline = Outline([Item(name, parts_of("", name), pending=True) for name in names])
+        outline = Outline([ContentItem(name, parts_of("", name), pending=True) for name in names])
         outline.sort("name")
         assert [node.label for node in outline.rows[2:]] == ["1.w", "9.w", "10.w", "100.w"]
 
@@ -77,8 +77,8 @@ class TestTree:
             assert "".join(item.parts) == item.name and len(item.parts) <= 100
 
     def test_a_name_of_ten_thousand_components(self) -> None:
-        deep = Item(name := ".".join(["a"] * 10_000), parts_of("", name), pending=True)
-        other = Item(name := ".".join(["a"] * 9_999 + ["b"]), parts_of("", name), pending=True)
+        deep = ContentItem(name := ".".join(["a"] * 10_000), parts_of("", name), pending=True)
+        other = ContentItem(name := ".".join(["a"] * 9_999 + ["b"]), parts_of("", name), pending=True)
         outline = Outline([deep, other])
         assert outline.expand_all(10) and len(outline.rows) == 4
         assert outline.show(deep) == 2
@@ -101,7 +101,7 @@ class TestSearch:
         ],
     )  # fmt: skip
     def test_as_it_is_typed(self, text: str, found: list[int]) -> None:
-        items = [Item(name, parts_of(*name.rpartition("/")[::2]), pending=True) for name in self.NAMES]
+        items = [ContentItem(name, parts_of(*name.rpartition("/")[::2]), pending=True) for name in self.NAMES]
         assert [item for batch in search.find(items, text) for item in batch] == [items[row] for row in found]
 
 
@@ -286,7 +286,7 @@ class TestPairs:
         }  # fmt: skip
         told: dict[str, tuple[str, tuple[TensorChange, ...]]] = {}
 
-        def tell(item: Item, status: Status, changes: tuple[TensorChange, ...]) -> None:
+        def tell(item: ContentItem, status: Status, changes: tuple[TensorChange, ...]) -> None:
             told[item.name] = status, changes
 
         pairs.compare(both, both.items, tell, quiet)
@@ -310,7 +310,7 @@ class TestPairs:
         def stop(done: int, total: int) -> None:
             raise jobs.Cancelled
 
-        told: list[Item] = []
+        told: list[ContentItem] = []
         with pytest.raises(jobs.Cancelled):
             pairs.compare(both, both.items, lambda item, status, changes: told.append(item), stop)
         assert not told
@@ -380,7 +380,7 @@ class TestCommands:
         contents = read(str(path))
         outline = Outline(contents.items)
         outline.expand_all(100)
-        made = Commands(str(path), contents=contents)
+        made = OpenCommands(str(path), contents=contents)
         lines = [made.everything("size"), *(made.of(node, "name") for node in outline.rows[1:])]
         lines += [made.of(leaf(item), "file") for item in contents.items]
         for line in dict.fromkeys(lines):
@@ -392,13 +392,13 @@ class TestCommands:
     def test_a_search(self, tmp_path: Path) -> None:
         path = tensors(tmp_path / "a.safetensors", {"Layer.w": (1.0,), "layer.w": (2.0,), "norm": (1.0,)})
         for text, count in (("layer", 2), ("Layer", 1), ("*.w", 2), ("/norm$/", 1), ("er.", 2)):
-            _, output = ran(f"{Commands(str(path)).search(text, 'name')} --tensors")
+            _, output = ran(f"{OpenCommands(str(path)).search(text, 'name')} --tensors")
             assert len(output.splitlines()) == count + 2, output
 
     def test_two_files(self, tmp_path: Path) -> None:
         a = tensors(tmp_path / "a.safetensors", {"Layer.w": (1.0,), "x": (1.0,)})
         b = tensors(tmp_path / "b.safetensors", {"Layer.w": (2.0,), "y": (1.0,)})
-        made = Commands(str(a), str(b))
+        made = OpenCommands(str(a), str(b))
         both = pairs.read_pairs(str(a), str(b))
         for item in both.items:
             code, output = ran(made.of(leaf(item), "file"))
@@ -412,7 +412,7 @@ class TestCommands:
         whole = tensors(tmp_path / "a.safetensors", {"a": (1.0, 2.0), "b": (3.0,) * 9}).read_bytes()
         path = written(tmp_path / "cut.safetensors", whole[:-8])
         contents = read(str(path))
-        line = Commands(str(path), contents=contents).of(leaf(contents.items[0]), "file")
+        line = OpenCommands(str(path), contents=contents).of(leaf(contents.items[0]), "file")
         assert line.startswith("ckptfix inspect ") and ran(line)[0] == 0
 
 
@@ -426,9 +426,9 @@ def test_the_model_needs_no_textual() -> None:
 
 
 def test_a_module_of_one_tensor_is_one_row() -> None:
-    item = Item("norm.weight", parts_of("", "norm.weight"), pending=True)
-    other = Item("head", ("head",), pending=True)
-    assert [node.label for node in Node("", "", [item, other], 0, 0).children()] == ["norm.weight", "head"]
+    item = ContentItem("norm.weight", parts_of("", "norm.weight"), pending=True)
+    other = ContentItem("head", ("head",), pending=True)
+    assert [node.label for node in OutlineNode("", "", [item, other], 0, 0).children()] == ["norm.weight", "head"]
 
 
 def test_layers_that_are_alike_are_one_row(tmp_path: Path) -> None:
@@ -443,7 +443,7 @@ def test_layers_that_are_alike_are_one_row(tmp_path: Path) -> None:
     assert outline.expand(2) == 5 and [node.label for node in outline.rows[3:5]] == ["0", "1"]
     assert outline.rows[3].level == 3 and outline.collapse(2) == 5
     assert outline.rows[outline.show(items[-1])].item is items[-1]
-    code, output = ran(Commands(str(tmp_path / "a.safetensors")).of(folded, "file"))
+    code, output = ran(OpenCommands(str(tmp_path / "a.safetensors")).of(folded, "file"))
     assert code == 0 and "model.layers.7.a" in output
     outline.fold = False
     outline.rebuild()

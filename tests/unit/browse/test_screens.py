@@ -16,9 +16,9 @@ from builders import safetensors, written
 from ckptfix.browse.view.app import BrowseApp, Help
 from ckptfix.browse.view.browser import Browser
 from ckptfix.browse.view.cells import Cells
-from ckptfix.browse.view.files import Files
+from ckptfix.browse.view.files import FilesScreen
 from ckptfix.browse.view.findings import Findings
-from ckptfix.browse.view.values import Values
+from ckptfix.browse.view.values import ValuesScreen
 from ckptfix.ops import listing
 
 
@@ -78,7 +78,7 @@ def test_values_are_read_where_they_are_seen(tmp_path: Path) -> None:
     async def script(pilot: Any) -> None:
         await settled(pilot)
         await pilot.press("j", "v")
-        await until(pilot, lambda: isinstance(pilot.app.screen, Values) and bool(cells(pilot).known))
+        await until(pilot, lambda: isinstance(pilot.app.screen, ValuesScreen) and bool(cells(pilot).known))
         await pilot.press("G")
         await until(pilot, lambda: 4999 in cells(pilot).known)
         assert "4999" in screen(pilot.app) and str(4999 % 251) in screen(pilot.app)
@@ -130,7 +130,7 @@ def test_two_files_side_by_side(tmp_path: Path) -> None:
         await pilot.press("y")
         assert pilot.app.clipboard == f"ckptfix diff {a} {b} --filter model/norm.bias"
         await pilot.press("v")
-        await until(pilot, lambda: isinstance(pilot.app.screen, Values))
+        await until(pilot, lambda: isinstance(pilot.app.screen, ValuesScreen))
         await pilot.press("x", "x")
         await until(pilot, lambda: "B - A" in screen(pilot.app) and bool(pilot.app.screen.query_one(Cells).known))
         assert set(pilot.app.screen.query_one(Cells).known[0]) == {0.0}
@@ -146,7 +146,7 @@ def test_a_folder_of_checkpoints(tmp_path: Path) -> None:
 
     async def script(pilot: Any) -> None:
         files = pilot.app.screen
-        assert isinstance(files, Files)
+        assert isinstance(files, FilesScreen)
         await until(pilot, lambda: "reading" not in screen(pilot.app) and "with errors" in screen(pilot.app))
         seen = screen(pilot.app).splitlines()
         assert [line[2:17].strip() for line in seen[1:4]] == ["broken.pth", "checkpoint-500", "checkpoint-1000"]
@@ -156,7 +156,7 @@ def test_a_folder_of_checkpoints(tmp_path: Path) -> None:
         await settled(pilot)
         assert isinstance(pilot.app.screen, Browser) and "float32 [500]" in screen(pilot.app)
         await pilot.press("escape")
-        assert isinstance(pilot.app.screen, Files)
+        assert isinstance(pilot.app.screen, FilesScreen)
         await pilot.press("d", "j", "d")
         await settled(pilot)
         assert pilot.app.screen.session.counts["~"] == 1
@@ -250,7 +250,7 @@ def test_sorting_help_mouse_and_quitting(tmp_path: Path) -> None:
         await pilot.click("Tree", offset=(8, 1))
         assert labels(pilot.app)[2:4] == ["norm.bias", "layers"]
         await pilot.click("Tree", offset=(8, 2), times=2)
-        await until(pilot, lambda: isinstance(pilot.app.screen, Values))
+        await until(pilot, lambda: isinstance(pilot.app.screen, ValuesScreen))
         await pilot.press("q")
         assert not pilot.app.is_running or pilot.app._exit
 
@@ -332,7 +332,7 @@ def test_a_url_is_read_in_parts(tmp_path: Path) -> None:
         await pilot.press("y")
         assert pilot.app.clipboard == f"ckptfix stats {url} --filter layers.0.w"
         await pilot.press("k", "v")
-        await until(pilot, lambda: isinstance(pilot.app.screen, Values))
+        await until(pilot, lambda: isinstance(pilot.app.screen, ValuesScreen))
         await until(pilot, lambda: bool(pilot.app.screen.query_one(Cells).known))
         assert server.traffic.down < 3_000_000
 

@@ -15,8 +15,9 @@ from scenarios.broken_files import CASES
 from ckptfix.cli import COMMANDS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
-from ckptfix.findings.table import ENTRIES, found, proposed, remedy
+from ckptfix.findings.table import ENTRIES, OWN_SUFFIXES, found, proposed, remedy
 from ckptfix.findings.verbs import VERBS
+from ckptfix.formats import FORMATS
 from ckptfix.names.wrappers import WRAPPERS, Wrapper
 from ckptfix.ops.doctor import messages
 
@@ -39,6 +40,12 @@ def emitted() -> Iterator[tuple[str, str]]:
             first = node.args[0]
             if (name in MAKERS or wreck) and isinstance(first, ast.Constant) and isinstance(first.value, str):
                 yield first.value, f"{path.relative_to(PACKAGE)}:{node.lineno}"
+
+
+def test_suffixes_are_those_of_the_formats() -> None:
+    """The table is below the formats, and cannot ask them."""
+    files = [row for row in FORMATS.values() if not row.folder and row.own_suffix and "objects" not in row.states]
+    assert {row.name: row.own_suffix for row in files} == OWN_SUFFIXES
 
 
 @pytest.mark.slow

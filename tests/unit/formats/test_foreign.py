@@ -69,10 +69,9 @@ def saved(legacy: bool) -> bytes:
     return buffer.getvalue()
 
 
-def scripted() -> bytes:
-    buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), buffer)
-    return buffer.getvalue()
+def nested_program() -> bytes:
+    """A TorchScript archive that was zipped again; a program as torch writes it is read."""
+    return zip_of({"again/net/data.pkl": b".", "again/net/constants.pkl": b"."})
 
 
 def data_pkl() -> bytes:
@@ -162,7 +161,7 @@ PICKLES = [
     sample(".metadata", framed(b"torch.distributed.checkpoint.metadata"), "(DCP)", hint="ckptfix convert"),
 ]
 ARCHIVES = [
-    sample("script.pt", scripted, "a TorchScript program", hint="torch.jit.load('script.pt')"),
+    sample("script.pt", nested_program, "a TorchScript program", hint="torch.jit.load('script.pt')"),
     sample("a.pt2", lambda: zip_of({"p/archive_format": b"pt2"}), "(.pt2)", hint="torch.export.load"),
     sample(
         "again.zip",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan, Segment
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck, Segment
 from ckptfix.errors import DamagedFile
 from ckptfix.io.blocks import PAGE, SMALL
 from ckptfix.io.read import read_chunks
@@ -52,9 +52,9 @@ def test_every_check_is_made(source: tuple[str, bytes], tmp_path: Path, seed: in
         segments.append(where)
         if sums is not None:
             segments.append(sums.segment(number, lambda crc: crc.to_bytes(4, "little"), 4))
-    checks: list[Check] = []
+    checks: list[RangeCheck] = []
     for where in cuts(path, chance):
-        checks.append(Check(str(len(checks)), where, zlib.crc32(data[where.offset : where.end])))
+        checks.append(RangeCheck(str(len(checks)), where, zlib.crc32(data[where.offset : where.end])))
     plan = Plan((OutputFile.of(tmp_path / "out", segments),), checks=tuple(checks))
     write_plan(plan)
     expected = b"".join(
@@ -66,7 +66,7 @@ def test_every_check_is_made(source: tuple[str, bytes], tmp_path: Path, seed: in
 
     for wrong in chance.sample(range(len(checks)), 4):
         changed = [*checks]
-        changed[wrong] = Check(str(wrong), checks[wrong].data, checks[wrong].crc32 ^ 1)
+        changed[wrong] = RangeCheck(str(wrong), checks[wrong].data, checks[wrong].crc32 ^ 1)
         with pytest.raises(DamagedFile, match=f"storage {wrong}"):
             write_plan(Plan(plan.files, checks=tuple(changed)), overwrite=True)
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
@@ -85,7 +85,7 @@ def test_what_is_summed_already_is_not_read_again(
 
     monkeypatch.setattr("ckptfix.io.sums.read_chunks", watched)
     whole = ByteRange(path, 0, SIZE)
-    check = Check("whole", whole, zlib.crc32(data))
+    check = RangeCheck("whole", whole, zlib.crc32(data))
     write_plan(Plan((OutputFile.of(tmp_path / "unaligned", [b"h", whole]),), checks=(check,)))
     assert sum(read) == 0
     write_plan(Plan((OutputFile.of(tmp_path / "aligned", [whole]),), checks=(check,)))

@@ -295,7 +295,7 @@ class TestChecksums:
         summed = []
         real = io_sums._crc32_of
 
-        def counted(task: Sequence[io_threads.Part]) -> list[int]:
+        def counted(task: Sequence[io_threads.RangeBlock]) -> list[int]:
             summed.append(task)
             return real(task)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckptfix.checkpoint import ByteRange, Check, OutputFile, Plan
+from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck
 from ckptfix.checkpoint.places import Derived
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldOverwrite
 from ckptfix.io import folders, ranks
@@ -96,7 +96,7 @@ def planned(folder: Path, dest: Path, sizes: tuple[int, ...] = (70, 10, 30, 20, 
     for number, size in enumerate(sizes):
         where = ByteRange(str(source), at, size)
         files.append(OutputFile.of(dest / f"part{number}", [b"head", where]))
-        checks.append(Check(str(number), where, checksum(source.read_bytes()[at : at + size])))
+        checks.append(RangeCheck(str(number), where, checksum(source.read_bytes()[at : at + size])))
         at += size
     files.append(OutputFile.of(dest / "index", [b"the index"]))
     return Plan(tuple(files), checks=tuple(checks))
@@ -310,7 +310,7 @@ def test_a_damaged_input_is_seen_by_whoever_copies_it(tmp_path: Path, together: 
 
     def write(rank: int) -> Outcome:
         plan = planned(tmp_path, dest)
-        wrong = Check("3", plan.checks[3].data, 1)
+        wrong = RangeCheck("3", plan.checks[3].data, 1)
         return write_folder(Plan(plan.files, checks=(*plan.checks[:3], wrong)), str(dest))
 
     done = together(4, write)

@@ -56,7 +56,7 @@ class TestReading:
             read_exact(ByteRange(source, offset, length))
         error = caught.value
         assert (error.path, error.offset) == (source, offset)
-        assert error.message == f"{length} bytes promised, {max(left, 0)} left"
+        assert error.message == f"{length} bytes are expected, but only {max(left, 0)} are left"
 
     def test_short_reads_are_continued(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pread = os.pread
@@ -67,7 +67,7 @@ class TestReading:
         with open_source(source) as reader:
             os.truncate(source, 10)
             assert reader.read(0, 10) == CONTENT[:10]
-            with pytest.raises(Truncated, match="20 bytes promised, 6 left"):
+            with pytest.raises(Truncated, match="20 bytes are expected, but only 6 are left"):
                 reader.read(4, 20)
 
     def test_an_unreadable_sector_has_its_offset(self, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ class TestReading:
 
     @pytest.mark.parametrize("length", [4, 6])
     def test_a_derived_stream_must_keep_its_promise(self, length: int) -> None:
-        with pytest.raises(DamagedFile, match=f"{length} bytes promised"):
+        with pytest.raises(DamagedFile, match=f"{length} bytes are expected"):
             list(io_read.read_chunks(Derived(length, lambda: (b"ab", b"cde"))))
 
     def test_no_byte_too_many_is_handed_on(self) -> None:

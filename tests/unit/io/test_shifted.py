@@ -10,8 +10,8 @@ import pytest
 
 from ckptfix.errors import DamagedFile
 from ckptfix.io.inplace import shifted
-from ckptfix.io.inplace.disk import File
-from ckptfix.io.inplace.record import Change
+from ckptfix.io.inplace.disk import EditedFile
+from ckptfix.io.inplace.record import FileChange
 
 BLOCK = 8
 
@@ -51,10 +51,10 @@ class Blocks:
         pass
 
 
-def change_of(blocks: list[bytes | None], count: int) -> Change:
+def change_of(blocks: list[bytes | None], count: int) -> FileChange:
     """What is remembered of a file before that many blocks are put in front of it."""
-    file = cast(File, Blocks(list(blocks)))
-    return Change(
+    file = cast(EditedFile, Blocks(list(blocks)))
+    return FileChange(
         "file", file.size, file.size + count * BLOCK, ((0, b""),), (), count * BLOCK,
         shifted.probes_of(file, 0, file.size, BLOCK), shifted.holes_of(file, 0, file.size),
     )  # fmt: skip
@@ -65,8 +65,8 @@ def cut_off(blocks: list[bytes | None], count: int, place: int) -> Blocks:
     return Blocks([*blocks[:place], *[None] * count, *blocks[place:]])
 
 
-def closed(file: Blocks, change: Change) -> list[bytes | None]:
-    shifted.close_gap(cast(File, file), change, 0)
+def closed(file: Blocks, change: FileChange) -> list[bytes | None]:
+    shifted.close_gap(cast(EditedFile, file), change, 0)
     return file.blocks
 
 
@@ -124,7 +124,7 @@ def test_so_much_is_read_to_see_that_two_places_come_to_the_same(
     (0, 0, []), (3, 3, []), (0, 1, [0]), (3, 40, [3, 8, 16, 24, 32]), (8, 33, [8, 16, 24, 32]), (7, 8, [7]),
 ])  # fmt: skip
 def test_each_block_of_a_small_file_is_probed(start: int, size: int, offsets: list[int]) -> None:
-    file = cast(File, Blocks([bytes([number]) * BLOCK for number in range(5)]))
+    file = cast(EditedFile, Blocks([bytes([number]) * BLOCK for number in range(5)]))
     probes = shifted.probes_of(file, start, size, BLOCK)
     assert [probe.offset for probe in probes] == offsets
     assert all(probe.offset // BLOCK == (probe.offset + probe.length - 1) // BLOCK for probe in probes)

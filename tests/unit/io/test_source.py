@@ -19,7 +19,7 @@ import ckptfix
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldOverwrite, WriteFailed
 from ckptfix.io import pool as io_pool
-from ckptfix.io.layers import Memory, Window
+from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import KINDS, LocalFile, forget, open_source, opened_once, stamp, threads
 from ckptfix.io.write import write_plan
@@ -38,12 +38,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names that were opened."""
     names: list[str] = []
 
-    class Counting(io_pool.Descriptor):
+    class Counting(io_pool.OpenFile):
         def __init__(self, name: str) -> None:
             names.append(name)
             super().__init__(name)
 
-    monkeypatch.setattr(io_pool, "Descriptor", Counting)
+    monkeypatch.setattr(io_pool, "OpenFile", Counting)
     return names
 
 
@@ -229,7 +229,7 @@ class TestKinds:
 
     def test_a_window_knows_where_it_is(self, file: str) -> None:
         with open_source(file) as source:
-            window = Window(Window(source, 2, 100), 3, 2)
+            window = WindowSource(WindowSource(source, 2, 100), 3, 2)
             assert (window.read(0, 2), window.base, window.size, window.fd) == (b"56", 5, 2, None)
 
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptfix.checkpoint import ByteRange, Check, OutputFile, Segment
+from ckptfix.checkpoint import ByteRange, OutputFile, RangeCheck, Segment
 from ckptfix.checkpoint.places import in_one_piece
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.io import tiles
-from ckptfix.io.planned import Piece, SplicedFile
+from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import open_source
 from ckptfix.io.tiles import Chunk, tiled
@@ -143,10 +143,11 @@ def pieces(tmp_path: Path) -> SplicedFile:
     (tmp_path / "a").write_bytes(bytes(range(100)))
     (tmp_path / "b").write_bytes(bytes(range(100, 200)))
     made = [
-        Piece((ByteRange(str(tmp_path / "a"), 10, 5), ByteRange(str(tmp_path / "b"), 0, 5))),
-        Piece(()),
-        Piece(
-            (b"literal", ByteRange(str(tmp_path / "a"), 0, 3)), (Check("w", ByteRange(str(tmp_path / "a"), 0, 3), 1),)
+        SplicedPiece((ByteRange(str(tmp_path / "a"), 10, 5), ByteRange(str(tmp_path / "b"), 0, 5))),
+        SplicedPiece(()),
+        SplicedPiece(
+            (b"literal", ByteRange(str(tmp_path / "a"), 0, 3)),
+            (RangeCheck("w", ByteRange(str(tmp_path / "a"), 0, 3), 1),),
         ),
     ]
     return SplicedFile("FOLDER", [10, 0, 10], made.__getitem__)
@@ -180,9 +181,9 @@ def test_a_plan_names_only_files_that_are_there(pieces: SplicedFile, tmp_path: P
 def test_a_piece_is_looked_up_when_it_is_needed_and_once() -> None:
     asked: list[int] = []
 
-    def make(index: int) -> Piece:
+    def make(index: int) -> SplicedPiece:
         asked.append(index)
-        return Piece((b"12345",))
+        return SplicedPiece((b"12345",))
 
     name = SplicedFile("FOLDER", [5, 5, 5], make)
     _ = name.place(1), name.size
@@ -194,7 +195,7 @@ def test_a_piece_is_looked_up_when_it_is_needed_and_once() -> None:
 
 def test_a_piece_of_another_size_is_damage() -> None:
     with (
-        pytest.raises(DamagedFile, match="5 bytes promised, 4 found"),
-        open_source(SplicedFile("FOLDER", [5], lambda index: Piece((b"1234",)))) as source,
+        pytest.raises(DamagedFile, match="5 bytes are expected, but 4 were found"),
+        open_source(SplicedFile("FOLDER", [5], lambda index: SplicedPiece((b"1234",)))) as source,
     ):
         source.read(0, 5)

@@ -18,7 +18,7 @@ from ckptfix.io import copy, durable, system
 from ckptfix.io import output as io_output
 from ckptfix.io import pool as io_pool
 from ckptfix.io import write as io_write
-from ckptfix.io.output import Output
+from ckptfix.io.output import OutputWriter
 from ckptfix.io.source import BATCH, stamp
 from ckptfix.io.write import check_destination, write_plan
 
@@ -63,12 +63,12 @@ class TestContent:
     def test_many_sources_with_few_of_them_open(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         opened = []
 
-        class Counting(io_pool.Descriptor):
+        class Counting(io_pool.OpenFile):
             def __init__(self, name: str) -> None:
                 opened.append(name)
                 super().__init__(name)
 
-        monkeypatch.setattr(io_pool, "Descriptor", Counting)
+        monkeypatch.setattr(io_pool, "OpenFile", Counting)
         monkeypatch.setattr(io_pool, "OPEN_SOURCES", 3)
         segments: list[Segment] = []
         for number in range(8):
@@ -103,7 +103,7 @@ class TestContent:
     def test_a_range_beyond_its_file_is_found_before_anything_is_written(
         self, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(io_output.Output, "write", lambda *arguments: pytest.fail("began to write"))
+        monkeypatch.setattr(io_output.OutputWriter, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(Truncated) as caught:
             write_plan(plan_of(tmp_path / "out", b"head", ByteRange(source, 100, len(CONTENT))))
         assert (caught.value.path, caught.value.offset) == (source, 100)
@@ -422,7 +422,7 @@ class TestSpace:
     ) -> None:
         monkeypatch.setattr(io_write, "free_space", lambda folder: 299_999)
         monkeypatch.setattr(system, "free_space", lambda folder: 299_999)
-        monkeypatch.setattr(io_output.Output, "write", lambda *arguments: pytest.fail("began to write"))
+        monkeypatch.setattr(io_output.OutputWriter, "write", lambda *arguments: pytest.fail("began to write"))
         with pytest.raises(WriteFailed, match="No space left") as caught:
             write_plan(plan_of(tmp_path / "out", ByteRange(source, 0, 300_000)))
         assert caught.value.path == str(tmp_path / "out")
@@ -554,18 +554,18 @@ def test_where_undoing_fails_too_the_old_file_is_named(
     for name in "ab":
         (tmp_path / name).write_bytes(b"old")
     plan = Plan(tuple(OutputFile.of(tmp_path / name, [b"new"]) for name in "ab"))
-    real = Output.publish
+    real = OutputWriter.publish
 
-    def publish(self: Output, overwrite: bool) -> None:
+    def publish(self: OutputWriter, overwrite: bool) -> None:
         if self.dest.endswith("b"):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(self, overwrite)
 
-    def restore(self: Output) -> None:
+    def restore(self: OutputWriter) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(Output, "publish", publish)
-    monkeypatch.setattr(Output, "restore", restore)
+    monkeypatch.setattr(OutputWriter, "publish", publish)
+    monkeypatch.setattr(OutputWriter, "restore", restore)
     with pytest.raises(WriteFailed) as caught:
         write_plan(plan, overwrite=True, keep_old=(lambda path: True) if kept else None)
     assert f"{tmp_path / 'a'} is already the new file, and the old one could not be restored" in caught.value.message

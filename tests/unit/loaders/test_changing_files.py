@@ -312,7 +312,7 @@ def _before_it_began(load: Callable[[], State], path: Path, old: Path, new: Path
 
 def _complaint(error: str, loader: str, model: list[nn.Module]) -> str:
     """What is wrong with an error; empty for a right one."""
-    if "fault in ckptfix" in error:
+    if "bug in ckptfix" in error:
         return "called a fault of ckptfix"
     if loader not in INTO:
         return ""

@@ -54,7 +54,7 @@ def test_exact_names_and_what_the_report_says(tmp_path: Path) -> None:
     assert same(model, net())
     assert (report.rule, report.at, report.format, report.done, report.complete) == ("exact", "", "zip", True, True)
     assert report.loaded == tuple(net().state_dict())
-    assert str(report) == f"loaded 9 of 9 tensors from {path}: names match exactly"
+    assert str(report) == f"loaded 9 of 9 tensors from {path}: keys match exactly"
     json.dumps(report.as_dict())
 
 
@@ -160,7 +160,7 @@ def test_layers_are_told_as_ranges_and_the_nearest_name_is_named(tmp_path: Path)
         ckptfix.load_into(model, saved(tmp_path / "a.pth", state))
     message = caught.value.message
     assert "missing 50: layers.0-11.attn.* (48), head.* (2)" in message
-    assert "missing head.weight: nearest in file is classifier.weight" in message
+    assert "missing head.weight: nearest in the file is classifier.weight" in message
     assert "unexpected 2: classifier.* (2)" in message
 
 
@@ -547,11 +547,11 @@ def test_by_structure(tmp_path: Path) -> None:
 
 
 def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptfix.align.result import Matching, Pair, Skipped
+    from ckptfix.align.result import MatchedPair, Matching, Skipped
 
     def unsure(source: Any, target: Any, *, by: str) -> Matching:
         assert [slot.name for slot in source] == ["x", "y", "p", "q"] and target[1].name == "0.bias"
-        pairs = (Pair("x", "0.weight"), Pair("y", "0.bias", 0.5, instead=("1.bias",)))
+        pairs = (MatchedPair("x", "0.weight"), MatchedPair("y", "0.bias", 0.5, instead=("1.bias",)))
         skipped = (Skipped("q", "rotary"),)
         return Matching(by, pairs, (), left=("p",), missing=("1.weight", "1.bias"), skipped_source=skipped)
 
@@ -559,7 +559,7 @@ def test_what_a_matcher_is_not_sure_of_is_not_loaded(tmp_path: Path, monkeypatch
     state = OrderedDict(x=tensor(2, 2), y=tensor(2), p=tensor(1), q=tensor(1))
     model = blank(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     path = saved(tmp_path / "a.pth", state)
-    with pytest.raises(LoadMismatch, match=r"0\.bias: y may as well be 0\.bias or 1\.bias"):
+    with pytest.raises(LoadMismatch, match=r"0\.bias: y could equally be 0\.bias or 1\.bias"):
         ckptfix.load_into(model, path, match="structure")
     assert untouched(model)
     report = ckptfix.load_into(model, path, match="structure", strict=False)
@@ -763,7 +763,7 @@ def test_an_error_on_the_way_says_what_was_loaded(
     with pytest.raises(CkptfixError) as caught:
         ckptfix.load_into(model, path)
     texts = {
-        (0, False): "gone; nothing of the model was changed",
+        (0, False): "gone; the model was not changed",
         (3, False): "gone; 3 of 9 tensors of the model were loaded before (0.* (2), 1.weight), and the others were not",
         (0, True): "gone; the model's modules had already received nothing",
         (3, True): "gone; the model's modules had already received 0.weight, 0.bias, 1.weight",

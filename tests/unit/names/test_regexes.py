@@ -108,9 +108,9 @@ def test_a_filter_of_the_command_line_ends(hostile: Path) -> None:
 
 def test_the_search_of_browse_ends() -> None:
     from ckptfix.browse.model import search
-    from ckptfix.browse.model.contents import Item
+    from ckptfix.browse.model.contents import ContentItem
 
-    item = Item.__new__(Item)
+    item = ContentItem.__new__(ContentItem)
     object.__setattr__(item, "name", EVIL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "key_of", lambda item: item.name)

@@ -143,7 +143,7 @@ def test_the_last_of_a_folder(tmp_path: Path) -> None:
     assert last_of(str(run), 2) == [str(run / "step_10.pth"), str(run / "step_100.pth")]
     ckptfix.average([run], tmp_path / "out.pth", last=2)
     assert torch.load(tmp_path / "out.pth")["w"].tolist() == [55]
-    with pytest.raises(Refused, match="holds 3 checkpoints"):
+    with pytest.raises(Refused, match="only 3 checkpoints"):
         last_of(str(run), 4)
     torch.save({"w": torch.zeros(1)}, run / "other-1.pth")
     with pytest.raises(Refused, match="several series"):
@@ -155,8 +155,8 @@ def test_what_differs_is_refused_by_name(tmp_path: Path) -> None:
     torch.save(base, tmp_path / "one.pth")
     for other, message in (
         ({"a": torch.ones(2), "b": torch.ones(3), "d": torch.ones(1)}, "missing: c; not in the first: d"),
-        ({**base, "a": torch.ones(3), "b": torch.ones(4)}, "another shape: a, b"),
-        ({**base, "a": torch.ones(2).half()}, "another dtype: a"),
+        ({**base, "a": torch.ones(3), "b": torch.ones(4)}, "different shape: a, b"),
+        ({**base, "a": torch.ones(2).half()}, "different dtype: a"),
     ):
         torch.save(other, tmp_path / "two.pth")
         with pytest.raises(Refused, match=message):

@@ -318,5 +318,5 @@ def test_attributes_of_tensors_are_seen(tmp_path: Path) -> None:
 
 def test_a_tensor_by_the_name_of_the_metadata_is_no_tensor_of_safetensors(tmp_path: Path) -> None:
     source = save(tmp_path / "a.pth", {"__metadata__": torch.ones(2), "b": torch.ones(2)})
-    with pytest.raises(KeyConflict, match="__metadata__ cannot be the name of a tensor"):
+    with pytest.raises(KeyConflict, match="__metadata__ cannot be the key of a tensor"):
         ckptfix.convert(source, tmp_path / "b.safetensors", to="safetensors")

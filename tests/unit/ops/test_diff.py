@@ -176,7 +176,7 @@ def test_equal_values_of_other_bytes_are_named(compare: Compare) -> None:
     result = compare({"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([-0.0, 1.0])})
     assert result.same
     assert [row.name_a for row in result.close] == ["w"]
-    assert "1 tensor with other bytes" in " ".join(result.lines)
+    assert "1 tensor with different bytes" in " ".join(result.lines)
 
 
 def changed_parts(result: DiffResult) -> list[str]:

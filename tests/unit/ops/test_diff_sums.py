@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckptfix.ops.diff import elements as diff_elements
 from ckptfix.ops.diff.elements import Comparison
-from ckptfix.ops.diff.sums import Sums, ValueDiff
+from ckptfix.ops.diff.sums import PairSums, ValueDiff
 
 OTHER = "big" if sys.byteorder == "little" else "little"
 NATIVE = (sys.byteorder, sys.byteorder)
@@ -26,7 +26,7 @@ def compared(
 ) -> ValueDiff:
     comparison = Comparison.of(a, b or a, orders, **tolerance)
     assert comparison is not None
-    sums = Sums()
+    sums = PairSums()
     comparison.add(x, y, sums)
     return sums.result(len(x) // comparison.a.itemsize)
 
@@ -294,7 +294,7 @@ def test_parts_add_up_to_the_whole(pairs: list[tuple[float, float]], data: Any) 
     comparison = Comparison.of("float16", "float16", NATIVE)
     assert comparison is not None
     x, y = (np.array([pair[side] for pair in pairs], np.float16) for side in (0, 1))
-    parts = [Sums(), Sums()]
+    parts = [PairSums(), PairSums()]
     comparison.add(x[:cut].tobytes(), y[:cut].tobytes(), parts[0])
     comparison.add(x[cut:].tobytes(), y[cut:].tobytes(), parts[1])
     whole = compared(x.tobytes(), y.tobytes(), "float16")
@@ -312,7 +312,7 @@ def test_equal_elements_count_towards_norms_alone(name: str) -> None:
     x, _ = pair_of(name)
     comparison = Comparison.of(name, name, NATIVE)
     assert comparison is not None
-    computed, shortcut = Sums(), Sums()
+    computed, shortcut = PairSums(), PairSums()
     comparison.add(raw(x), raw(x), computed)
     comparison.add_equal(raw(x), shortcut)
     assert shortcut.finite == computed.finite == len(x)
@@ -323,7 +323,7 @@ def test_equal_elements_count_towards_norms_alone(name: str) -> None:
 def test_equal_elements_that_are_not_finite() -> None:
     comparison = Comparison.of("float64", "float64", NATIVE)
     assert comparison is not None
-    sums = Sums()
+    sums = PairSums()
     comparison.add_equal(floats(NAN, 3.0, INF, 4.0), sums)
     assert (sums.finite, sums.aa, sums.ab) == (2, 25.0, 25.0)
 

@@ -215,7 +215,7 @@ def test_files_of_a_hub_cache(tmp_path: Path) -> None:
     (local / "m.safetensors").write_bytes(content)
     (local / ".cache/huggingface/download/m.safetensors.metadata").write_text(f"rev\n{sha256}\n1.0\n")
     assert ckptfix.digest(local, hub=True).exit_code == 0
-    with pytest.raises(Refused, match="called by its digest"):
+    with pytest.raises(Refused, match="named by its digest"):
         ckptfix.digest(written(tmp_path / "x", b"x"), hub=True)
 
 

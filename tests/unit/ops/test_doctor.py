@@ -86,7 +86,7 @@ def test_the_version_that_a_file_needs_is_that_of_the_one_table(tmp_path: Path) 
     storage = torch.ones(4, dtype=torch.uint16)
     torch.save({"w": storage}, tmp_path / "a.pth")
     [said] = [row.message for row in ckptfix.doctor(tmp_path / "a.pth").findings if row.id == "needs-torch"]
-    assert said.startswith(f"torch {Version(calls.TENSOR_V3.since or (0, 0)).name} or later")
+    assert said.startswith(f"it needs torch {Version(calls.TENSOR_V3.since or (0, 0)).name} or later")
     assert all(row.source for row in calls.TABLE) and all(row.source for row in DTYPES.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.io import threads
 from ckptfix.ops.doctor import data as doctor_data
-from ckptfix.ops.doctor.data import Piece, scan
+from ckptfix.ops.doctor.data import CheckedRange, scan
 
 
 @pytest.mark.parametrize("size", [64, 4096, threads.TASK])
@@ -25,17 +25,17 @@ def test_parts_of_a_tensor_are_judged_together(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "data"
     path.write_bytes(raw + bytes(5000) + raw)
     pieces = [
-        Piece("right", ByteRange(str(path), 0, 4000), zlib.crc32(raw), "float32"),
-        Piece("zeros", ByteRange(str(path), 4000, 5000), zlib.crc32(bytes(5000))),
-        Piece("wrong", ByteRange(str(path), 9000, 4000), 1, "float32"),
-        Piece("made", made(raw), zlib.crc32(raw), "float32"),
-        Piece("beyond", ByteRange(str(path), 9000, 4001), 1, "float32"),
+        CheckedRange("right", ByteRange(str(path), 0, 4000), zlib.crc32(raw), "float32"),
+        CheckedRange("zeros", ByteRange(str(path), 4000, 5000), zlib.crc32(bytes(5000))),
+        CheckedRange("wrong", ByteRange(str(path), 9000, 4000), 1, "float32"),
+        CheckedRange("made", made(raw), zlib.crc32(raw), "float32"),
+        CheckedRange("beyond", ByteRange(str(path), 9000, 4001), 1, "float32"),
     ]
     found = [(finding.id, finding.where, finding.message) for finding in scan(pieces)]
     crc = f"{zlib.crc32(raw):08x}"
     assert found[:2] == [
         ("bad-crc", "wrong", f"the bytes do not match their CRC-32 ({crc} here, 00000001 stated)"),
-        ("damaged", "beyond", "1 bytes promised, 0 left"),
+        ("damaged", "beyond", "1 bytes are expected, but only 0 are left"),
     ]
     names = "right (3), wrong (3), made (3)"
     assert found[2][2] == f"9 NaN values of float32 in 3 tensors: {names}"

@@ -16,7 +16,7 @@ import ckptfix
 from ckptfix.findings.remedies import chain, with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import Remedy, found, remedy_of
-from ckptfix.ops.doctor.groups import Group, grouped, placed
+from ckptfix.ops.doctor.groups import FindingGroup, grouped, placed
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_what_is_true_of_a_format_is_listed_on_request_alone(tmp_path: Path) -> 
     done = ckptfix.doctor(tmp_path / "a.pth")
     assert [finding.id for finding in done.findings] == ["needs-torch"]
     assert [line.text for line in done.lines()] == [done.sentence]
-    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: torch 1.6 or later")
+    assert done.lines(verbose=True)[-1].text.startswith("note: needs-torch: it needs torch 1.6 or later")
 
 
 def test_nothing_is_said_twice(several: Path) -> None:
@@ -61,10 +61,10 @@ def test_nothing_is_said_twice(several: Path) -> None:
 
 def test_one_cause_in_two_places() -> None:
     rows = [found("wrapped-names", "2 keys begin with module.", where=where) for where in ("model", "ema", "best")]
-    assert Group(tuple(rows)).text() == "model: 2 keys begin with module.; also at ema, best"
-    assert Group(tuple(rows)).text(1) == "model: 2 keys begin with module.; also at ema and 1 more"
+    assert FindingGroup(tuple(rows)).text() == "model: 2 keys begin with module.; also at ema, best"
+    assert FindingGroup(tuple(rows)).text(1) == "model: 2 keys begin with module.; also at ema and 1 more"
     same = (found("nan-values", "a", where="x"), found("nan-values", "b", where="x"))
-    assert Group(same).text() == "x: a (and 1 more)"
+    assert FindingGroup(same).text() == "x: a (and 1 more)"
 
 
 def test_a_place_is_said_unless_it_is_the_pickle_or_in_the_message() -> None:
@@ -122,7 +122,7 @@ def test_an_optimizer_is_no_larger_than_its_storages(tmp_path: Path) -> None:
     state = {index: {"exp_avg": flat[index * 10 : index * 10 + 10]} for index in range(100)}
     torch.save({"state": state, "param_groups": [{"lr": 0.1, "params": list(range(100))}]}, tmp_path / "o.pth")
     row = next(row for row in ckptfix.doctor(tmp_path / "o.pth").findings if row.id == "optimizer-state")
-    assert row.message.startswith("an optimizer's state is 4,000 of its ")
+    assert row.message.startswith("an optimizer's state takes up 4,000 of its ")
 
 
 def test_advice_of_what_is_not_the_cause_stands_below_it(tmp_path: Path) -> None:

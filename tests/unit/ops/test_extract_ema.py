@@ -115,9 +115,9 @@ def test_a_list_of_averages_gets_the_names_of_the_model_beside_it(tmp_path: Path
 
 
 def test_a_list_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.Refused, match="do not belong to the 6 parameters"):
+    with pytest.raises(errors.Refused, match="do not match the 6 parameters"):
         extracted(tmp_path, {"model": net(1).state_dict(), "ema": shadow(-1)}, ema=True)
-    with pytest.raises(errors.Refused, match="2 models that could have them"):
+    with pytest.raises(errors.Refused, match="2 models could provide them"):
         extracted(tmp_path, {"g": net(1).state_dict(), "d": net(1).state_dict(), "ema": shadow()}, ema=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +113,7 @@ def test_a_submodule_and_constants(tmp_path: Path) -> None:
     frozen.save(tmp_path / "frozen.pt")
     with pytest.raises(errors.Refused) as caught:
         ckptfix.extract(tmp_path / "frozen.pt", tmp_path / "out.pth")
-    assert caught.value.hint == "--at constants takes its constants"
+    assert caught.value.hint == "--at constants extracts its constants"
     ckptfix.extract(tmp_path / "frozen.pt", tmp_path / "out.pth", at="constants")
     constants = torch.load(tmp_path / "out.pth", weights_only=True)
     assert set(constants) <= {f"c{number}" for number in range(20)} and len(constants) > 2
@@ -187,17 +186,6 @@ def test_a_program_without_its_code_and_one_without_tensors(tmp_path: Path) -> N
     path = rewritten(tmp_path / "net.pt", tmp_path / "bad.pt", lambda name, data: b"" if ".py" in name else data)
     with pytest.raises(errors.BadPickle, match="no module"):
         ckptfix.extract(path, tmp_path / "out.pth")
-
-
-@pytest.mark.slow
-def test_other_commands_say_what_it_is_and_what_to_do(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        scripted(tmp_path / "net.pt", model())
-        exported(tmp_path / "net.pt2", model())
-    for name in ("net.pt", "net.pt2"):
-        with pytest.raises(errors.UnknownFormat) as caught:
-            ckptfix.inspect(tmp_path / name)
-        assert caught.value.hint is not None and "ckptfix extract" in caught.value.hint
 
 
 def test_views_in_an_exported_program(tmp_path: Path) -> None:

@@ -350,8 +350,8 @@ def test_each_tensor_that_another_is_cut_into_has_to_be_there(
 @pytest.mark.parametrize(
     ("name", "excused", "says", "severity"),
     [
-        ("model/fc.weight", False, "a fault in ckptfix", "error"),
-        ("model/fc.weight", True, "was in what is left out", "warning"),
+        ("model/fc.weight", False, "a bug in ckptfix", "error"),
+        ("model/fc.weight", True, "was in an object that was left out", "warning"),
         ("a/b/()/0", False, "arguments or state of an object", "warning"),
         ("fc.weight/metadata/()state/1/tensor", False, "arguments or state of an object", "warning"),
     ],
@@ -421,7 +421,7 @@ class Apart(Spliced):
 def test_a_storage_in_pieces_is_there_where_each_piece_is(copied: list[int], there: bool, tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
     plan = Plan((OutputFile.of(tmp_path / "out", [ByteRange(str(tmp_path / "a.safetensors"), 0, 80)]),))
-    out = law_output.Output(plan, "safetensors")
+    out = law_output.PlannedOutput(plan, "safetensors")
     out._sources = [ByteRange("in", offset, 4) for offset in copied]
     whole = Apart("in pieces")
     assert out.holds(Storage("0", "float32", 8, "cpu", ByteRange(whole, 0, 8), None)) is there

@@ -172,7 +172,7 @@ def test_no_verb_edits_what_only_a_class_understands(kind: str, place: str, lega
 @pytest.mark.parametrize("at", [None, "/"])
 def test_the_refusal_names_a_command_that_works(kind: str, at: str | None, tmp_path: Path) -> None:
     torch.save(OBJECTS[kind](), tmp_path / "in.pth")
-    with pytest.raises(Refused, match="only the class") as caught:
+    with pytest.raises(Refused, match="only the class of the object") as caught:
         ckptfix.add_module(tmp_path / "in.pth", tmp_path / "out.pth", at=at)
     assert caught.value.hint is not None and "--at /" in caught.value.hint
     ckptfix.extract(tmp_path / "in.pth", tmp_path / "out.pth", at="/")
@@ -183,7 +183,7 @@ def test_a_model_is_not_missed_because_its_keys_are_not_edited(tmp_path: Path) -
     """Without the refusal, the average beside the model would be the only state dict to edit."""
     torch.save({"model": Plain(state()), "ema": state()}, tmp_path / "in.pth")
     for verb in (ckptfix.add_module, VERBS["select --drop"], VERBS["rename"]):
-        with pytest.raises(Refused, match="only the class"):
+        with pytest.raises(Refused, match="only the class of the object"):
             verb(tmp_path / "in.pth", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
 
@@ -191,7 +191,7 @@ def test_a_model_is_not_missed_because_its_keys_are_not_edited(tmp_path: Path) -
 def test_a_prefix_that_is_not_stripped_is_named(tmp_path: Path) -> None:
     torch.save(Ordered({f"module.{name}": value for name, value in state().items()}), tmp_path / "in.pth")
     for verb in (ckptfix.strip_module, ckptfix.unwrap):
-        with pytest.raises(Refused, match="only the class"):
+        with pytest.raises(Refused, match="only the class of the object"):
             verb(tmp_path / "in.pth", tmp_path / "out.pth")
     assert list(ckptfix.load_state_dict(tmp_path / "in.pth")) == list(NAMES)
     assert list(ckptfix.load_state_dict(tmp_path / "in.pth", strip=None)) == [f"module.{name}" for name in NAMES]

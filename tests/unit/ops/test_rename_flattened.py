@@ -209,7 +209,7 @@ def test_a_file_of_rules(tmp_path: Path, layout: str) -> None:
     assert result.references >= sum("fc." in name for name in state)
     assert [change.old for change in result.changes] == ["fc.weight", "fc.bias"]
     rules.write_text("fc.weight -> fc.{a,b,c}.weight | split\n")
-    with pytest.raises(Refused, match="in a flattened optimizer") as caught:
+    with pytest.raises(Refused, match="of a flattened optimizer") as caught:
         ckptfix.rename(source, tmp_path / "out2.pth", rules=rules)
     assert "--no-optimizer" in str(caught.value.hint) and not (tmp_path / "out2.pth").exists()
     rules.write_text("fc.bias | drop\n")

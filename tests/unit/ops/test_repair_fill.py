@@ -42,7 +42,7 @@ def test_a_storage_that_promises_gigabytes_gets_what_its_tensors_need(tmp_path: 
 def test_a_shape_far_beyond_the_file_is_refused(tmp_path: Path) -> None:
     """The rule: 64 MiB and a hundred times the file."""
     source = damaged(tmp_path / "in.pth", lost=Tensor("7", (2**31,), 2**31))
-    with pytest.raises(Refused, match="makes up at most") as caught:
+    with pytest.raises(Refused, match="generates at most") as caught:
         ckptfix.repair(source, tmp_path / "out.pth", fill="zeros")
     assert caught.value.where == "lost" and caught.value.path == str(source)
     assert not (tmp_path / "out.pth").exists()
@@ -51,7 +51,7 @@ def test_a_shape_far_beyond_the_file_is_refused(tmp_path: Path) -> None:
 def test_a_shape_far_beyond_a_safetensors_file_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "in.safetensors"
     source.write_bytes(safetensors([("lost", "F32", (2**31,), DATA), ("whole", "F32", (2,), DATA)]))
-    with pytest.raises(Refused, match="makes up at most") as caught:
+    with pytest.raises(Refused, match="generates at most") as caught:
         ckptfix.repair(source, tmp_path / "out.safetensors", fill="zeros")
     assert caught.value.where == "lost" and not (tmp_path / "out.safetensors").exists()
     assert ckptfix.repair(source, tmp_path / "out.safetensors").kept == ("whole",)

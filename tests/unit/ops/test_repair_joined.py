@@ -92,7 +92,7 @@ def test_what_is_beyond_measure_is_not_made_up(tmp_path: Path) -> None:
     of_rank(tmp_path / "in", 1).unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ckptfix.ops.repair.fill.MOST_FILLED", -1 << 40)
-        with pytest.raises(ckptfix.CkptfixError, match="makes up at most"):
+        with pytest.raises(ckptfix.CkptfixError, match="generates at most"):
             ckptfix.repair(tmp_path / "in", tmp_path / "out.pth", fill="zeros")
 
 

@@ -15,7 +15,7 @@ import ckptfix
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Unsupported
 from ckptfix.ops.repair.raw import _listed
-from ckptfix.ops.repair.wreck import Part, Wreck, _note_byteorder
+from ckptfix.ops.repair.wreck import IntactStorage, Wreck, _note_byteorder
 
 WEIGHT: list[Op] = [*tensor_ops(Tensor("0", (2,), 2)), ("BINPUT", 200)]
 AGAIN: list[Op] = [("BINGET", 200)]
@@ -98,7 +98,7 @@ def test_calls_that_are_nested_beyond_measure_are_refused_where_a_storage_is_los
         if deep == 10:
             assert ckptfix.repair(path, tmp_path / "out.pth").kept == ("w",)
         else:
-            with pytest.raises(Unsupported, match="nested beyond measure"):
+            with pytest.raises(Unsupported, match="nested too deeply"):
                 ckptfix.repair(path, tmp_path / "out.pth", force=True)
 
 
@@ -119,11 +119,11 @@ def test_lines_of_a_record_that_end_as_text_does_are_left_as_they_are(tmp_path: 
 def test_of_a_text_that_is_no_byte_order_the_beginning_is_shown() -> None:
     lost = Wreck("in.pth")
     _note_byteorder(lost, b"middle" * 10)
-    assert f"its byte order is {(b'middle' * 10)[:20]!r}, and" in lost.notes[0].message
+    assert f"its byte order is {(b'middle' * 10)[:20]!r};" in lost.notes[0].message
 
 
 @pytest.mark.parametrize(("count", "more"), [(12, []), (13, ["... 1 more storages"])])
 def test_so_many_storages_are_listed(count: int, more: list[str]) -> None:
-    lost = Wreck("in.pth", parts={str(key): Part(ByteRange("in.pth", 0, 8), None) for key in range(count)})
+    lost = Wreck("in.pth", parts={str(key): IntactStorage(ByteRange("in.pth", 0, 8), None) for key in range(count)})
     lines = list(_listed(lost, []))
     assert lines == [*(f"storage {key}: 8 bytes" for key in range(12)), *more]

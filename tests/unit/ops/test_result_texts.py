@@ -143,8 +143,8 @@ def test_slim_says_that_no_optimizer_was_recognised(tmp_path: Path, source: Path
     torch.save({"model": {"w": torch.ones(2)}, "opt": {"hypers": [{"lr": 1}], "state": [{"avg": torch.ones(2)}]}},
                tmp_path / "fastai.pth")  # fmt: skip
     shown = printed("slim", "--no-optimizer", tmp_path / "fastai.pth", tmp_path / "out.pth")
-    assert "no optimizer was recognised in it" in shown
-    assert "no optimizer was recognised" not in printed("slim", tmp_path / "fastai.pth", tmp_path / "other.pth")
+    assert "no optimizer was found in it" in shown
+    assert "no optimizer was found" not in printed("slim", tmp_path / "fastai.pth", tmp_path / "other.pth")
 
 
 def test_slim_of_state_that_is_set_twice_has_a_way_out(tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_slim_of_state_that_is_set_twice_has_a_way_out(tmp_path: Path) -> None:
     path = written(tmp_path / "a b.pth", torch_zip(assemble(("PROTO", 2), *both, "STOP"), [bytes(400)]))
     with pytest.raises(Unsupported, match="state is set twice") as caught:
         ckptfix.slim(path, tmp_path / "out.pth")
-    assert caught.value.hint == f"`ckptfix extract '{path}' OUT` takes the weights out of it"
+    assert caught.value.hint == f"run `ckptfix extract '{path}' OUT` to get its weights"
     assert caught.value.path == str(path)
     ckptfix.extract(path, tmp_path / "out.pth")

@@ -34,7 +34,7 @@ from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats.torch.common import parts_of
 from ckptfix.ops.sanitize import SanitizeResult, sanitize
 from ckptfix.ops.sanitize.convert import Converter
-from ckptfix.ops.sanitize.report import Settings
+from ckptfix.ops.sanitize.report import ConversionSettings
 from ckptfix.pickles import Call, Dict, parse
 
 
@@ -384,7 +384,7 @@ HOSTILE: dict[str, list[Op]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_depth_and_sharing_cost_what_the_file_does(name: str) -> None:
     graph = parse(assemble(("PROTO", 2), *HOSTILE[name], "STOP"))
-    converter = Converter(Settings())
+    converter = Converter(ConversionSettings())
     assert converter.run(graph.root) is not None
     assert len(converter.done) <= 2 * len(graph.data) and len(converter.report.losses) <= len(graph.data)
 
@@ -478,7 +478,7 @@ def test_a_safetensors_file_has_nothing_to_sanitize(tmp_path: Path) -> None:
 
 def test_state_dict_ops_are_what_this_file_thinks() -> None:
     pickle = assemble(("PROTO", 2), *state_dict_ops({"w": Tensor("0", (2,), 2)}), "STOP")
-    made = Converter(Settings()).run(parse(pickle).root)
+    made = Converter(ConversionSettings()).run(parse(pickle).root)
     assert isinstance(made, (Call, Dict)) and made.items is not None and made.items[0][0] == "w"
 
 

@@ -36,8 +36,8 @@ def test_the_same_model_in_two_containers(tmp_path: Path, state: sharded.State) 
     named(folder, "model.safetensors", STATE)
     named(folder, "pytorch_model.bin", state)
     done = ckptfix.strip_module(folder, tmp_path / "out.safetensors")
-    assert "took model.safetensors" in done.lines[0]
-    assert "pytorch_model.bin has the same names and shapes, and is not taken" in done.lines[0]
+    assert "read model.safetensors" in done.lines[0]
+    assert "pytorch_model.bin has the same keys and shapes, and was not used" in done.lines[0]
     assert [found.id for found in done.findings] == ["other-model"]
     (row,) = [found for found in ckptfix.doctor(folder).findings if found.id == "other-model"]
     assert (row.severity, row.where) == ("info", "pytorch_model.bin")
@@ -49,7 +49,7 @@ def test_another_model_in_another_container(tmp_path: Path) -> None:
     named(folder, "pytorch_model.bin", FEWER)
     for done in (ckptfix.strip_module(folder, tmp_path / "out.safetensors"), ckptfix.doctor(folder)):
         (row,) = [found for found in done.findings if found.id == "other-model"]
-        assert (row.severity, row.message) == ("warning", "pytorch_model.bin has other tensors, and is not taken")
+        assert (row.severity, row.message) == ("warning", "pytorch_model.bin has different tensors, and was not used")
 
 
 def test_what_cannot_be_read_is_named_too(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 import ckptfix
 from ckptfix.checkpoint import dtypes
 from ckptfix.errors import NoSuchTensor
-from ckptfix.ops.stats.moments import Moments, moments
+from ckptfix.ops.stats.moments import ElementMoments, moments
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "float8_e8m0fnu")  # fmt: skip
@@ -85,7 +85,7 @@ def test_blocks_of_any_scale_are_joined() -> None:
     import numpy as np
 
     parts = [np.array([1e200, 2e200]), np.array([1.0, 2.0]), np.array([math.nan]), np.array([3e200])]
-    made = Moments()
+    made = ElementMoments()
     for part in parts:
         made.add(moments(part.tobytes(), dtypes.by_name("float64"), swap=False))
     unit = np.array([1, 2, 1e-200, 2e-200, 3])

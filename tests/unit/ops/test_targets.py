@@ -14,7 +14,7 @@ from torch import nn
 import ckptfix
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.names.slots import Slot
-from ckptfix.ops.target.targets import Side, read
+from ckptfix.ops.target.targets import ExpectedModel, read
 
 
 class Tied(nn.Module):
@@ -45,7 +45,7 @@ def test_a_torch_checkpoint(tmp_path: Path, zipped: bool, nested: bool) -> None:
     state = Tied().state_dict()
     value = {"model": state, "epoch": 3} if nested else state
     path = saved(tmp_path / "a.pth", value, _use_new_zipfile_serialization=zipped)
-    assert read(path) == Side(str(path), SLOTS, "model" if nested else "", True)
+    assert read(path) == ExpectedModel(str(path), SLOTS, "model" if nested else "", True)
 
 
 def test_a_safetensors_file_says_that_its_order_is_its_own(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_inspect_prints(tmp_path: Path, nested: bool) -> None:
     path = saved(tmp_path / "a.pth", value)
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps(ckptfix.inspect(path).as_dict()))
-    assert read(keys) == Side(str(keys), SLOTS, "model" if nested else "", True)
+    assert read(keys) == ExpectedModel(str(keys), SLOTS, "model" if nested else "", True)
 
 
 def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
@@ -120,17 +120,17 @@ def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
             read(several)
         assert caught.value.hint == "choose one with like_at='g'"
     assert read(keys, at="d").slots == (Slot("b.w", (3,), "float32"),)
-    with pytest.raises(CkptfixError, match="no tensor at 'x'"):
+    with pytest.raises(CkptfixError, match="no tensors at 'x'"):
         read(keys, at="x")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"weight_map": {"a": "1.safetensors"}}', "not their shapes"),
+        ('{"weight_map": {"a": "1.safetensors"}}', "without their shapes"),
         ('["a.w", "b.w"]', "a name without a shape"),
-        ('{"a": [1], "a": [2]}', "'a' stands in it twice"),
-        ('[["a", [1]], ["a", [2]]]', "'a' stands in it twice"),
+        ('{"a": [1], "a": [2]}', "'a' appears twice"),
+        ('[["a", [1]], ["a", [2]]]', "'a' appears twice"),
         ('{"a": [-1]}', "not a list of sizes"),
         ('{"a": [true]}', "not a list of sizes"),
         ('{"a": [1.5]}', "not a list of sizes"),
@@ -144,7 +144,7 @@ def test_what_inspect_prints_of_several_state_dicts(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": [' + "1" * 5000 + "]}", "digits"),
-        ('{"entries": [], "state_dicts": 3}', "no tensor at"),
+        ('{"entries": [], "state_dicts": 3}', "no tensors at"),
         ('{"entries": [{"name": "a", "shape": [1], "storage": [], "stride": 5}], "state_dicts": []}', ""),
     ],
 )
@@ -225,7 +225,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_model_is_built_and_tied_names_are_known(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     side = read(f"{module}:Net", allow_import=True)
-    assert side == Side(f"{module}:Net", SLOTS, None, True)
+    assert side == ExpectedModel(f"{module}:Net", SLOTS, None, True)
     captured = capsys.readouterr()
     assert "talks" in captured.err
     assert not captured.out

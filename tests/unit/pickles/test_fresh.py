@@ -6,7 +6,7 @@ from typing import Any
 
 from ckptfix.pickles import Call, Dict, Global, PersId
 from ckptfix.pickles.emit import emit
-from ckptfix.pickles.fresh import Fresh
+from ckptfix.pickles.fresh import NewTensorArguments
 from ckptfix.pickles.graph import Node
 
 HOOKS = Global("collections", "OrderedDict", 0)
@@ -27,7 +27,7 @@ def tensors(fresh: bool) -> Dict:
         key, location = str(number), "cpu" if number % 3 else "cuda:0"
         func = Global("torch._utils", "_rebuild_tensor_v2", 0)
         if fresh:
-            args: Any = Fresh(kind, key, location, number, (shape, stride), number % 7 == 0, HOOKS)
+            args: Any = NewTensorArguments(kind, key, location, number, (shape, stride), number % 7 == 0, HOOKS)
             call = Call.folded_at(func, 0, args)
         else:
             persid = PersId(("storage", kind, key, location, number), 0, -1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ckptfix.errors import CkptfixError, TruncatedPickle, Unsupported
 from ckptfix.pickles import paged
-from ckptfix.pickles.paged import Pages, Place, parse_paged
+from ckptfix.pickles.paged import Pages, UnreadBytes, parse_paged
 
 DATA = bytes(range(256)) * 2
 
@@ -84,7 +84,7 @@ def test_a_pickle_read_by_pages_is_what_pickle_reads(protocol: int) -> None:
         assert (found["small"], found["four"]) == (b"abc", b"0123") and found["five"] == b"01234"
         for name in ("large", "huge"):
             place: Any = found[name]
-            assert isinstance(place, Place)
+            assert isinstance(place, UnreadBytes)
             assert data[place.offset : place.offset + place.length] == VALUE[name]
 
 

@@ -113,7 +113,7 @@ def test_no_global_is_resolved() -> None:
     [
         (b"\x80\x06N.", "protocol 6"),
         (b"\xff.", "unknown opcode 0xff"),
-        (b".", "takes more from the stack"),
+        (b".", "takes more values than the stack"),
         (b"h\x05.", "memo entry"),
         (b"X\xff\xff\xff\x7fab.", "2147483647 bytes"),
         (b"\x8b\xff\xff\xff\xffab.", "-1 bytes"),

@@ -13,12 +13,12 @@ from builders import assemble, push
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import pickled
 from ckptfix.ops.doctor import examine as doctor
-from ckptfix.pickles import Survey, survey
+from ckptfix.pickles import NameSurvey, survey
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 
 
-def named(data: bytes) -> Survey:
+def named(data: bytes) -> NameSurvey:
     return survey(lambda offset, length: data[offset : offset + length], 0, len(data))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckptfix.trainer import Job, Training, run
+from ckptfix.trainer import Training, TrainingJob, run
 
 
 @pytest.fixture(scope="module")
@@ -25,4 +25,4 @@ def quiet(line: str) -> None:
 
 
 def trained(**job: Any) -> Training:
-    return run(Job(**{"log": quiet, **job}))
+    return run(TrainingJob(**{"log": quiet, **job}))

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ckptfix.errors import Unsupported
 from ckptfix.trainer import models, text
 from ckptfix.trainer.replicas import Replicas
-from ckptfix.trainer.tasks import TASKS, Task
+from ckptfix.trainer.tasks import TASKS, LearningTask
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,11 @@ def samples(task: str, count: int, seed: int = 0) -> tuple[tuple[Tensor, ...], T
     return TASKS[task].data(torch.Generator().manual_seed(seed), count)
 
 
-def called(model: nn.Module, task: Task, inputs: tuple[Tensor, ...], targets: Tensor) -> Any:
+def called(model: nn.Module, task: LearningTask, inputs: tuple[Tensor, ...], targets: Tensor) -> Any:
     return model(*inputs, targets) if task.with_targets else model(*inputs)
 
 
-def learned(model: nn.Module, task: Task, epochs: int) -> list[float]:
+def learned(model: nn.Module, task: LearningTask, epochs: int) -> list[float]:
     """The mean loss of each epoch."""
     inputs, targets = task.data(torch.Generator().manual_seed(0), task.samples)
     optimizer = torch.optim.Adam(model.parameters(), task.rate)

@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import StepLR
 from unit.trainer.conftest import trained
 
 from ckptfix.errors import Refused
-from ckptfix.trainer import TASKS, WRAPPERS, Job, devices, inner, outputs, run, wrap
-from ckptfix.trainer.devices import Place
+from ckptfix.trainer import TASKS, WRAPPERS, TrainingJob, devices, inner, outputs, run, wrap
+from ckptfix.trainer.devices import TrainingDevice
 from ckptfix.trainer.parallel import check
 from ckptfix.trainer.replicas import Replicas
 from ckptfix.trainer.train import built, loss_of, shared
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 def logged(**job: Any) -> list[str]:
     lines: list[str] = []
-    run(Job(log=lines.append, **job))
+    run(TrainingJob(log=lines.append, **job))
     return lines
 
 
@@ -65,7 +65,7 @@ def test_wrappers_are_the_real_ones() -> None:
     model = TASKS["demo"].model()
     assert type(wrap(model, ["dp"])) is nn.DataParallel
     assert type(wrap(model, ["compile"])).__module__ == "torch._dynamo.eval_frame"
-    assert type(wrap(model, ["dp"], Place(torch.device("cpu"), replicas=2))) is Replicas
+    assert type(wrap(model, ["dp"], TrainingDevice(torch.device("cpu"), replicas=2))) is Replicas
     assert type(wrap(model, ["checkpoint"]).fc).__name__ == "CheckpointWrapper"
 
 
@@ -126,7 +126,7 @@ def test_a_loss_of_each_replica_is_averaged() -> None:
     """Gathering makes a vector of them (A7); training on it goes on all the same, and the loss falls."""
     task = TASKS["bert"]
     torch.manual_seed(0)
-    model = wrap(task.model(), ["dp"], Place(torch.device("cpu"), replicas=2)).eval()
+    model = wrap(task.model(), ["dp"], TrainingDevice(torch.device("cpu"), replicas=2)).eval()
     inputs, targets = task.data(torch.Generator().manual_seed(0), 8)
     with pytest.warns(UserWarning, match="gather along dimension 0"):
         each = model(*inputs, targets)[0]
@@ -197,8 +197,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return build
 
 
-def cuda(number: int, *ids: int, output: int | None = None) -> Place:
-    return Place(torch.device("cuda", number), ids, output)
+def cuda(number: int, *ids: int, output: int | None = None) -> TrainingDevice:
+    return TrainingDevice(torch.device("cuda", number), ids, output)
 
 
 def test_the_first_id_is_the_main_device(machine: Machine) -> None:
@@ -280,6 +280,6 @@ def test_an_optimizer_in_data_parallel_does_not_work() -> None:
 
 def test_the_full_size_trains_at_its_own_rate() -> None:
     with torch.device("meta"):
-        task, model = built(Job(model="vgg", full_size=True))
+        task, model = built(TrainingJob(model="vgg", full_size=True))
     assert task.rate == TASKS["vgg"].full_rate
     assert sum(parameter.numel() for parameter in model.parameters()) == 138_357_544

@@ -19,7 +19,7 @@ from ckptfix.io.source import Source, open_source
 from ckptfix.ops import repair
 from ckptfix.zips import rebuild as zip_rebuild
 from ckptfix.zips import scan as zip_scan
-from ckptfix.zips.rebuild import Archive, Rebuilt
+from ckptfix.zips.rebuild import Rebuilt, RebuiltArchive
 
 RECORDS = torch_records(b"\x80\x02}.", {"0": b"\x01" * 100, "1": random.Random(0).randbytes(3000), "2": b""})
 CONTENT = {record.name: record.data for record in RECORDS}
@@ -28,7 +28,7 @@ CONTENT = {record.name: record.data for record in RECORDS}
 def rebuilt(tmp_path: Path, data: bytes) -> tuple[Rebuilt, dict[str, bytes]]:
     path = written(tmp_path / "in.zip", data)
     with open_source(path) as reader:
-        found = Archive(reader).rebuild()
+        found = RebuiltArchive(reader).rebuild()
     return found, {record.name: b"".join(read_chunks(record.data)) for record in found.records}
 
 
@@ -272,7 +272,7 @@ def test_a_size_that_is_a_lie_costs_no_other_record(tmp_path: Path) -> None:
     row = clean.index(b"archive/data/0", clean.index(b"PK\x01\x02")) - 46
     data[row + 20 : row + 28] = struct.pack("<2L", 0xFFFFFFF0, 0xFFFFFFF0)
     with open_source(written(tmp_path / "in.zip", bytes(data))) as reader:
-        found = Archive(reader).rebuild(lambda name: len(CONTENT[name]))
+        found = RebuiltArchive(reader).rebuild(lambda name: len(CONTENT[name]))
     assert [row.name for row in found.damaged] == ["archive/data/0"]
     assert {record.name for record in found.records} == CONTENT.keys() - {"archive/data/0"}
 
@@ -288,7 +288,7 @@ def test_what_was_cut_says_how_much_of_it_is_left(seekable: bool, tmp_path: Path
             continue
         (damaged,) = found.damaged
         reason = "the file ends before the record's size and CRC-32"
-        reason = f"3000 bytes promised, {left} left" if seekable else reason
+        reason = f"3000 bytes are expected, but only {left} are left" if seekable else reason
         assert (damaged.name, damaged.kind, damaged.reason) == ("archive/data/1", "cut", reason)
 
 
@@ -311,4 +311,4 @@ def test_of_a_record_that_is_cut_the_checksum_says_nothing(tmp_path: Path, cut: 
     archive = build_zip(plain, end=b"")
     data = archive[: archive.index(b"PK\1\2") - cut]
     with open_source(written(tmp_path / "in.zip", data)) as reader:
-        assert Archive(reader).checksums is not bool(cut)
+        assert RebuiltArchive(reader).checksums is not bool(cut)

@@ -15,7 +15,7 @@ import pytest
 
 import ckptfix
 from ckptfix.errors import BadDirectory
-from ckptfix.zips.records import CENTRAL, MAX32, Record, Records, read_rows
+from ckptfix.zips.records import CENTRAL, MAX32, DirectoryRecord, DirectoryRecords, read_rows
 
 
 def rows(pick: random.Random, count: int) -> Iterator[bytes]:
@@ -41,7 +41,7 @@ def rows(pick: random.Random, count: int) -> Iterator[bytes]:
         count -= run
 
 
-def one_by_one(raw: bytes) -> list[Record]:
+def one_by_one(raw: bytes) -> list[DirectoryRecord]:
     found = []
     at = 0
     while at < len(raw):
@@ -51,7 +51,7 @@ def one_by_one(raw: bytes) -> list[Record]:
         size, stored = f[9], f[8]
         if size == MAX32:
             size, stored = struct.unpack_from("<2Q", raw, first + f[10] + 4)
-        found.append(Record(name, f[16], stored, size, f[7], f[4], f[3], at, f[15]))
+        found.append(DirectoryRecord(name, f[16], stored, size, f[7], f[4], f[3], at, f[15]))
         at = first + sum(f[10:13])
     return found
 
@@ -97,14 +97,14 @@ def test_a_directory_that_is_cut_or_damaged_is_refused_where_it_breaks(seed: int
 
 def test_long_runs_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 20,000 rows of torch some are read alone: where the length of the names changes, and after each such place."""
-    alone: list[Record] = []
-    add = Records.add
+    alone: list[DirectoryRecord] = []
+    add = DirectoryRecords.add
 
-    def counted(self: Records, record: Record, length: int, name_length: int) -> None:
+    def counted(self: DirectoryRecords, record: DirectoryRecord, length: int, name_length: int) -> None:
         alone.append(record)
         add(self, record, length, name_length)
 
-    monkeypatch.setattr(Records, "add", counted)
+    monkeypatch.setattr(DirectoryRecords, "add", counted)
     row = CENTRAL.pack(b"PK\x01\x02", *(0,) * 6, 1, 2, 2, 12, *(0,) * 5, 64)
     raw = b"".join(row + f"data/{number:07}".encode() for number in range(20_000))
     records = read_rows(raw, 20_000, "a.pt", 0)

@@ -13,7 +13,7 @@ from ckptfix.errors import BadDirectory, DistributedPart, Unsupported
 from ckptfix.io.source import open_source
 from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import read_directory
-from ckptfix.zips.several import Span, several
+from ckptfix.zips.several import ArchiveSpan, several
 
 ONE = build_zip(torch_records(b"\x80\x02}.", {"0": b"\x01" * 100}))
 OTHER = build_zip(torch_records(b"\x80\x02}.", {"0": b"\x02" * 300}))
@@ -57,7 +57,7 @@ def test_archives_end_to_end(tmp_path: Path, parts: list[bytes], which: tuple[in
     starts = [sum(map(len, parts[:index])) for index in range(len(parts))]
     with open_source(path) as reader:
         found = several(reader)
-    wanted = which and tuple(Span(starts[index], starts[index] + len(parts[index])) for index in which)
+    wanted = which and tuple(ArchiveSpan(starts[index], starts[index] + len(parts[index])) for index in which)
     assert found == wanted
 
 
@@ -68,7 +68,7 @@ def test_the_last_of_two_is_found_behind_more_bytes_than_are_searched(
     path = written(tmp_path / "in", ONE + JUNK * 10 + OTHER)
     with open_source(path) as reader:
         found = several(reader)
-    assert found == (Span(0, len(ONE)), Span(len(ONE) + 10_000, len(ONE) + 10_000 + len(OTHER)))
+    assert found == (ArchiveSpan(0, len(ONE)), ArchiveSpan(len(ONE) + 10_000, len(ONE) + 10_000 + len(OTHER)))
 
 
 @pytest.mark.parametrize("behind", [1000, 100_000])

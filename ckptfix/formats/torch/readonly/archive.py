@@ -30,7 +30,7 @@ from ckptfix.formats.torch.readonly import common
 from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Dict, Graph
-from ckptfix.pickles.paged import HEAD, Place
+from ckptfix.pickles.paged import HEAD, UnreadBytes
 from ckptfix.urls import as_path
 from ckptfix.words import some
 from ckptfix.zips.local import record_data
@@ -50,7 +50,7 @@ CHECKPOINTS = (".pth", ".pt")
 
 MOST_MEMBERS = 1000
 
-Members = dict[str, Place | None]
+Members = dict[str, UnreadBytes | None]
 """Name -> location of its bytes; None for a member that is compressed."""
 
 
@@ -70,14 +70,14 @@ def score(path: str, head: bytes, size: int) -> int:
 
 def _tarred(reader: Source) -> Members:
     rows = tar_members(reader, MOST_MEMBERS)
-    return {name.removeprefix("./"): Place(offset, max(length, 0)) for name, offset, length in rows}
+    return {name.removeprefix("./"): UnreadBytes(offset, max(length, 0)) for name, offset, length in rows}
 
 
 def _zipped(reader: Source, *, places: bool = True) -> Members:
     members: Members = {}
     for record in read_directory(reader).records:
         data = record_data(reader, record) if places and record.name.endswith(CHECKPOINTS) else None
-        members[record.name] = Place(data.offset, data.length) if isinstance(data, ByteRange) else None
+        members[record.name] = UnreadBytes(data.offset, data.length) if isinstance(data, ByteRange) else None
     return members
 
 
@@ -89,7 +89,7 @@ def read(path: str) -> Checkpoint:
         UnknownFormat: no member can be read.
     """
     findings: list[Finding] = []
-    storages = common.Found()
+    storages = common.FoundStorages()
     graph = Graph(b"\x80\x04.", 0)
     root = Dict()
     with about(path), open_source(path) as reader:
@@ -126,7 +126,7 @@ def _refuse_deflated(path: str, members: Members) -> None:
         raise Unsupported(f"the archive has compressed checkpoints: {some(names)}", path=path, hint=hint)
 
 
-def _head(reader: Source, place: Place) -> bytes:
+def _head(reader: Source, place: UnreadBytes) -> bytes:
     return reader.read(place.offset, max(min(place.length, HEAD, reader.size - place.offset), 0))
 
 

@@ -21,7 +21,7 @@ from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import parts_of, reemit
 
 
-class Found:
+class FoundStorages:
     """The bytes of storages by their new keys."""
 
     def __init__(self) -> None:
@@ -95,7 +95,13 @@ def _keep_offsets(graph: Graph, fresh: Graph, replaced: Mapping[int, Node]) -> N
 
 
 def checkpoint(
-    path: str, format: str, size: int, graph: Graph, found: Found, traits: Mapping[str, Any], findings: list[Finding]
+    path: str,
+    format: str,
+    size: int,
+    graph: Graph,
+    found: FoundStorages,
+    traits: Mapping[str, Any],
+    findings: list[Finding],
 ) -> Checkpoint:
     """Return the checkpoint of an object in the form of a zip; see `torch_common.build`."""
     return torch_common.build(

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.errors import BadPickle, DamagedFile
-from ckptfix.io.layers import Part
+from ckptfix.io.layers import WindowName
 from ckptfix.io.read import cut, read_chunks
 from ckptfix.io.source import Source
 from ckptfix.pickles import Call, Text
@@ -33,7 +33,7 @@ def encoded_text(node: object) -> Text | None:
     return None
 
 
-class EncodedPart(Part):
+class EncodedPart(WindowName):
     """The name of a virtual file whose bytes are the characters of a text in another file."""
 
     raw: ByteRange

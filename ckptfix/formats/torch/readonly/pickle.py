@@ -30,7 +30,7 @@ from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Call, Graph, survey
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.paged import Place, parse_paged
+from ckptfix.pickles.paged import UnreadBytes, parse_paged
 from ckptfix.pickles.reemit import every_node, parts_of
 
 NAME = "pickle"
@@ -76,7 +76,7 @@ def read(path: str) -> Checkpoint:
         UnknownFormat: it does not contain the bytes of a storage.
     """
     findings: list[Finding] = []
-    storages = common.Found()
+    storages = common.FoundStorages()
     with about(path), open_source(path) as reader:
         size = reader.size
         arrays = joblib.Arrays(reader)
@@ -96,7 +96,7 @@ def read(path: str) -> Checkpoint:
 def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, Node]:
     """Return replacements for the calls that load a storage, and for byte strings that were left in the file."""
     replaced: dict[int, Node] = {}
-    places: dict[int, Place] = {}
+    places: dict[int, UnreadBytes] = {}
     used: set[int] = set()
     for node in every_node(graph.root):
         if type(node) is Call and node.is_call_of(_MODULE, _FUNCTION) and len(node.arguments) == 1:
@@ -105,7 +105,7 @@ def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, N
                 replaced[id(node)] = made
                 used.add(id(node.arguments[0]))
         parts: Iterable[object] = parts_of(node)
-        places |= {id(part): part for part in parts if type(part) is Place}
+        places |= {id(part): part for part in parts if type(part) is UnreadBytes}
     left = {key: place for key, place in places.items() if key not in used}
     replaced |= {key: reader.read(place.offset, place.length) for key, place in left.items()}
     return replaced | streams.texts

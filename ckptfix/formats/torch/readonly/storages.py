@@ -15,15 +15,15 @@ from ckptfix.findings.table import found as finding
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import expected_bytes, fields
-from ckptfix.formats.torch.readonly.common import Found
+from ckptfix.formats.torch.readonly.common import FoundStorages
 from ckptfix.formats.torch.readonly.latin1 import EncodedPart, encoded_text
 from ckptfix.formats.torch.tensors import BadTensor, viewed
-from ckptfix.formats.torch.zip_layout import Places
-from ckptfix.io.layers import Part
+from ckptfix.formats.torch.zip_layout import ZipStorages
+from ckptfix.io.layers import WindowName
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Call, Graph, Text
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.paged import HEAD, Place
+from ckptfix.pickles.paged import HEAD, UnreadBytes
 from ckptfix.pickles.reemit import every_node, parts_of
 from ckptfix.zips.local import record_data
 
@@ -52,7 +52,7 @@ class Streams:
         texts: ``id`` of a text in a stream -> the text as a plain str, because its offset is not one in the file.
     """
 
-    def __init__(self, path: str, graph: Graph, found: Found, findings: list[Finding]) -> None:
+    def __init__(self, path: str, graph: Graph, found: FoundStorages, findings: list[Finding]) -> None:
         self.path = path
         self.graph = graph
         self.found = found
@@ -84,9 +84,9 @@ class Streams:
             self._move(graph, offset + start)
         return graphs[-1].root
 
-    def _part(self, stream: object) -> Part | None:
-        if type(stream) is Place:
-            return Part(f"{self.path} @ {stream.offset:#x}", self.path, stream.offset, stream.length)
+    def _part(self, stream: object) -> WindowName | None:
+        if type(stream) is UnreadBytes:
+            return WindowName(f"{self.path} @ {stream.offset:#x}", self.path, stream.offset, stream.length)
         text = encoded_text(stream)
         if text is None or not begins_stream(text[:HEAD].encode("latin-1", "ignore")):
             return None
@@ -103,7 +103,7 @@ class Streams:
             raise DamagedFile(noted[0].message, offset=noted[0].offset)
         return [*sides, key_graph, graph], lambda key: (storages[key][0] if key in storages else None, None), 0
 
-    def _zipped(self, part: Part) -> tuple[list[Graph], Lookup, int]:
+    def _zipped(self, part: WindowName) -> tuple[list[Graph], Lookup, int]:
         archive, graph = torch_zip.read_object(part)
         if not archive.pickle_ok:
             raise DamagedFile("the pickle of the archive does not match its CRC-32", offset=archive.pickle.header)
@@ -111,7 +111,7 @@ class Streams:
             if torch_zip.small_record(reader, archive.directory, f"{archive.root}/byteorder") == "big":
                 raise Unsupported("the pickle contains a big-endian archive")
             data = record_data(reader, archive.pickle)
-        places = Places(part, archive)
+        places = ZipStorages(part, archive)
         return [graph], lambda key: places(key)[::2], data.offset if isinstance(data, ByteRange) else 0
 
     def _move(self, graph: Graph, offset: int) -> None:
@@ -132,7 +132,7 @@ class Streams:
                 self.texts[id(part)] = str(part)
                 self._kept.append(part)
 
-    def _refer(self, graph: Graph, part: Part, lookup: Lookup) -> None:
+    def _refer(self, graph: Graph, part: WindowName, lookup: Lookup) -> None:
         """Rename the storages of a stream, because different streams use the same keys."""
         keys: dict[object, str] = {}
         for persid in graph.persids:

@@ -85,7 +85,7 @@ class _Files:
     def __init__(self, reader: Source) -> None:
         self.reader = reader
         self.members = _members(reader)
-        self.found = common.Found()
+        self.found = common.FoundStorages()
         self.findings: list[Finding] = []
         self.globals: list[Global] = []
         self._storages: dict[int, _Stored] = {}

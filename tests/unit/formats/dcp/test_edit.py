@@ -57,6 +57,73 @@ def test_names_change_wherever_they_stand(saved: Path, tmp_path: Path) -> None:
     assert_same(whole, merged(tmp_path / "back", tmp_path))
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("fsdp", None), ("mesh", None), ("odd", "tied"), ("flat", "inner"), ("small", None)]
+)
+def test_an_edit_in_place_equals_the_copy_and_is_taken_back(
+    copied: Copied, tmp_path: Path, name: str, at: str | None
+) -> None:
+    folder = copied(name)
+    subs = [("weight$", "a_longer_weight"), ("w$", "ww")]
+    before = contents(folder)
+    wanted = ckptfix.rename(folder, tmp_path / "copy", subs=subs, at=at)
+    done = ckptfix.rename(folder, in_place=True, subs=subs, at=at)
+    assert done.written and done.exit_code == wanted.exit_code == 0 and not done.account.lost
+    assert_same(merged(tmp_path / "copy", tmp_path), merged(folder, tmp_path))
+    assert contents(folder).keys() == before.keys() | {".ckptfix-undo"}
+    grown = [file for file, data in contents(folder).items() if len(data) > len(before.get(file, data))]
+    assert all(contents(folder)[file].startswith(before[file]) for file in grown if file != ".metadata")
+    assert not [row for row in doctor(folder).findings if row.severity == "error" and row.id != "wrapped-names"]
+    assert ckptfix.undo(folder).undone
+    assert contents(folder) == before
+
+
+def test_torch_loads_a_folder_that_was_edited_in_place_twice(copied: Copied, tmp_path: Path) -> None:
+    folder = copied("fsdp")
+    before = contents(folder)
+    whole = merged(folder, tmp_path)
+    ckptfix.add_module(folder, in_place=True)
+    assert_same(wrapped(whole), merged(folder, tmp_path))
+    once = contents(folder)
+    ckptfix.strip_module(folder, in_place=True)
+    assert_same(whole, merged(folder, tmp_path))
+    ckptfix.undo(folder)
+    assert {**contents(folder), ".ckptfix-undo": b""} == {**once, ".ckptfix-undo": b""}
+    ckptfix.undo(folder)
+    assert contents(folder) == before
+
+
+def test_an_edit_in_place_that_replaces_or_drops_tensors_is_refused(copied: Copied, tmp_path: Path) -> None:
+    folder = copied("fsdp")
+    checkpoint = open_checkpoint(folder)
+    entry = next(entry for entry in checkpoint.entries if entry.name == "model/few")
+    for edit in (Put("model", {"few": entry}), Drop("model", ("few",))):
+        plan = dcp_edit.plan_edit(checkpoint, [edit], str(folder))
+        with pytest.raises(Unsupported, match="changes data too"):
+            dcp_edit.in_place(checkpoint, plan, lambda: 0)
+
+
+def test_a_file_that_was_cut_short_does_not_grow(copied: Copied) -> None:
+    """New bytes at its end would become those that an item has lost."""
+    folder = copied("fsdp")
+    first = folder / "__0_0.distcp"
+    os.truncate(first, first.stat().st_size - 1)
+    checkpoint = open_checkpoint(folder)
+    edits = ckptfix.ops.rename.sites.add(checkpoint, prefix="module").edits
+    plan = dcp_edit.in_place(checkpoint, dcp_edit.plan_edit(checkpoint, edits, str(folder)), lambda: 0)
+    old = {Path(path).name: size for path, size in checkpoint_sizes(checkpoint)}
+    grown = [Path(file.path).name for file in plan.files if file.nbytes > old.get(Path(file.path).name, 0)]
+    assert grown == ["__1_0.distcp", ".metadata"]
+
+
+def checkpoint_sizes(checkpoint: Checkpoint) -> list[tuple[str, int]]:
+    return [(mark.path, mark.stamp.size) for mark in checkpoint.files]
+
+
 def test_the_files_of_tensors_are_the_same_and_what_lies_beside_goes_along(copied: Copied, tmp_path: Path) -> None:
     source = copied("mesh")
     (source / "common.pt").write_bytes(b"of Megatron")
@@ -149,7 +216,7 @@ def test_devices(saved: Path, tmp_path: Path) -> None:
 def test_an_edit_is_counted_by_its_metadata_alone(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(law_output, "Output", None)
+    monkeypatch.setattr(law_output, "PlannedOutput", None)
     ckptfix.add_module(saved / "fsdp", tmp_path / "out")
 
 

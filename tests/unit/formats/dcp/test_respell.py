@@ -17,12 +17,12 @@ from ckptfix.checkpoint import Rename
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.edit import edited
-from ckptfix.formats.dcp.metadata import Place
-from ckptfix.formats.dcp.pickled import Row, rewritten
+from ckptfix.formats.dcp.metadata import StorageInfo
+from ckptfix.formats.dcp.pickled import EditedKey, rewritten
 from ckptfix.formats.dcp.respell import Moves, respelled
 
 
-def both(data: bytes, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+def both(data: bytes, rows: list[EditedKey], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """What torch reads after an edit of the text, and after one of the nodes."""
     names = {row.saved.fqn: (row.fqn(True), row.path) for row in rows if row.path != row.saved.path}
     made = respelled(data, names, Moves({row.saved.fqn: row.place for row in rows if row.place}, {}))
@@ -31,9 +31,9 @@ def both(data: bytes, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> tuple
     return pickle.loads(made), pickle.loads(rewritten(dcp_metadata.understood(data, "x"), rows, {}))
 
 
-def stripped(data: bytes) -> list[Row]:
+def stripped(data: bytes) -> list[EditedKey]:
     said = dcp_metadata.understood(data, "x")
-    rows = [Row(saved, saved.path) for saved in said.saved]
+    rows = [EditedKey(saved, saved.path) for saved in said.saved]
     for row in rows:
         row.path = tuple(key.removeprefix("module.") if isinstance(key, str) else key for key in row.path)
     return rows
@@ -43,7 +43,7 @@ def test_names_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     data = as_saved({named(path): path for path in PATHS})
     rows = stripped(data)
     for number, row in enumerate(rows[-3:]):
-        row.place = Place("__2_0.distcp", 3_000_000_000 * number, 70_000)
+        row.place = StorageInfo("__2_0.distcp", 3_000_000_000 * number, 70_000)
     one, other = both(data, rows, monkeypatch)
     assert one == other and list(one.planner_data) == list(other.planner_data)
     assert "model.blocks.7.weight" in one.state_dict_metadata and "step" in one.planner_data
@@ -55,7 +55,7 @@ def test_the_first_item_that_moves_is_pushed_otherwise(first: int, monkeypatch: 
     paths: list[tuple[str | int, ...]] = [("a",), ("b",), ("c",)]
     data = as_saved({named(path): path for path in paths})
     rows = stripped(data)
-    rows[first].place = Place("new", 5, 6)
+    rows[first].place = StorageInfo("new", 5, 6)
     one, other = both(data, rows, monkeypatch)
     assert one == other and one.storage_data[MetadataIndex("abc"[first])] == _StorageInfo("new", 5, 6)
 
@@ -99,7 +99,7 @@ def test_what_folders_of_torch_have(saved: Path, monkeypatch: pytest.MonkeyPatch
         said = dcp_metadata.understood(data, "x")
         if not said.nested:
             continue
-        rows = [Row(row, (*row.path[:-1], f"{row.path[-1]}.x")) for row in said.saved]
+        rows = [EditedKey(row, (*row.path[:-1], f"{row.path[-1]}.x")) for row in said.saved]
         if any(isinstance(row.path[-1], int) for row in said.saved):
             assert respelled(data, {row.saved.fqn: (row.fqn(True), row.path) for row in rows}, Moves({}, {})) is None
             continue
@@ -131,7 +131,7 @@ def test_random_keys_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
         for way in (counted, lambda *args: None):
             monkeypatch.setattr(pickled, "respelled", way)
             said = dcp_metadata.understood(data, "x")
-            rows = [Row(saved, tuple(map(renamed, saved.path, repeat(old)))) for saved in said.saved]
+            rows = [EditedKey(saved, tuple(map(renamed, saved.path, repeat(old)))) for saved in said.saved]
             if len({row.fqn(True) for row in rows}) < len(rows):
                 break
             results.append(pickle.loads(rewritten(said, rows, {})))

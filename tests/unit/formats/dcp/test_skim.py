@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp import metadata as dcp_metadata
-from ckptfix.formats.dcp.entries import Boxes, Item
+from ckptfix.formats.dcp.entries import Boxes, StoredItem
 from ckptfix.formats.dcp.skim import skim
 from ckptfix.pickles.opcodes import walk
 
@@ -79,7 +79,7 @@ def test_entries_are_read_whole() -> None:
     rows = skim(sharded(300, 8))
     assert rows is not None and len(rows.items) == 300 * 6
     assert sum(type(value) is Boxes for _, value in rows.keys) >= 598
-    assert sum(type(row) is Item for row in rows.items) >= 300 * 6 - 2
+    assert sum(type(row) is StoredItem for row in rows.items) >= 300 * 6 - 2
 
 
 def test_what_is_damaged_is_left_to_the_other_reader(monkeypatch: pytest.MonkeyPatch) -> None:

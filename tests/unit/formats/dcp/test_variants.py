@@ -61,7 +61,7 @@ def test_they_become_a_folder_that_torch_reads(saved: Path, tmp_path: Path, name
 
 @BOTH
 def test_they_are_not_edited(saved: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(Unsupported, match="it is read, and not edited") as raised:
+    with pytest.raises(Unsupported, match="ckptfix reads it, but does not edit it") as raised:
         ckptfix.add_module(saved / name, tmp_path / "out")
     assert raised.value.hint is not None and "--to dcp" in raised.value.hint
     assert not (tmp_path / "out").exists()

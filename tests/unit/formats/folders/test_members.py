@@ -61,7 +61,7 @@ def test_which_file_is_the_model(tmp_path: Path, names: str, model: str | None) 
 def test_commands_take_the_model_and_say_so(tmp_path: Path) -> None:
     path = folder(tmp_path, "model.safetensors optimizer.pt trainer_state.json")
     result = ckptfix.strip_module(path, tmp_path / "out.safetensors")
-    assert result.lines[0] == f"took model.safetensors of {path}"
+    assert result.lines[0] == f"read model.safetensors in {path}"
     assert [entry.key for entry in ckptfix.inspect(tmp_path / "out.safetensors").entries] == ["fc.weight"]
     assert list(ckptfix.load_state_dict(path, strip=None)) == ["module.fc.weight"]
     assert "model.safetensors, the model among the files of the folder" in ckptfix.doctor(path).looked_at[0]
@@ -88,7 +88,7 @@ def test_inspect_lists_a_folder_of_several_models(tmp_path: Path) -> None:
     found = ckptfix.inspect(path)
     assert found.format == "folder"
     assert [member.name for member in found.members if member.folder] == ["unet", "vae"]
-    assert "name the one that is meant" in str(found)
+    assert "name one of them" in str(found)
 
 
 @pytest.mark.parametrize("verb", [ckptfix.strip_module, ckptfix.convert, ckptfix.to_cpu])

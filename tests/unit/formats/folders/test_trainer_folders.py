@@ -240,7 +240,7 @@ def test_doctor_names_the_folders_that_it_did_not_look_at(tmp_path: Path) -> Non
     assert [(row.id, row.where, row.severity) for row in done.findings if row.severity != "info"] == [
         ("other-model", "step 7", "warning")
     ]
-    assert "was not looked at" in done.sentence
+    assert "was not checked" in done.sentence
 
 
 def test_names_of_no_trainer_say_nothing() -> None:

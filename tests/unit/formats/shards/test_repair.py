@@ -238,6 +238,6 @@ def test_an_index_of_another_number_of_shards_loses_nothing(tmp_path: Path) -> N
     done = ckptfix.repair(folder, tmp_path / "out")
     assert done.exit_code == 0 and not done.losses and same(load(tmp_path / "out"), state())
     notes = {note.where: note.message for note in done.findings}
-    assert "model-00004-of-00004.safetensors is not there; model-00001-of-00003" in notes[name]
+    assert "model-00004-of-00004.safetensors is missing; model-00001-of-00003" in notes[name]
     for stray in ("model-00001-of-00002.safetensors", "model.safetensors"):
-        assert notes[stray].endswith("it is left out") and not (tmp_path / "out" / stray).exists()
+        assert notes[stray].endswith("left out") and not (tmp_path / "out" / stray).exists()

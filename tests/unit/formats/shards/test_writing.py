@@ -102,7 +102,7 @@ def test_ties_and_views_come_back(tmp_path: Path) -> None:
     rows: State = {"a": torch.ones(30), "embed": base, "b": torch.ones(30), "head": base, "part": base[1:3]}
     torch.save(rows, tmp_path / "in.pth")
     done = ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to="hf", shard_size=150)
-    assert len(done.plan.files) == 4 and "1 name tied to another" in str(done)
+    assert len(done.plan.files) == 4 and "1 key tied to another" in str(done)
     assert "head" not in index_of(tmp_path / "out")["weight_map"]
     found = ckptfix.load_state_dict(tmp_path / "out")
     assert same(found, rows)
@@ -160,7 +160,7 @@ def test_other_formats_have_no_shards(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["hf-bin", "hf-dcp"])
 def test_kinds_that_are_only_read_are_no_targets(tmp_path: Path, to: Any) -> None:
     torch.save(state(2), tmp_path / "in.pth")
-    with pytest.raises(ckptfix.CkptfixError, match=f"the format {to} is read and not written") as caught:
+    with pytest.raises(ckptfix.CkptfixError, match=f"ckptfix reads the format {to}, but does not write it") as caught:
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out", to=to)
     assert caught.value.hint == "formats are zip, legacy, safetensors, dcp, hf"
 

@@ -67,7 +67,7 @@ def test_exchanged_ranks_are_found_by_what_they_hold(
         exchange(inner, one, other)
         found = [row for row in doctor(inner).findings if row.id == "other-save"]
         assert found and {row.where for row in found} <= {str(of_rank(inner, rank)) for rank in (one, other)}
-        assert "padded, as only" in found[0].message or "that the module has of rank" in found[0].message
+        assert "its part is padded" in found[0].message or "that the model states have for rank" in found[0].message
         for write in (
             lambda inner=inner: ckptfix.convert(inner, tmp_path / "out.pth"),
             lambda inner=inner: ckptfix.load_state_dict(inner),
@@ -85,7 +85,7 @@ def test_ranks_that_nothing_verifies_are_noted(stage: int, tmp_path: Path) -> No
     assert "ranks-unverified" not in {row.id for row in doctor(inner).findings}
     from_buffers(inner)
     (note,) = [row for row in doctor(inner).findings if row.id == "ranks-unverified"]
-    assert note.severity == "info" and note.message.endswith("2 ranks shows which rank each is of: 0, 1")
+    assert note.severity == "info" and note.message.endswith("2 ranks shows which rank wrote each: 0, 1")
     made = ckptfix.load_state_dict(ckptfix.convert(inner, tmp_path / "out.pth").dest)
     assert all(torch.equal(made[name], value) for name, value in rows[0].items())
 

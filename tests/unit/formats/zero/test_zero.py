@@ -12,6 +12,7 @@ from zero_files import KEYS, Run, example
 import ckptfix
 from ckptfix.errors import Refused, Unsupported
 from ckptfix.formats import detect, open_checkpoint
+from ckptfix.formats.target import FormatName
 from ckptfix.ops.doctor import doctor
 
 HALVES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,12 +35,18 @@ def test_its_weights_are_whole(stage: int, ranks: int, half: str, tmp_path: Path
     assert_alike(torch.load(tmp_path / "a.pth"), wanted)
 
 
-@pytest.mark.parametrize(("name", "said"), [("out.pth", True), ("out.safetensors", False)])
-def test_what_was_left_names_the_option_that_takes_it(name: str, said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["zip", "legacy", "dcp", "safetensors", "hf"])
+def test_what_was_left_names_the_option_that_takes_it(to: FormatName, tmp_path: Path) -> None:
+    """Only where that option is not refused."""
     example(2, 3).save(tmp_path / "in")
-    done = ckptfix.convert(tmp_path / "in", tmp_path / name)
+    done = ckptfix.convert(tmp_path / "in", tmp_path / "out", to=to)
     assert "optimizer" in done.left
-    assert any("with --optimizer" in line for line in done.lines) is said
+    try:
+        ckptfix.convert(tmp_path / "in", tmp_path / "all", to=to, optimizer=True)
+        works = True
+    except ckptfix.CkptfixError:
+        works = False
+    assert any("--optimizer writes" in line for line in done.lines) is works is (to not in ("safetensors", "hf"))
 
 
 @pytest.mark.slow
@@ -105,13 +112,13 @@ def test_what_is_not_there_is_refused_with_why(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no file has the model's weights in bfloat16") as caught:
         ckptfix.convert(tmp_path / "z3", tmp_path / "out.pth", weights="model")
     assert "leave out --weights" in str(caught.value.hint)
-    with pytest.raises(Refused, match="one state dict, and no optimizer"):
+    with pytest.raises(Refused, match="one state dict, without optimizer"):
         ckptfix.convert(tmp_path / "z3", tmp_path / "out.safetensors", optimizer=True)
-    with pytest.raises(Refused, match="--at says what is taken"):
+    with pytest.raises(Refused, match="--at cannot be combined"):
         ckptfix.convert(tmp_path / "z3", tmp_path / "out.safetensors", optimizer=True, at="module")
     torch.save({"w": torch.ones(2)}, tmp_path / "plain.pth")
     for options in ({"weights": "model"}, {"optimizer": True}):
-        with pytest.raises(Refused, match="chooses from a DeepSpeed folder"):
+        with pytest.raises(Refused, match="works only on a DeepSpeed folder"):
             ckptfix.convert(tmp_path / "plain.pth", tmp_path / "out.safetensors", **options)
     assert not list(tmp_path.glob("out*"))
 

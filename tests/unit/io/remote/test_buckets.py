@@ -87,13 +87,13 @@ class TestEdits:
         self, strict_bucket: Bucket, large: dict[str, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         url = strict_bucket.put("in", large["model.pth"].read_bytes())
-        send = upload.Output._send
+        send = upload.UploadWriter._send
 
         def change(*args: Any) -> None:
             strict_bucket.put("in", large["model.safetensors"].read_bytes())
             send(*args)
 
-        monkeypatch.setattr(upload.Output, "_send", change)
+        monkeypatch.setattr(upload.UploadWriter, "_send", change)
         with pytest.raises(DamagedFile, match="it changed while it was read"):
             ckptfix.strip_module(url, strict_bucket.url("out"))
         assert strict_bucket.keys() == ["in"] and not strict_bucket.uploads()
@@ -125,13 +125,13 @@ class TestWriting:
             ckptfix.strip_module(large["model.pth"], bucket.url("out"))
         small = {"w": torch.zeros(2)}
         torch.save(small, large["model.pth"].with_name("small.pth"))
-        publish = upload.Output.publish
+        publish = upload.UploadWriter.publish
 
-        def late(self: upload.Output) -> None:
+        def late(self: upload.UploadWriter) -> None:
             bucket.put("new", b"another")
             publish(self)
 
-        monkeypatch.setattr(upload.Output, "publish", late)
+        monkeypatch.setattr(upload.UploadWriter, "publish", late)
         for name in ("model.pth", "small.pth"):
             bucket.client.delete_object(Bucket=bucket.name, Key="new")
             with pytest.raises(WouldOverwrite, match="appeared while it was being written"):

@@ -10,7 +10,7 @@ from stores import Hub
 
 import ckptfix
 from ckptfix.errors import NoSuchFile, Refused, Unsupported
-from ckptfix.io.remote.hub import Place, placed
+from ckptfix.io.remote.hub import RepoEntry, placed
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -85,7 +85,7 @@ def test_what_is_not_there(hub: Hub, model: Path) -> None:
 
 
 def test_names() -> None:
-    assert placed("hf://o/r/a/b.pth") == Place("model", "o/r", "main", "a/b.pth")
-    assert placed("hf://datasets/o/r@v1.0/b") == Place("dataset", "o/r", "v1.0", "b")
-    assert placed("hf://o/r@refs/pr/3/b/c") == Place("model", "o/r", "refs/pr/3", "b/c")
-    assert placed("hf://spaces/o/r") == Place("space", "o/r", "main", "")
+    assert placed("hf://o/r/a/b.pth") == RepoEntry("model", "o/r", "main", "a/b.pth")
+    assert placed("hf://datasets/o/r@v1.0/b") == RepoEntry("dataset", "o/r", "v1.0", "b")
+    assert placed("hf://o/r@refs/pr/3/b/c") == RepoEntry("model", "o/r", "refs/pr/3", "b/c")
+    assert placed("hf://spaces/o/r") == RepoEntry("space", "o/r", "main", "")

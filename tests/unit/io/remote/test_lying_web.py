@@ -215,7 +215,7 @@ def test_redirects_stay_on_the_web(web: WebServer, target: str) -> None:
         url = web.put("model.pth", b"x")
         begun = time.monotonic()
         code, _, err = _run("inspect", url)
-        assert code == 2 and "redirects to" in err and "fault in ckptfix" not in err, err
+        assert code == 2 and "redirects to" in err and "bug in ckptfix" not in err, err
         assert time.monotonic() - begun < 10
         with pytest.raises(TimeoutError):
             listener.accept()
@@ -252,7 +252,7 @@ def test_numbers_that_are_none(web: WebServer, number: str, place: str) -> None:
     web.fault = lambda handler, path: _raw(handler, heads[place], data if place != "416" else b"")
     code, out, err = _run("inspect", web.put("model.pth", data))
     assert code == 2 and not out
-    assert "fault in ckptfix" not in err and len(err) < 1000, err
+    assert "bug in ckptfix" not in err and len(err) < 1000, err
 
 
 @pytest.mark.parametrize("url", [
@@ -261,7 +261,7 @@ def test_numbers_that_are_none(web: WebServer, number: str, place: str) -> None:
 ])  # fmt: skip
 def test_urls_that_are_none(url: str) -> None:
     code, out, err = _run("inspect", url)
-    assert code == 2 and "fault in ckptfix" not in err
+    assert code == 2 and "bug in ckptfix" not in err
     assert "pa55" not in out + err and "pa/55" not in out + err
 
 

@@ -63,7 +63,7 @@ def test_what_a_killed_rank_left_is_taken_away(
         word = team.folder()
         steps = _Ranks(team, word)
         for file in shares(plan, 2)[1].files:
-            output = upload.Output(file, {}, overwrite=False, began=steps.began)
+            output = upload.UploadWriter(file, {}, overwrite=False, began=steps.began)
             output.write(lambda count: None, lambda path, offset, data: None)
             if named:
                 output.publish()

@@ -17,8 +17,8 @@ from stores import WebServer, _Web
 import ckptfix
 from ckptfix import fleet
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, NotPermitted, Refused, Unsupported, WriteFailed
+from ckptfix.io.remote import clients, http
 from ckptfix.io.remote import file as remote_file
-from ckptfix.io.remote import http, store
 from ckptfix.io.source import open_source, opened_once, threads
 
 torch = pytest.importorskip("torch")
@@ -230,7 +230,7 @@ def test_a_server_without_ranges(web: WebServer, files: dict[str, Path], monkeyp
     web.ranges = False
     assert ckptfix.inspect(url).tensors == 4  # small enough to be taken whole
     monkeypatch.setattr(http, "WHOLE", 1000)
-    with pytest.raises(Unsupported, match=r"sends no ranges of .* bytes") as raised:
+    with pytest.raises(Unsupported, match=r"sends only whole files, and this one has .* bytes") as raised:
         ckptfix.inspect(url)
     assert raised.value.hint == f"download it first: curl -fLO {url}"
 
@@ -323,8 +323,8 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> object:
         raise ModuleNotFoundError(name=name)
 
-    monkeypatch.setattr(store, "import_module", missing)
-    monkeypatch.setattr(store, "_is_there", lambda package: False)
+    monkeypatch.setattr(clients, "import_module", missing)
+    monkeypatch.setattr(clients, "_is_there", lambda package: False)
     for url, install in {
         "s3://b/x.pth": "pip install 'ckptfix[remote]' s3fs",
         "gs://b/x.pth": "pip install 'ckptfix[remote]' gcsfs",
