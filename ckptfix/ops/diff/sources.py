@@ -11,7 +11,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.elements import Resolve, resolve
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import Readers, Source
+from ckptfix.io.source import Readers, TensorBytes
 from ckptfix.ops.diff.elements import PACKED
 
 CHUNK = 1 << 20
@@ -75,7 +75,7 @@ class TensorBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    reader: Source
+    reader: TensorBytes
     offset: int
 
     def read(self, start: int, count: int) -> bytes:
