@@ -45,7 +45,8 @@ class StateDict:
         weights: it looks like the result of ``Module.state_dict()``, rather than RNG state or statistics that happen to
             be tensors. Only such mappings get a prefix added or become a safetensors file.
         payload: it is data from which a class builds an object: its arguments, its slots, a state for its
-            ``__setstate__``. Only the class knows the meaning of the keys, so no edit changes them.
+            ``__setstate__``, its attributes, or the items of a class that is not known to be a mapping. Only the class
+            knows the meaning of the keys, so no edit changes them.
     """
 
     at: str

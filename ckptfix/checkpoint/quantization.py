@@ -4,7 +4,8 @@ A code is a number that means a weight only together with its companions: a scal
 recognized if the name, the dtype and the shape of the codes and of every companion that it needs agree. A
 `layer_scale`, a `logit_scale`, the `scale` of a norm, an int8 buffer, or a float `weight` beside a `weight_scale` match
 in at most one of the three, and are not codes. If only a shape does not fit, the codes are quantized in an unknown
-layout (`UNKNOWN`). If a ``config.json`` names the scheme, companions may be in a different file.
+layout (`UNKNOWN`). If a ``config.json`` names the scheme, companions may be in a different file; so they may if the
+index of a sharded checkpoint lists them there.
 
 A name is a stem and a suffix: ``l.weight`` and ``l.weight_scale_inv`` are the stem ``l.weight`` with the suffixes
 ``""`` and ``"_scale_inv"``; ``l.qweight`` and ``l.scales`` are the stem ``l.`` with ``"qweight"`` and ``"scales"``.
@@ -14,8 +15,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckptfix.checkpoint.tensors import TensorEntry
@@ -605,8 +606,8 @@ class Quantized:
     """A quantized weight of a checkpoint.
 
     Attributes:
-        codes: address of the tensor with the codes; None if the file has only the companions, which config.json
-            identifies.
+        codes: address of the tensor with the codes; None if the file has only the companions, which config.json or
+            another shard identifies.
         companions: role and address of each tensor that belongs to it.
         label: the name of the scheme in messages.
     """
@@ -646,6 +647,49 @@ class Quantization:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The tensors that an index lists in the other shards of a checkpoint.
+
+    Attributes:
+        names: keys of all of them.
+        entries: key -> tensor, for those whose shard could be read.
+    """
+
+    names: Collection[str] = frozenset()
+    entries: Mapping[str, TensorEntry] = field(default_factory=dict)
+
+
+NOWHERE = Elsewhere()
+"""No other shards."""
+
+_CODES_OF: Mapping[str, tuple[str, ...]] = {
+    suffix: tuple(
+        dict.fromkeys(
+            scheme.suffix
+            for scheme in SCHEMES
+            for companion in scheme.companions
+            if companion.needed and not companion.of_module and companion.suffix == suffix
+        )
+    )
+    for suffix in sorted({companion.suffix for scheme in SCHEMES for companion in scheme.companions})
+}
+"""Suffix of a companion -> the suffixes that codes beside it may have."""
+
+
+def linked_names(entry: TensorEntry) -> Iterator[str]:
+    """Yield the keys that the codes, or the companions, of the weight of `entry` would have, for any scheme."""
+    if entry.dtype not in FLOATS:
+        for scheme in SUFFIXES.get(entry.dtype, ()):
+            if entry.key.endswith(scheme.suffix):
+                stem = entry.key[: len(entry.key) - len(scheme.suffix)]
+                yield from (companion.name(stem) for companion in scheme.companions)
+    for suffix, codes in _CODES_OF.items():
+        if entry.key.endswith(suffix):
+            stem = entry.key[: len(entry.key) - len(suffix)]
+            yield from (stem + own for own in codes)
+
+
 SUFFIXES: Mapping[str, tuple[Scheme, ...]] = {
     dtype: tuple(scheme for scheme in SCHEMES if dtype in scheme.dtypes)
     for dtype in sorted(set().union(*(scheme.dtypes for scheme in SCHEMES)))
@@ -653,16 +697,21 @@ SUFFIXES: Mapping[str, tuple[Scheme, ...]] = {
 """dtype -> the schemes whose codes may have it."""
 
 
-def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Quantization:
+def recognised(
+    entries: Iterable[TensorEntry], methods: Sequence[str] = (), elsewhere: Elsewhere = NOWHERE
+) -> Quantization:
     """Return the quantized weights among `entries`.
 
     Args:
         methods: names of the scheme in config.json; its codes and companions are then recognized without each other.
+        elsewhere: the tensors of other shards, among which companions and codes may be.
     """
     listed = list(entries)
     by_at: dict[str, dict[str, TensorEntry]] = {}
     for entry in listed:
         by_at.setdefault(entry.at, {})[entry.key] = entry
+    for key, entry in elsewhere.entries.items():
+        by_at.setdefault("", {}).setdefault(key, entry)
     said = tuple(scheme for scheme in SCHEMES if scheme.methods & set(methods))
     weights: list[Quantized] = []
     taken: set[str] = set()
@@ -673,7 +722,16 @@ def recognised(entries: Iterable[TensorEntry], methods: Sequence[str] = ()) -> Q
                 weights.append(found)
                 taken.update(found.names)
 
-    take(lambda entry: _subclass(entry) or _of(entry, by_at[entry.at], ()))
+    absent = frozenset(elsewhere.names).difference(elsewhere.entries)
+    take(lambda entry: _subclass(entry) or _of(entry, by_at[entry.at], (), absent=absent if not entry.at else ()))
+    own = {entry.name for entry in listed}
+    for entry in elsewhere.entries.values():
+        # The codes are in another shard, and a companion is in this one.
+        away = _of(entry, by_at[""], ())
+        here = tuple(row for row in away.companions if row[1] in own - taken) if away is not None else ()
+        if away is not None and here:
+            weights.append(replace(away, codes=None, companions=here))
+            taken.update(name for _, name in here)
     if said:
         # Names, dtypes and shapes leave some cases open: a scale may have the dtype of codes.
         take(lambda entry: _orphan(entry, said))
@@ -699,12 +757,18 @@ def _subclass(entry: TensorEntry) -> Quantized | None:
 
 
 def _of(
-    entry: TensorEntry, beside: Mapping[str, TensorEntry], said: Sequence[Scheme], *, shapes: bool = True
+    entry: TensorEntry,
+    beside: Mapping[str, TensorEntry],
+    said: Sequence[Scheme],
+    *,
+    shapes: bool = True,
+    absent: Collection[str] = (),
 ) -> Quantized | None:
     """Return the weight whose codes `entry` is, by the first scheme that fits.
 
     Args:
         shapes: the shapes must fit, too; False for codes in a layout that is not in the table.
+        absent: keys in files that are not here: of a companion there, only the name counts.
     """
     if entry.kind != "dense" or (not shapes and (entry.dtype in FLOATS or not entry.shape)):
         return None
@@ -720,7 +784,8 @@ def _of(
             continue
         known = scheme in said and (not scheme.last or entry.key.rpartition(".")[2] in scheme.last)
         known = known and entry.dtype not in FLOATS
-        found = _companions(scheme, stem, entry, beside, known=known, shapes=shapes)
+        away = () if entry.dtype in FLOATS else absent
+        found = _companions(scheme, stem, entry, beside, known=known, shapes=shapes, absent=away)
         if found is not None:
             row = scheme if shapes else UNKNOWN
             return Quantized(row, entry.name, found, row.title)
@@ -740,12 +805,13 @@ def _companions(
     *,
     known: bool,
     shapes: bool,
+    absent: Collection[str],
 ) -> tuple[tuple[Role, str], ...] | None:
     """Return the companions of codes; None if one that is needed is missing, or a different tensor has its name."""
     found: list[tuple[Role, str]] = []
     for companion in scheme.companions:
         other = beside.get(companion.name(stem))
-        if other is None and companion.needed and not known:
+        if other is None and companion.needed and not known and companion.name(stem) not in absent:
             return None
         if other is None or other is entry:
             continue

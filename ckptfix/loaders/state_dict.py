@@ -125,7 +125,13 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
 
 def _names(checkpoint: Checkpoint, at: str, strip: str | None) -> tuple[Mapping[str, str], wrappers.Rule]:
     """Return old -> new for the keys at `at`, and the same renames as a rule for module paths."""
-    payload = any(state.payload for state in checkpoint.state_dicts if state.at == at)
+    state = next((row for row in checkpoint.state_dicts if row.at == at), None)
+    payload = state is not None and state.payload
+    if state is not None and payload and state.weights:
+        # An object of an unknown class of mappings: the file is not edited, and the result is a plain dict.
+        free = replace(state, payload=False)
+        states = (free if row is state else row for row in checkpoint.state_dicts)
+        checkpoint, payload = replace(checkpoint, state_dicts=tuple(states)), False
     # Only the class knows the meaning of keys in its own data: they have no wrapper's prefix.
     if strip is None or (strip == "auto" and payload):
         return {}, lambda name: name

@@ -1,7 +1,8 @@
 """Renaming between two sets of keys that differ only by wrappers or a base prefix.
 
 These are tried in order: the keys unchanged; without wrapper components on either side; with a base prefix (``model.``,
-``backbone.``, ...) removed or added. Nothing beyond that is guessed.
+``backbone.``, ...) removed or added. If a component of a wrapper is an attribute of the model on both sides (see
+`attributes`), the same is tried with that component kept. Nothing beyond that is guessed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 
 from ckptfix.names import wrappers as keys
+from ckptfix.names.attributes import attributes, without_wrappers
 from ckptfix.names.spellings import BASE_PREFIXES
 
 EXACT = "exact"
@@ -79,8 +81,27 @@ def _tries(
 ) -> Iterator[tuple[str, bool, dict[str, str]]]:
     """Yield (rule, whether it includes a base prefix, names), in order of preference."""
     yield EXACT, False, dict(zip(source, source, strict=True))
-    bare, taken = unwrapped(source, loose)
-    goal, added = unwrapped(target)
+    yield from _tries_without(source, target, loose, (), ())
+    shaped = set(source).difference(loose)
+    kept = attributes(name for name in source if name in shaped), attributes(target)
+    if all(kept):
+        yield from _tries_without(source, target, loose, *kept)
+
+
+def _tries_without(
+    source: Sequence[str],
+    target: Sequence[str],
+    loose: Collection[str],
+    kept: Collection[str],
+    kept_there: Collection[str],
+) -> Iterator[tuple[str, bool, dict[str, str]]]:
+    """Yield what `_tries` yields after the keys unchanged.
+
+    Args:
+        kept, kept_there: paths of the modules of the source and of the target whose attributes keep their names.
+    """
+    bare, taken = unwrapped(source, loose, kept)
+    goal, added = unwrapped(target, (), kept_there)
     wrappers = [_wrapper(component) for component in dict.fromkeys((*taken, *added))]
     if wrappers:
         yield " and ".join(wrappers), False, _joined(source, bare, goal, target)
@@ -96,18 +117,22 @@ def _tries(
         yield rule, bool(prefix), _joined(source, new, goal, target)
 
 
-def unwrapped(names: Sequence[str], loose: Collection[str] = ()) -> tuple[list[str], tuple[str, ...]]:
+def unwrapped(
+    names: Sequence[str], loose: Collection[str] = (), kept: Collection[str] = ()
+) -> tuple[list[str], tuple[str, ...]]:
     """Return the keys without wrapper components, and the components that were removed.
 
     Args:
         loose: keys that may be a trainer's, so that it means nothing if they lack a component.
+        kept: paths of the modules whose attributes keep their names (see `attributes`).
 
     Components that only wrappers have are removed everywhere. ``module`` and ``_module`` are removed only from the
     front, and only while all keys have them (except known companions such as ``n_averaged``).
     """
-    current = [keys.without_anywhere(name) for name in names]
-    aside = {keys.without_anywhere(name) for name in loose} if loose else set()
-    taken = [part for part in keys.wrappers_in(names) if part in keys.ANYWHERE]
+    rule = without_wrappers(kept)
+    current = [rule(name) for name in names]
+    aside = {rule(name) for name in loose} if loose else set()
+    taken = [part for part in keys.wrappers_in(names, rule) if part in keys.ANYWHERE]
     while True:
         for component in keys.LEADING:
             carrying, others = keys.split_prefix(current, component)

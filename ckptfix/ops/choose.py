@@ -560,15 +560,47 @@ def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool =
     inside = module_of(checkpoint)
     sites = [site for site in sites if site.at not in inside]
     if weights_only:
+        _refuse_payload(checkpoint, fixed)
         weights = {state.at for state in states(checkpoint)} - fixed
         refuse_doubt(checkpoint, [row for row in models(checkpoint) if row.at in weights], EDITABLE)
         return [site for site in sites if site.at in weights]
     return sites
 
 
+def _refuse_payload(checkpoint: Checkpoint, fixed: Collection[str]) -> None:
+    """Raise if the model is one of `fixed`: without it, an edit would miss the model, or do nothing."""
+    first = next((row for row in meant(checkpoint) if row.module is None and row.at in fixed), None) if fixed else None
+    if first is not None:
+        raise _not_edited(checkpoint, first.at)
+
+
+def refuse_unedited(checkpoint: Checkpoint, changes: Callable[[NameSite], bool]) -> None:
+    """Raise if an edit that found nothing to change would change a mapping whose keys are never edited.
+
+    Args:
+        changes: whether the edit would change the keys of a state dict.
+
+    Raises:
+        Refused: there is such a mapping.
+    """
+    fixed = _payloads(checkpoint)
+    for site in checkpoint.sites if fixed else ():
+        if site.kind == "state_dict" and site.at in fixed and changes(site):
+            raise _not_edited(checkpoint, site.at)
+
+
+def unnamed_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
+    """Return the keys of tensors in a state dict that are not text, as written: they are not parameters' names."""
+    state = next((row for row in checkpoint.state_dicts if row.at == site.at), None)
+    if state is None or state.tensors + state.extra <= len(set(site.names)):
+        return ()
+    names = set(site.names)
+    return tuple(entry.key for entry in checkpoint.entries_at(site.at) if entry.key not in names)
+
+
 def _not_edited(checkpoint: Checkpoint, at: str) -> Refused:
     """Return the error for a payload at `at`, whose keys are not edited."""
-    hint = f"extract its tensors with `{command('extract', checkpoint.path, 'OUT', at=at)}`"
+    hint = f"extract its tensors with `{command('extract', checkpoint.path, 'OUT', at=at or '/')}`"
     message = "its keys are not edited, because only the class of the object around it knows their meaning"
     return Refused(message, path=checkpoint.path, where=at, hint=hint)
 

@@ -1,21 +1,35 @@
 """The tensors of a checkpoint that are codes of quantized weights, and the reasons to refuse operations on them.
 
-The scheme is recognized by keys, dtypes and shapes, and by the ``config.json`` beside the file if there is one.
+The scheme is recognized by keys, dtypes and shapes, by the ``config.json`` beside the file if there is one, and by the
+index of a sharded checkpoint beside it, which lists the tensors of the other shards.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import join
-from ckptfix.checkpoint.quantization import Quantization, Quantized, Role, patterns, recognised
+from ckptfix.checkpoint.quantization import (
+    NOWHERE,
+    Elsewhere,
+    Quantization,
+    Quantized,
+    Role,
+    linked_names,
+    patterns,
+    recognised,
+)
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.shards.files import find
+from ckptfix.formats.shards.index import read_index
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.names.globs import Globs
 from ckptfix.urls import as_path
@@ -37,7 +51,41 @@ def quantization_of(checkpoint: Checkpoint) -> Quantization:
 def _quantization(checkpoint: Checkpoint) -> Quantization:
     optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
     entries = [entry for entry in checkpoint.entries if entry.at not in optimizer]
-    return recognised(entries, methods_of(checkpoint))
+    return recognised(entries, methods_of(checkpoint), _elsewhere(checkpoint, entries))
+
+
+def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> Elsewhere:
+    """Return what the index beside a lone shard lists in other shards."""
+    if not is_local(checkpoint.path) or found_as(checkpoint.path) != "file":
+        return NOWHERE
+    place = as_path(checkpoint.path)
+    shard_of: dict[str, str] = {}
+    try:
+        indexes = find(str(place.parent)).indexes
+    except CkptfixError:
+        return NOWHERE
+    for name in indexes:
+        try:
+            rows = read_index(str(place.parent / name)).weight_map
+        except CkptfixError:
+            continue  # Like config.json, it is no part of this file.
+        if place.name in rows.values():
+            shard_of |= {key: shard for key, shard in rows.items() if shard != place.name}
+    if not shard_of:
+        return NOWHERE
+    wanted = {name for entry in entries if not entry.at for name in linked_names(entry) if name in shard_of}
+    read = (entry for shard in sorted({shard_of[name] for name in wanted}) for entry in _shard(place.parent, shard))
+    return Elsewhere(frozenset(wanted), {entry.key: entry for entry in read if entry.key in wanted and not entry.at})
+
+
+def _shard(folder: Path, name: str) -> tuple[TensorEntry, ...]:
+    """Return the tensors of another shard; none if it cannot be read, or is not in the folder."""
+    if "/" in name or "\\" in name or found_as(str(folder / name)) != "file":
+        return ()
+    try:
+        return tuple(open_checkpoint(str(folder / name)).entries)
+    except CkptfixError:
+        return ()
 
 
 def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -304,6 +304,14 @@ def _is_empty_mapping(node: Call) -> bool:
     return type(func) is Global and (func.module, func.name) in _MAPPINGS
 
 
+def is_known_mapping(node: Node) -> bool:
+    """Return whether `node` is a dict, or an object of a class that is known to keep its items as they are.
+
+    The ``__setitem__`` of any other class, a subclass of dict too, may depend on the keys.
+    """
+    return type(node) is Dict or (type(node) is Call and _is_empty_mapping(node))
+
+
 def children(node: Node) -> Iterator[tuple[str, Node]]:
     """Yield (label, child) for a container node; labels are address parts. A leaf has no children."""
     if type(node) is Call:
@@ -342,12 +350,20 @@ def _children_of_call(node: Call) -> Iterator[tuple[str, Node]]:
 def payload_of(node: Node) -> frozenset[int]:
     """Return the ``id`` of each child that `node`'s class consumes: its arguments, and a state that is not a dict.
 
-    Such a state is slots, or the input of ``__setstate__``; a dict is a plain dict of attributes.
+    Such a state is slots, or the input of ``__setstate__``. A dict is the object's ``__dict__`` (`is_attributes_of`).
     """
     if type(node) is not Call:
         return frozenset()
     rest = (node.func, node.args, node.kwargs, None if type(node.state) is Dict else node.state)
     return frozenset(id(part) for part in rest if part is not None)
+
+
+def is_attributes_of(node: Node, child: Node) -> bool:
+    """Return whether `child` is the ``__dict__`` of the object `node`: its keys are attributes, not parameters.
+
+    The objects among its values are the program's own. So a dict there is a mapping like any other.
+    """
+    return type(node) is Call and type(node.state) is Dict and node.state is child
 
 
 def labelled(mapping: Iterable[tuple[Node, Node]]) -> Iterator[tuple[str, Node]]:

@@ -6,7 +6,7 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
@@ -23,7 +23,17 @@ from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds
 from ckptfix.pickles import Call, Dict, Graph, PersId, Text
 from ckptfix.pickles.folded import Alone
-from ckptfix.pickles.graph import Node, children, is_only_metadata, is_versions, label, pairs, payload_of
+from ckptfix.pickles.graph import (
+    Node,
+    children,
+    is_attributes_of,
+    is_known_mapping,
+    is_only_metadata,
+    is_versions,
+    label,
+    pairs,
+    payload_of,
+)
 from ckptfix.pickles.rows import Rows, rows_of
 
 StorageLike = Callable[[str, Storage], Storage]
@@ -216,24 +226,36 @@ def walk(graph: Graph) -> TorchObject:
         if mapping is not None:
             of = of._replace(optimizer=of.optimizer or _is_optimizer(mapping))
             _note_mapping(found, address, node, mapping, of)
+        of = of._replace(attributes=False)
         named = apart([row for row in children(node) if row[0] != "_metadata" or not is_versions(row[1])])
         if not named and type(node) is not Call:
             found.values.append((address, node))
         first = next((index for index, (_, child) in enumerate(named) if not _is_alone(child)), len(named))
         found.tensors.add([(address, name, child) for name, child in named[:first]])  # type: ignore[misc]
         own = payload_of(node)
-        stack += [
-            (address, name, child, of._replace(payload=True) if id(child) in own else of)
-            for name, child in reversed(named[first:])
-        ]
+        stack += [(address, name, child, _owner(of, node, child, own)) for name, child in reversed(named[first:])]
     return found
 
 
 class _Of(NamedTuple):
-    """The owner of a node: an optimizer's state, or (`payload`) the data from which a class builds an object."""
+    """The owner of a node.
+
+    Attributes:
+        optimizer: the node belongs to an optimizer's state.
+        payload: it belongs to the data from which a class builds an object.
+        attributes: it is itself the ``__dict__`` of an object.
+    """
 
     optimizer: bool = False
     payload: bool = False
+    attributes: bool = False
+
+
+def _owner(of: _Of, node: Node, child: Node, own: Collection[int]) -> _Of:
+    """Return the owner of `child`, a child of `node`: the owner of `node` is `of`, and its `payload_of` is `own`."""
+    if id(child) in own:
+        return of._replace(payload=True)
+    return of._replace(attributes=True) if is_attributes_of(node, child) else of
 
 
 def _is_alone(node: Node) -> bool:
@@ -275,21 +297,28 @@ def _note_mapping(
         optimizer = of.optimizer or kinds.is_flat_optimizer([str(key) for key in named if isinstance(key, str)])
         weights = metadata is not None or _looks_like_weights(named, mapping, at, nested=nested)
         own = of._replace(optimizer=optimizer)
-        found.state_dicts.append(_state_dict(at, tensors, len(mapping) - tensors, own, weights))
+        found.state_dicts.append(_state_dict(at, node, tensors, len(mapping) - tensors, own, weights))
         found.sites.append(NodeSite(at, "state_dict", _key_uses(node)))
         if metadata is not None:
             found.metadata[at] = metadata
             found.sites.append(NodeSite(at, "metadata", _key_uses(metadata)))
-    elif uses and kinds.is_flat_optimizer(list(map(str, uses))):
+    elif uses and not _is_payload(node, of) and kinds.is_flat_optimizer(list(map(str, uses))):
         # Of SGD without momentum there are options alone.
         found.sites.append(NodeSite(at, "optimizer_state", _key_uses(node)))
     parts = {key: value for key, value in mapping if isinstance(key, str)}
-    if of.optimizer and not of.payload and kinds.OPTIMIZER <= parts.keys():
+    if of.optimizer and not _is_payload(node, of) and kinds.OPTIMIZER <= parts.keys():
         _note_optimizer(found, at, parts)
 
 
-def _state_dict(at: str, tensors: int, extra: int, of: _Of, weights: bool) -> StateDict:
-    return StateDict(at, tensors, extra, of.optimizer, weights and not (of.optimizer or of.payload), of.payload)
+def _is_payload(node: Node, of: _Of) -> bool:
+    """Return whether only a class knows the meaning of the keys of the mapping `node`."""
+    return of.payload or of.attributes or not is_known_mapping(node)
+
+
+def _state_dict(at: str, node: Node, tensors: int, extra: int, of: _Of, weights: bool) -> StateDict:
+    """Return the state dict at `at`. An object of an unknown class of mappings may hold weights, unlike its parts."""
+    weights = weights and not (of.optimizer or of.payload or of.attributes)
+    return StateDict(at, tensors, extra, of.optimizer, weights, _is_payload(node, of))
 
 
 def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
@@ -308,7 +337,7 @@ def _note_rows(found: TorchObject, at: str, node: Node, of: _Of) -> bool:
     metadata = _metadata_of(node)
     weights = metadata is not None or _looks_like_weights(names, rows, at)
     own = of._replace(optimizer=of.optimizer or kinds.is_optimizer(names))
-    found.state_dicts.append(_state_dict(at, len(names), 0, own, weights))
+    found.state_dicts.append(_state_dict(at, node, len(names), 0, own, weights))
     found.sites.append(NodeSite(at, "state_dict", rows))
     if metadata is not None:
         found.metadata[at] = metadata

@@ -244,17 +244,24 @@ QUANTIZERS: dict[str, tuple[Any, ...]] = {
     "per_channel_affine": (Call, Call, (int,)),
     "per_channel_affine_float_qparams": (Call, Call, (int,)),
 }
-"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point, axis; Call is a tensor."""
+"""Scheme -> types of its parameters (``torch._utils._rebuild_qtensor``): scale, zero point, axis; Call is a tensor.
+
+These are all quantizers of torch. It has no others since 1.7, and refuses its own symmetric schemes, so any other name,
+under ``torch`` too, is not one that a later torch may know.
+"""
+
+
+def _scheme_name(scheme: Node) -> str:
+    return scheme.full if type(scheme) is Global else repr(scheme)[:80]
 
 
 def _quantized(row: RebuildCall, args: Args, key: str, at: str, storage_of: StorageOf) -> TensorEntry:
     entry = _dense(args, key, at, storage_of, requires_grad=args[5])
     scheme, *rest = args[4]
-    name = scheme.name if type(scheme) is Global else ""
+    name = scheme.name if type(scheme) is Global and scheme.module == "torch" else ""
     expected = QUANTIZERS.get(name)
     if expected is None:
-        later = type(scheme) is Global and scheme.module == "torch"
-        raise (UnknownTensor if later else BadTensor)("torch has no such quantizer")
+        raise BadTensor(f"torch cannot rebuild a quantized tensor of the scheme {_scheme_name(scheme)}")
     if len(rest) != len(expected):
         raise BadTensor(f"the quantizer {name} has {len(rest)} parameters instead of {len(expected)}")
     for value, kinds in zip(rest, expected, strict=True):

@@ -82,6 +82,7 @@ class Diagnosis:
         looked_at: the checked parts, in words.
         message: the interpretation of the pasted message; None without one.
         remedies: the remedy of each finding, in their order.
+        beside: the findings that are about other files of the folder. Their remedies have no commands.
     """
 
     path: str
@@ -92,6 +93,14 @@ class Diagnosis:
     looked_at: tuple[str, ...]
     message: ErrorMessage | None = None
     remedies: tuple[Remedy, ...] = ()
+    beside: tuple[Finding, ...] = ()
+
+    @property
+    def unfixed(self) -> tuple[Finding, ...]:
+        """The errors of the file itself that no command fixes."""
+        rows = zip(self.findings, self.remedies, strict=True)
+        errors = (finding for finding, row in rows if finding.severity == "error" and not row.commands)
+        return tuple(finding for finding in errors if finding not in self.beside)
 
     def __str__(self) -> str:
         """Return the text that ``ckptfix doctor`` prints, with all rows."""

@@ -13,7 +13,7 @@ from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, step
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import found_as, opened_once
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Done
@@ -21,6 +21,7 @@ from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import without_collections
+from ckptfix.urls import as_path
 
 ROUNDS = 5
 """How often the result is examined again: each command may uncover findings that were hidden before."""
@@ -63,7 +64,8 @@ def fix(
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
 
     Returns:
-        The commands that were carried out. A file without faults yields an identical copy.
+        The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
+        folder, which no step is about, are findings of the result, and its exit code is 3.
 
     Raises:
         Refused: something is wrong that no command fixes; message and hint describe it, and nothing was written.
@@ -73,18 +75,21 @@ def fix(
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        diagnosis = doctor(path, progress=_unfinished(progress), **options)
+        first = diagnosis = doctor(source, progress=_unfinished(progress), **options)
+        # Only a look at tensor data may show again an error that no command fixes.
+        fast = not first.unfixed
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             (conversion,) = step("convert", to=to)
             chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
-            diagnosis = doctor(chain.current, fast=True, **options)
+            diagnosis = doctor(chain.current, fast=fast, **options)
         for _ in range(ROUNDS):
             if not chain.carry_out(diagnosis.chain) or not chain.is_one_file:
                 break
-            diagnosis = doctor(chain.current, fast=True, **options)
+            diagnosis = doctor(chain.current, fast=fast, **options)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
+        chain.leave(first.beside)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
 
@@ -107,6 +112,9 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
     """Raise `Refused` for a result that still does not load. With `helped`, a finding with a command does not count."""
     rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
     errors = [finding for finding, row in rows if finding.severity == "error" and not (helped and row.invocations)]
+    if steps or helped:
+        # The model can be fixed all the same: the result names the errors of other files of the folder.
+        errors = [finding for finding in errors if finding not in diagnosis.beside]
     cause = errors[0] if errors else None
     if cause is None:
         return
@@ -115,7 +123,8 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
     advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
     several = cause.id == "no-checkpoint" and diagnosis.size == 0 and advice is not None
     end = "" if several else ": no command fixes that"
-    raise Refused(f"{message}{after}{end}", path=path, hint=advice)
+    place = str(as_path(path).parent) if cause in diagnosis.beside and found_as(path) == "file" else path
+    raise Refused(f"{message}{after}{end}", path=place, hint=advice)
 
 
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:

@@ -26,6 +26,7 @@ from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
+from ckptfix.ops.drafts import LOSSES
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.naming import last_suffix
 from ckptfix.ops.writing import Result, write_aside
@@ -115,6 +116,12 @@ class Chain:
             self._carry_out(one.step, Virtual(one.dest))
             new = True
         return new
+
+    def leave(self, findings: Sequence[Finding]) -> None:
+        """Record findings that no command of the chain is about; with an error among them, the result has losses."""
+        self.findings += tuple(findings)
+        if any(finding.severity == "error" for finding in findings):
+            self.exit_code = LOSSES
 
     def _is_against_name(self, one: Invocation) -> bool:
         """Return whether this converts to a format that the output's name rules out, while the present one suits it."""

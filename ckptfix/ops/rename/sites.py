@@ -329,6 +329,7 @@ def _renames(
     chosen: dict[str, Names] = {}
     modules: dict[str, Names] = {}
     union: Names = {}
+    unnamed: list[Finding] = []
     metadata = {site.at: site for site in checkpoint.sites if site.kind == "metadata"}
     for site in chosen_sites(checkpoint, at, weights_only=weights_only):
         own = flat.get((site.at, site.kind), frozenset())
@@ -339,11 +340,13 @@ def _renames(
             continue
         names, rule = result
         chosen[site.at] = names
+        unnamed += _unnamed(checkpoint, site)
         union |= {old: new for old, new in names.items() if old not in own}
         if site.at in metadata:
             modules[site.at] = _module_names(metadata[site.at], names, rule)
     if at is None and not chosen:
         choose.refuse_module(checkpoint)
+        choose.refuse_unedited(checkpoint, lambda site: _has_names(site_rule, site))
     others = _names_elsewhere(checkpoint, at)
 
     def follow(site: NameSite, *, alone: bool) -> Names:
@@ -379,11 +382,28 @@ def _renames(
         if site.kind == "state_dict" and site.at in modules:
             references += len(modules[site.at])
             edits.append(Rename(site.at, "metadata", modules[site.at]))
-    findings = list(findings)
+    findings = [*findings, *unnamed]
     if left:
         message = f"left {left} names of an optimizer, because a second state dict has them too"
         findings.append(found("optimizer-names-left", message))
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
+
+
+def _has_names(site_rule: SiteRule, site: NameSite) -> bool:
+    """Return whether a rule changes keys of `site`."""
+    try:
+        result = site_rule(site)
+    except PartialPrefix:
+        return False
+    return result is not None and bool(result[0])
+
+
+def _unnamed(checkpoint: Checkpoint, site: NameSite) -> Iterator[Finding]:
+    """Name the keys of a state dict that no renaming changes, because they are not text."""
+    keys = choose.unnamed_keys(checkpoint, site)
+    if keys:
+        message = f"left {some(keys)}: a key that is not text is not a parameter's name"
+        yield found("partial-prefix", message, where=site.at)
 
 
 def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:

@@ -64,7 +64,9 @@ def select(
         choose.refuse_module(checkpoint)
     for site in sites:
         tensors = _tensors(checkpoint, site, ties)
-        gone = [name for name in site.names if _goes(name, name in tensors, kept_by, dropped_by)]
+        # A glob takes a key that is not text as it is written.
+        names = (*site.names, *choose.unnamed_keys(checkpoint, site))
+        gone = [name for name in names if _goes(name, name in tensors, kept_by, dropped_by)]
         kept[site.at] = len(tensors.difference(gone))
         if gone:
             dropped[site.at] = tuple(gone)

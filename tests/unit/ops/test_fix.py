@@ -6,7 +6,7 @@ import argparse
 import ast
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -313,3 +313,79 @@ def test_shards_without_format_stay_shards(tmp_path: Path) -> None:
     assert not ckptfix.doctor(tmp_path / "out").fixes
     assert set(ckptfix.load_state_dict(tmp_path / "out")) == set(model().state_dict())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def _cut(path: Path) -> None:
+    torch.save({"state": {0: {"exp_avg": torch.ones(500)}}, "param_groups": [{"params": [0]}]}, path)
+    path.write_bytes(path.read_bytes()[:900])
+
+
+DAMAGED: dict[str, Callable[[Path], Any]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": _cut,
+    "a page": lambda path: path.write_bytes(b"<!DOCTYPE html><html><body>404</body></html>"),
+    "zeros": lambda path: path.write_bytes(bytes(4096)),
+}
+
+
+def one_file(folder: Path) -> None:
+    folder.mkdir()
+    torch.save(wrapped(), folder / "pytorch_model.bin")
+
+
+def in_order(folder: Path) -> None:
+    folder.mkdir()
+    torch.save(model().state_dict(), folder / "pytorch_model.bin")
+
+
+def a_dcp(folder: Path) -> None:
+    torch.save(wrapped(), folder.with_suffix(".pth"))
+    ckptfix.convert(folder.with_suffix(".pth"), folder, to="dcp")
+
+
+MODELS: dict[str, Callable[[Path], None]] = {
+    "one file": one_file, "in order": in_order, "shards": lambda folder: shards(folder, {"format": "pt"}), "dcp": a_dcp,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "scheduler.pt", "random_states_0.pkl", "optimizer_1.bin"])
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_wrong_beside_the_model_is_named(kind: str, damage: str, name: str, tmp_path: Path) -> None:
+    """doctor's exit code is 1 for it, so fix does not say that all is well."""
+    MODELS[kind](tmp_path / "in")
+    DAMAGED[damage](tmp_path / "in" / name)
+    diagnosis = ckptfix.doctor(tmp_path / "in")
+    errors = [row for row in diagnosis.findings if row.severity == "error"]
+    assert errors and diagnosis.exit_code() == 1 and set(errors) == set(diagnosis.beside)
+    if kind == "in order":
+        with pytest.raises(Refused) as refused:
+            ckptfix.fix(tmp_path / "in", tmp_path / "out")
+        assert name in str(refused.value) and refused.value.path == str(tmp_path / "in")
+        assert not (tmp_path / "out").exists()
+        return
+    result = ckptfix.fix(tmp_path / "in", tmp_path / "out")
+    assert result.exit_code == 3
+    assert [row for row in result.findings if row.severity == "error"] == errors
+    assert all(row.where.startswith(name) and row.line in str(result) for row in errors)
+    fixed = ckptfix.load_state_dict(result.dest)
+    assert same(dict(sorted(fixed.items())), dict(sorted(model().state_dict().items())))
+    code = ckptfix.fix(tmp_path / "in" / "pytorch_model.bin", tmp_path / "alone").exit_code if kind == "one file" else 0
+    assert code == 0
+
+
+def test_an_error_of_data_that_no_command_fixes_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The looks between the steps read no tensor data: what only data shows would be forgotten."""
+    from ckptfix.findings.table import found
+    from ckptfix.ops.doctor import data
+
+    def scan(*given: Any) -> Any:
+        yield found("zero-tail", "the last half is zero", where="model/0.weight", severity="error", fix="")
+
+    monkeypatch.setattr(data, "scan", scan)
+    torch.save(wrapped(), tmp_path / "in.pth")
+    with pytest.raises(Refused, match="the last half is zero"):
+        ckptfix.fix(tmp_path / "in.pth", tmp_path / "out.pth")
+    assert not (tmp_path / "out.pth").exists()

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import safetensors.torch
@@ -264,3 +265,86 @@ def test_json_of_inspect_has_the_schemes(tmp_path: Path) -> None:
     row = FIXTURES[0]
     made = ckptfix.inspect(written(row.tensors, tmp_path, "safetensors")).as_dict()
     assert json.loads(json.dumps(made))["quantization"] == {TITLES[row.scheme]: 1}
+
+
+def sharded(halves: list[dict[str, torch.Tensor]], folder: Path, kind: str, absent: int | None = None) -> list[Path]:
+    """Shards with an index beside them, without a config.json; of the shard `absent` only the index knows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, suffix = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+    paths = [folder / f"{stem}-{at + 1:05}-of-{len(halves):05}.{suffix}" for at in range(len(halves))]
+    for at, (state, path) in enumerate(zip(halves, paths, strict=True)):
+        if at == absent:
+            continue
+        if kind == "safetensors":
+            safetensors.torch.save_file({name: row.contiguous() for name, row in state.items()}, path)
+        else:
+            torch.save(state, path)
+    names = {name: path.name for state, path in zip(halves, paths, strict=True) for name in state}
+    index = folder / f"{stem}.{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    return paths
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+def test_the_index_says_what_a_lone_shard_does_not(tmp_path: Path, row: Fixture, kind: str, absent: bool) -> None:
+    """The scales are in another shard, which the index beside the file lists; that shard need not be there."""
+    codes = {row.codes: row.tensors[row.codes], **BESIDE}
+    scales = {name: tensor for name, tensor in row.tensors.items() if name != row.codes}
+    shard, _ = sharded([codes, scales], tmp_path / "in", kind, absent=1 if absent else None)
+    (weight,) = quantization_of(open_checkpoint(shard)).weights
+    assert weight.codes == row.codes
+    out = tmp_path / f"out.{kind}"
+    with pytest.raises(Refused, match="quantized weight") as refused:
+        ckptfix.average([shard, shard], out)
+    assert refused.value.where == row.codes
+    with pytest.raises(Refused, match="quantized weight"):
+        ckptfix.cast(shard, out, "bfloat16")
+    ckptfix.cast(shard, out, "bfloat16", keep=[row.codes])
+    shape = row.tensors[row.codes].shape
+    plain = Holder({row.codes: torch.full(shape, 7.0), **{name: torch.zeros(16) for name in BESIDE}})
+    with pytest.raises(LoadMismatch, match="quantized weight"):
+        ckptfix.load_into(plain, shard, strict=False)
+    assert bool((plain.get_buffer(row.codes) == 7).all())
+
+
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+def test_scales_in_a_lone_shard_belong_to_codes_in_another(tmp_path: Path, row: Fixture) -> None:
+    codes = {row.codes: row.tensors[row.codes]}
+    scales = {name: tensor for name, tensor in row.tensors.items() if name != row.codes}
+    _, shard = sharded([codes, {**scales, **BESIDE}], tmp_path / "in", "safetensors")
+    (weight,) = quantization_of(open_checkpoint(shard)).weights
+    assert weight.codes is None and weight.names and set(weight.names) <= set(scales)
+    with pytest.raises(Refused, match=TITLES[row.scheme].partition(" ")[0]):
+        ckptfix.cast(shard, tmp_path / "out.safetensors", "float64", only=[weight.names[0]])
+    ckptfix.cast(shard, tmp_path / "out.safetensors", "float64", keep=list(scales))
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_index_makes_no_codes_of_what_only_looks_like_them(tmp_path: Path, name: str, absent: bool) -> None:
+    state = PLAIN[name]()
+    for number, key in enumerate(state):
+        halves = [{key: state[key]}, {other: state[other] for other in state if other != key}]
+        shard, _ = sharded(halves, tmp_path / str(number), "safetensors", absent=1 if absent else None)
+        assert not quantization_of(open_checkpoint(shard))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"l.weight": "../x"}}'])
+def test_a_broken_index_is_no_fault_of_a_lone_shard(tmp_path: Path, text: str) -> None:
+    shard, _ = sharded([{"l.weight": torch.rand(8, 8).to(FP8)}, {"l.weight_scale": torch.rand(1)}], tmp_path, "bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(text)
+    assert not quantization_of(open_checkpoint(shard))
+
+
+def test_a_shard_outside_the_folder_is_not_read(tmp_path: Path) -> None:
+    halves = [{"l.weight_scale": torch.rand(1)}, {"l.weight": torch.rand(8, 8).to(FP8)}]
+    shard, other = sharded(halves, tmp_path / "in", "safetensors")
+    assert quantization_of(open_checkpoint(shard))
+    other.rename(tmp_path / "other.safetensors")
+    index = tmp_path / "in" / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(other.name, "../other.safetensors"))
+    with patch("ckptfix.ops.quantized.open_checkpoint") as opened:
+        assert not quantization_of(open_checkpoint(shard))
+    assert not opened.called
