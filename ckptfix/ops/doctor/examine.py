@@ -127,7 +127,7 @@ def _with(
         remedies=tuple(remedy for _, remedy in both),
         looked_at=(*done.looked_at, *([f"the structure of {some(names)} beside it"] if names else ())),
         message=message_of(error, rows, findings),
-        beside=tuple(replace(finding, fix=remedy.text) for finding, remedy in wrong),
+        beside=tuple(_told(finding, remedy) for finding, remedy in wrong),
     )
 
 
