@@ -48,7 +48,7 @@ KINDS: dict[str, ArgumentKind] = {
 """Annotation, without its parameters -> the type."""
 
 
-def typed(function: Callable[P, R]) -> Callable[P, R]:
+def checks_types(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap `function` so that it raises `WrongType` for arguments whose types contradict its annotations."""
 
     @wraps(function)

@@ -100,7 +100,7 @@ def known(name: str) -> str:
     return public
 
 
-def known_word(word: str) -> str:
+def word_without_secrets(word: str) -> str:
     """Return `known` for a word of a command line: a URL, or an option with one (``--like=URL``, ``-oURL``)."""
     if not word.startswith("-"):
         return known(word)

@@ -21,7 +21,7 @@ from ckptfix.checkpoint import (
     Drop,
     Edit,
     FormatState,
-    NameSite,
+    NameList,
     OutputFile,
     Plan,
     Rename,
@@ -72,7 +72,7 @@ def read(path: str) -> Checkpoint:
         traits={"files": len(parts)},
         load_entries=entries,
         load_values=lambda: iter(()),
-        sites=(NameSite("", "state_dict", keys),),
+        sites=(NameList("", "state_dict", keys),),
         state_dicts=(StateDict("", len(keys), 0),),
         devices={"cpu": len(keys)},
         inside=Parts(parts),
@@ -83,7 +83,7 @@ def read(path: str) -> Checkpoint:
 
 def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
     for part in parts_of(checkpoint):
-        yield from format_of(part).judge(part)
+        yield from format_of(part).validate(part)
 
 
 def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
@@ -121,7 +121,7 @@ FORMAT = Format(
     states=frozenset({"device", "stride", "sharing", "requires_grad", "order"}),
     score=score,
     read=read,
-    judge=judge,
+    validate=judge,
     weights=plain_weights,
     refuses=FORMATS["zip"].refuses,
     plan_edit=plan_edit,

@@ -18,7 +18,7 @@ from compare import tensor_bytes
 from hypothesis import strategies as st
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.pickles import Call, Dict, PersId, Set
 
 __all__ = ["Counted", "covered", "found_in", "key_of", "nestings", "referenced", "tensors_of"]
@@ -224,7 +224,7 @@ def referenced(checkpoint: Checkpoint) -> set[str]:
     """The keys of all storages to which the object refers: a walk of its own, over everything that a node holds."""
     keys: set[str] = set()
     seen: set[int] = set()
-    stack: list[Any] = [parts_of(checkpoint).graph.root]
+    stack: list[Any] = [pickled_object(checkpoint).graph.root]
     while stack:
         node = stack.pop()
         if id(node) in seen:

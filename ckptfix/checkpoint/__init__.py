@@ -8,7 +8,7 @@ an output before it is written.
 
 from ckptfix.checkpoint.checkpoint import Checkpoint as Checkpoint
 from ckptfix.checkpoint.checkpoint import FormatState as FormatState
-from ckptfix.checkpoint.checkpoint import NameSite as NameSite
+from ckptfix.checkpoint.checkpoint import NameList as NameList
 from ckptfix.checkpoint.checkpoint import SiteKind as SiteKind
 from ckptfix.checkpoint.checkpoint import StateDict as StateDict
 from ckptfix.checkpoint.edits import Drop as Drop

@@ -19,7 +19,7 @@ SiteKind = Literal["state_dict", "metadata", "param_names", "optimizer_state"]
 
 
 @dataclass(frozen=True, slots=True)
-class NameSite:
+class NameList:
     """A list of parameter or module names, which change together.
 
     Attributes:
@@ -90,7 +90,7 @@ class Checkpoint:
     load_values: Callable[[], Iterator[tuple[str, object]]] = field(repr=False, compare=False)
     byteorder: Literal["little", "big"] = "little"
     metadata: Mapping[str, str] = field(default_factory=dict)
-    sites: tuple[NameSite, ...] = ()
+    sites: tuple[NameList, ...] = ()
     state_dicts: tuple[StateDict, ...] = ()
     devices: Mapping[str, int] = field(default_factory=dict)
     fixed_devices: tuple[str, ...] = ()

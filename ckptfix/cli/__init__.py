@@ -17,7 +17,7 @@ from ckptfix.cli.shared.console import COMPLETE as COMPLETE
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
 from ckptfix.command_table import COMMANDS, meant_by
-from ckptfix.urls import is_url, known_word
+from ckptfix.urls import is_url, word_without_secrets
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -89,7 +89,7 @@ class CommandGroup(click.Group):
     ) -> Any:
         """Run a command line. Exit with its code, or return the code if not `standalone_mode`."""
         # Only the client of a URL sees the secrets in it.
-        arguments = [known_word(word) for word in (sys.argv[1:] if args is None else args)]
+        arguments = [word_without_secrets(word) for word in (sys.argv[1:] if args is None else args)]
         console = Console()
         console.arguments = arguments
 
@@ -99,9 +99,9 @@ class CommandGroup(click.Group):
             with self.make_context("ckptfix", arguments, obj=console, **extra) as ctx:
                 if not any(map(is_url, arguments)):
                     return self.invoke(ctx)
-                from ckptfix.io.source import opened_once
+                from ckptfix.io.source import shares_open_files
 
-                with opened_once():  # the checks of an operand and the command itself share one request
+                with shares_open_files():  # the checks of an operand and the command itself share one request
                     return self.invoke(ctx)
 
         code = run(invoke, console, arguments)

@@ -13,7 +13,7 @@ from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole
 from ckptfix.cli.shared.fit import wrapped
 from ckptfix.errors import NoSuchTensor, printable
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.ops import diff
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def command(
     """
 
     reports.refuse(html, (a, b), force=force)
-    with opened_once():
+    with shares_open_files():
         with console.progress() as progress:
             result = diff.diff(a, b, progress=progress, **options)
         _refuse_nothing(result, options["filter"])

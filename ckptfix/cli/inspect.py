@@ -17,7 +17,7 @@ from ckptfix.cli.shared.many import FullText, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.names.globs import pattern
 from ckptfix.ops import inspect
 
@@ -92,7 +92,7 @@ def command(
     reports.refuse(html, (path,), force=force)
     if values and html is None:
         raise click.UsageError("--values needs --html OUT; `ckptfix stats` prints statistics.")
-    with opened_once():
+    with shares_open_files():
         inspection = inspect.inspect(path)
         entries = sorted(chosen(inspection.named_entries, globs, path, inspection.entries), key=_SORTS[sort])
         if html is not None:

@@ -24,7 +24,7 @@ from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.operands import InAndOut, Others
 from ckptfix.cli.shared.options import at_option, in_place_option
 from ckptfix.errors import printable
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 
 if TYPE_CHECKING:
     from ckptfix.align.result import Skipped
@@ -70,7 +70,7 @@ _OTHERS = Others()
     *_HOW,
     operands=InAndOut(_OTHERS, kept_name),
 )  # fmt: skip
-@opened_once()
+@shares_open_files()
 def command(
     console: Console,
     *,

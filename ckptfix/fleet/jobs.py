@@ -13,7 +13,7 @@ from typing import Any
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.io.source import Source, found_as, open_source, stamp
 from ckptfix.numbers import MOST, whole_number
-from ckptfix.urls import as_path, is_url, known, known_word, walk_folder
+from ckptfix.urls import as_path, is_url, known, walk_folder, word_without_secrets
 
 Identity = dict[str, int | str]
 """The values that distinguish a file, a folder or an object from its earlier states: size, and mtime_ns or etag."""
@@ -94,7 +94,7 @@ def _job(value: Any) -> Job:
     size = _number("bytes", value.get("bytes", 0))
     # A plan that was written by hand may have secrets in its URLs: the record of the job must not contain them.
     dest = None if output is None else known(output)
-    return Job(known(name), _identity(value.get("identity")), dest, size, tuple(map(known_word, argv)))
+    return Job(known(name), _identity(value.get("identity")), dest, size, tuple(map(word_without_secrets, argv)))
 
 
 _LEAST = {"mtime_ns": -MOST}

@@ -24,10 +24,10 @@ from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.readonly import archive as torch_archive
 from ckptfix.formats.torch.readonly import pickle as torch_pickle
 from ckptfix.formats.torch.readonly import tar as torch_tar
-from ckptfix.io.source import found_as, is_local, is_place, open_source, opened_once
+from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.zips.several import BEHIND
 
@@ -98,7 +98,7 @@ FORMATS = Formats(
 HEAD = 4096
 
 
-@opened_once()
+@shares_open_files()
 def detect(path: str | os.PathLike[str]) -> Format:
     """Return the format of the file or folder at `path`.
 
@@ -219,8 +219,8 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint of any format: names, shapes and offsets, but no tensor bytes.
 

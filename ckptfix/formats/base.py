@@ -59,17 +59,17 @@ def no_ties(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 
 def as_they_are(entries: Sequence[TensorEntry]) -> Shared:
-    """Return the tensors unchanged: the `Format.share` of a format whose tensors can share storages."""
+    """Return the tensors unchanged: the `Format.split_ties` of a format whose tensors can share storages."""
     return tuple(entries), {}, ()
 
 
 def nothing(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield no finding: the `Format.remarks` of a format without general remarks."""
+    """Yield no finding: the `Format.notes` of a format without general remarks."""
     return iter(())
 
 
 def nothing_beside(checkpoint: Checkpoint, dest: str) -> tuple[OutputFile, ...]:
-    """Return no files: the `Format.beside` of a format of single files."""
+    """Return no files: the `Format.companions` of a format of single files."""
     return ()
 
 
@@ -92,7 +92,7 @@ InPlace = Callable[[Checkpoint, Plan, Callable[[], int]], Plan]
 """The type of `Format.in_place`."""
 
 ByFile = Callable[[Checkpoint, Callable[[Checkpoint, str], Plan], str], Plan]
-"""The type of `Format.by_file`."""
+"""The type of `Format.edits_each_file`."""
 
 
 class Planned(Protocol):
@@ -133,9 +133,9 @@ class Format:
         score: (path, first bytes, size) -> the confidence that the content is this format; 0 means that it is not.
             `path` may be a folder, which has no bytes.
         read: forgiving reader: builds what it can and reports the rest as findings.
-        judge: strict check: reports everything that is wrong with a checkpoint that was read.
-        skim: for a format whose `judge` reads more of the file: a description of the part that was read already, and
-            the same check on that part alone. ``--fast`` uses it on a store.
+        validate: strict check: reports everything that is wrong with a checkpoint that was read.
+        validate_headers: for a format whose `validate` reads more of the file: a description of the part that was read
+            already, and the same check on that part alone. ``--fast`` uses it on a store.
         weights: (checkpoint, address) -> the tensors of that state dict, or all tensors for None, with ties and views
             as they were before the file was written. ``views=False`` restores ties alone, which reads no tensor bytes.
         refuses: the reason why files of the format cannot hold a tensor unchanged; None if they can.
@@ -149,14 +149,14 @@ class Format:
         program: its files hold a program, and only the weights are read; torch.load does not read them.
         sized: (bytes) -> a `plan_write` whose files hold at most that many bytes of tensors; None for a format of
             single files.
-        by_file: (checkpoint, planner of one file, folder) -> the plan of a folder in which each checkpoint file is
-            planned separately and the rest is unchanged; None for single files, or for files that mean nothing
+        edits_each_file: (checkpoint, planner of one file, folder) -> the plan of a folder in which each checkpoint file
+            is planned separately and the rest is unchanged; None for single files, or for files that mean nothing
             separately.
-        beside: (checkpoint, folder) -> copies of the companion files in the checkpoint's folder, which go along to
+        companions: (checkpoint, folder) -> copies of the companion files in the checkpoint's folder, which go along to
             another folder.
-        share: the tensors of a state dict -> the input of `plan_write`.
+        split_ties: the tensors of a state dict -> the input of `plan_write`.
         ties: keys that metadata ties to a tensor -> the key of that tensor.
-        remarks: findings that apply to every file of the format.
+        notes: findings that apply to every file of the format.
         one_stream: the file is one stream of pickles and data without a directory, so a reader finds a storage by the
             sizes of those before it, and a reference to a storage has a field for views.
         joins_ranks: a checkpoint is joined from the files that each rank of a job saved.
@@ -167,9 +167,9 @@ class Format:
         recode: the plan that writes a checkpoint of another format with objects in this one, the object unchanged.
         plan_packed: the plan of the file without bytes that no tensor uses, and the number of those bytes; None for a
             format that `slim` rewrites through its object.
-        take: (checkpoint, weights, optimizer) -> the part that `convert` writes: `weights` is ``"fp32"``, ``"model"``
-            or None for the default; `optimizer` includes the optimizer state. None for a format that holds one form of
-            its weights.
+        select_weights: (checkpoint, weights, optimizer) -> the part that `convert` writes: `weights` is ``"fp32"``,
+            ``"model"`` or None for the default; `optimizer` includes the optimizer state. None for a format that holds
+            one form of its weights.
         read_stream: the container of a file and the unparsed pickle of its object.
         read_planned: the checkpoint that a planned folder will be read as; None where each of its files is a checkpoint
             by itself.
@@ -186,23 +186,23 @@ class Format:
     states: frozenset[Aspect]
     score: Callable[[str, bytes, int], int]
     read: Callable[[str], Checkpoint]
-    judge: Callable[[Checkpoint], Iterable[Finding]]
+    validate: Callable[[Checkpoint], Iterable[Finding]]
     weights: WeightsOf
     refuses: Callable[[TensorEntry], str | None]
     plan_edit: Callable[[Checkpoint, Sequence[Edit], str], Plan]
     plan_write: PlanWrite
     plan_like: PlanLike | None = None
-    skim: tuple[str, Callable[[Checkpoint], Iterable[Finding]]] | None = None
+    validate_headers: tuple[str, Callable[[Checkpoint], Iterable[Finding]]] | None = None
     folder: bool = False
     edits: bool = True
     writes: bool = True
     program: bool = False
     sized: Callable[[int], PlanWrite] | None = None
-    by_file: ByFile | None = None
-    beside: Callable[[Checkpoint, str], tuple[OutputFile, ...]] = nothing_beside
-    share: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
+    edits_each_file: ByFile | None = None
+    companions: Callable[[Checkpoint, str], tuple[OutputFile, ...]] = nothing_beside
+    split_ties: Callable[[Sequence[TensorEntry]], Shared] = as_they_are
     ties: Callable[[Checkpoint], Mapping[str, str]] = no_ties
-    remarks: Callable[[Checkpoint], Iterator[Finding]] = nothing
+    notes: Callable[[Checkpoint], Iterator[Finding]] = nothing
     one_stream: bool = False
     joins_ranks: bool = False
     since: tuple[int, int] | None = None
@@ -210,7 +210,7 @@ class Format:
     recode: Callable[[Checkpoint, str], Plan] | None = None
     sized_recode: Callable[[int], Callable[[Checkpoint, str], Plan]] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
-    take: Callable[[Checkpoint, str | None, bool], SelectedWeights] | None = None
+    select_weights: Callable[[Checkpoint, str | None, bool], SelectedWeights] | None = None
     read_stream: Callable[[str], tuple[Any, bytes]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
@@ -227,8 +227,8 @@ class Format:
         return self.suffixes[0] if len(self.suffixes) == 1 else None
 
     def check(self, path: str) -> Iterator[Finding]:
-        """Yield all faults of the file at `path`: read it, and run `judge` on the result."""
-        yield from self.judge(self.read(path))
+        """Yield all faults of the file at `path`: read it, and run `validate` on the result."""
+        yield from self.validate(self.read(path))
 
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:

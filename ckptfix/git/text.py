@@ -22,7 +22,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.git import lfs
-from ckptfix.io.source import Readers, found_as, open_source, opened_once
+from ckptfix.io.source import Readers, found_as, open_source, shares_open_files
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.digest.files import digests
 from ckptfix.ops.digest.tensors import digest_of
@@ -50,7 +50,7 @@ def text(path: str) -> str:
         raise NoSuchFile(path)
     lines: list[str] = []
     try:
-        with opened_once():
+        with shares_open_files():
             lines.extend(_lines(path))
     except CkptfixError as error:
         lines.append(f"not readable: {_said(error)}")

@@ -13,7 +13,7 @@ from ckptfix.html.heat import Scale, Spot, heat_map
 from ckptfix.html.page import pasted, room_beside, section, table, tiles, whole
 from ckptfix.html.text import Html, data, join, number, tag, text
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once, refuse_changed, stamp
+from ckptfix.io.source import refuse_changed, shares_open_files, stamp
 from ckptfix.ops.diff.result import Compared, DiffResult, TensorChange
 from ckptfix.ops.diff.sums import ValueDiff
 from ckptfix.ops.histogram import Distribution, Pair, distributions
@@ -37,7 +37,7 @@ COLUMNS = (
 STATE, CHANGE = 2, 6
 
 
-@opened_once()
+@shares_open_files()
 def page(
     result: DiffResult, *, histograms: bool = True, command: str | None = None, progress: Progress | None = None
 ) -> str:

@@ -14,7 +14,7 @@ from ckptfix.html.grid import Column, PageTable, Tensor, grid
 from ckptfix.html.page import facts, pasted, room_beside, section, table, tiles, whole
 from ckptfix.html.text import Html, data, join, number, tag
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.ops.histogram import Distribution, distributions
 from ckptfix.ops.inspect.describe import Inspection, notes, summed_up
 from ckptfix.words import plural, shape, short, size
@@ -28,7 +28,7 @@ NUMBERS = tuple(Column(title, True) for title in ("Min", "Max", "Mean", "Std", "
 """The columns of values, used if the values were read."""
 
 
-@opened_once()
+@shares_open_files()
 def page(
     inspection: Inspection,
     *,

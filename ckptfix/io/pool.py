@@ -116,7 +116,7 @@ COMMAND = _Command()
 
 
 @contextmanager
-def opened_once() -> Iterator[None]:
+def shares_open_files() -> Iterator[None]:
     """Open each file only once inside, however often it is requested by name, and close all of them at the end.
 
     Decorate any function that reads a file in several steps. Only the outermost call counts.

@@ -4,11 +4,11 @@ A name is a path; a table lists the other kinds of names, by their scheme. An op
 offsets, and a descriptor if it has one. Reads use pread: if a file shrinks under a reader, the result is an error with
 an offset, where a memory map would cause a SIGBUS.
 
-A command opens each of its files once (`opened_once`): all its steps, and the threads that it starts, read through the
-same descriptor, which is closed when the command ends. A descriptor pins the file that was read first: if a different
-file takes its name meanwhile, no step reads half of the one and half of the other. `Source.mark`, taken from the
-descriptor, shows at the end that the name now belongs to a different file. A checkpoint that outlives the command that
-read it holds no descriptor: later reads open the file by name again.
+A command opens each of its files once (`shares_open_files`): all its steps, and the threads that it starts, read
+through the same descriptor, which is closed when the command ends. A descriptor pins the file that was read first: if a
+different file takes its name meanwhile, no step reads half of the one and half of the other. `Source.mark`, taken from
+the descriptor, shows at the end that the name now belongs to a different file. A checkpoint that outlives the command
+that read it holds no descriptor: later reads open the file by name again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ckptfix.errors import (
 from ckptfix.hooks import Hook
 from ckptfix.io.pool import OPEN_SOURCES, OpenFile, descriptor, first_seen, mark_of
 from ckptfix.io.pool import forget as forget
-from ckptfix.io.pool import opened_once as opened_once
+from ckptfix.io.pool import shares_open_files as shares_open_files
 from ckptfix.io.pool import sums_of as sums_of
 from ckptfix.io.pool import threads as threads
 from ckptfix.io.system import named

@@ -37,7 +37,7 @@ from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
 from ckptfix.io.output import OutputWriter, Syncing
 from ckptfix.io.read import Progress
-from ckptfix.io.source import is_local, opened_once
+from ckptfix.io.source import is_local, shares_open_files
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
 from ckptfix.io.written import record
@@ -210,7 +210,7 @@ def _status(path: str) -> os.stat_result | None:
         raise write_failed(error, path) from error
 
 
-@opened_once()
+@shares_open_files()
 def write_plan(
     plan: Plan,
     *,

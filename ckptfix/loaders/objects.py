@@ -19,7 +19,7 @@ from ckptfix.extras import need_torch
 from ckptfix.formats import weights_of
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.attributes import tensor_attributes
-from ckptfix.formats.torch.common import fields, parts_of, pickled
+from ckptfix.formats.torch.common import fields, maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.plain import plain
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
 from ckptfix.loaders import values
@@ -71,7 +71,7 @@ def load_checkpoint(
     need_torch("load_checkpoint")
     checkpoint = opened(path)
     maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify, mmap=mmap)
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is not None:
         with collector_paused():
             found = Builder(checkpoint, maker).build(parts.graph.root)
@@ -128,7 +128,7 @@ class Builder:
     def __init__(self, checkpoint: Checkpoint, maker: TensorMaker) -> None:
         self.checkpoint = checkpoint
         self.maker = maker
-        self.parts = parts_of(checkpoint)
+        self.parts = pickled_object(checkpoint)
         self.made: dict[int, object] = {}
         self.shells: list[tuple[Node, object]] = []
         self.unfolded: dict[int, int] = {}

@@ -12,7 +12,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, WrongType
 from ckptfix.formats import open_checkpoint
-from ckptfix.io.source import blames_changes, opened_once
+from ckptfix.io.source import blames_changes, shares_open_files
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
@@ -26,7 +26,7 @@ def opens_once(call: Call) -> Call:
     @wraps(call)
     def inner(*args: Any, **kwargs: Any) -> Any:
         refuse_other_types(call, args, kwargs)
-        with opened_once(), blames_changes():
+        with shares_open_files(), blames_changes():
             return call(*args, **kwargs)
 
     return cast(Call, inner)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats import weights_of, without_optimizer
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.loaders.objects import mapping_of
 from ckptfix.names.slots import Slot
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_entries, read_module
@@ -122,7 +122,7 @@ def _beside(
     checkpoint: Checkpoint, at: str, leaves: Collection[str]
 ) -> tuple[Mapping[str, Mapping[str, object]], Mapping[str, Node]]:
     """Return the module versions and the other values of the state dict at `at`."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         return {}, {}
     versions = parts.found.module_metadata(at) or {}

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict
+from ckptfix.checkpoint import Checkpoint, NameList, StateDict
 from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.extras import need_torch
 from ckptfix.formats import weights_of
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.loaders.opened import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.names import wrappers
@@ -93,7 +93,7 @@ def load_state_dict(
             raise KeyConflict(f"two tensors would get the key {name!r}", path=checkpoint.path, where=chosen.at or None)
         loaded[name] = make(entry)
     make.reading.refuse_changes()
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if versions is None and parts is not None:
         versions = parts.found.module_metadata(chosen.at)
     if versions is not None:
@@ -111,8 +111,8 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> tuple[Checkpoint, Mapp
     taken = read(checkpoint, row)
     place = row.at
     entries = tuple(replace(entry, at=place) for entry in taken.entries)
-    names = NameSite(place, "state_dict", tuple(entry.key for entry in entries))
-    paths = NameSite(place, "metadata", tuple(taken.versions or ()))
+    names = NameList(place, "state_dict", tuple(entry.key for entry in entries))
+    paths = NameList(place, "metadata", tuple(taken.versions or ()))
     seen = replace(
         checkpoint,
         load_entries=lambda: entries,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from ckptfix.checkpoint import Checkpoint, NameSite
+from ckptfix.checkpoint import Checkpoint, NameList
 from ckptfix.names import kinds
 from ckptfix.names.wrappers import ANYWHERE, COUNTERS, Rule, without_anywhere
 
@@ -35,7 +35,7 @@ def _is_wrappers(leaf: str) -> bool:
     return leaf.startswith(_OWN) or leaf in COUNTERS
 
 
-def attributes_at(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
+def attributes_at(checkpoint: Checkpoint, site: NameList) -> frozenset[str]:
     """Return the same for the keys of `site`, without scalars and an optimizer's tensors that appear there."""
     if not any(component in name for name in site.names for component in ANYWHERE) or not attributes(site.names):
         return frozenset()
@@ -56,6 +56,6 @@ def without_wrappers(kept: Collection[str]) -> Rule:
     return rule
 
 
-def bare_names(checkpoint: Checkpoint, site: NameSite) -> Rule:
+def bare_names(checkpoint: Checkpoint, site: NameList) -> Rule:
     """Return the rule that removes wrapper components from the keys of `site`."""
     return without_wrappers(attributes_at(checkpoint, site))

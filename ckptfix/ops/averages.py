@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptfix.checkpoint import Checkpoint, NameSite
+from ckptfix.checkpoint import Checkpoint, NameList
 from ckptfix.commands import word
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -36,7 +36,7 @@ def is_average(at: str, names: Sequence[str]) -> bool:
     return is_under_key(at) or "n_averaged" in names or wrappers.is_average(names)
 
 
-def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) -> bool:
+def has_own_level(checkpoint: Checkpoint, site: NameList, names: Sequence[str]) -> bool:
     """Return whether the first ``module.`` of `names`, the current names of `site`, is from a wrapper that averages."""
     if wrappers.is_average(counting(checkpoint, site, names, wrappers.AVERAGED)):
         return True
@@ -59,7 +59,7 @@ def has_own_level(checkpoint: Checkpoint, site: NameSite, names: Sequence[str]) 
     return bool(found) and levels > max(found)
 
 
-def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
+def counting(checkpoint: Checkpoint, site: NameList, names: Sequence[str], *prefixes: str) -> list[str]:
     """Return the `names` that decide whether a prefix is on all of them; `names` are the current names of `site`.
 
     Numbers, text, mappings, 0-d tensors and optimizer tensors may be the trainer's. They count only if they have one of
@@ -73,7 +73,7 @@ def counting(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *pref
     return [name for name, before, has in rows if has or before in shaped or name in wrappers.COUNTERS]
 
 
-def scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], *prefixes: str) -> list[str]:
+def scalars_left(checkpoint: Checkpoint, site: NameList, names: Sequence[str], *prefixes: str) -> list[str]:
     """Return the 0-d tensors that `counting` leaves out: they lack the prefix, and keep their names."""
     if site.kind != "state_dict":
         return []
@@ -120,7 +120,7 @@ def wrapper(names: Sequence[str]) -> str:
     return next(made, "its wrapper")
 
 
-def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: str | None) -> bool:
+def is_kept(checkpoint: Checkpoint, site: NameList, names: Sequence[str], at: str | None) -> bool:
     """Return whether a wrapper that averages keeps its ``module.`` in `names`, the current names of `site`.
 
     It keeps the level unless the user asks for its address `at`, or the file holds nothing else: then nothing else can
@@ -131,7 +131,7 @@ def is_kept(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], at: st
     return has_own_level(checkpoint, site, names)
 
 
-def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> None:
+def note_kept(findings: list[Finding], site: NameList, names: Sequence[str]) -> None:
     """Record, once, that `names` keep the level of their wrapper."""
     if not any(row.id == "average-kept" and row.where == site.at for row in findings):
         kept = plural(len(inside(names)), "key")
@@ -139,11 +139,11 @@ def note_kept(findings: list[Finding], site: NameSite, names: Sequence[str]) -> 
         findings.append(_kept(site, f"{message} (--at {word(site.at)} removes it too)"))
 
 
-def left(site: NameSite) -> Finding:
+def left(site: NameList) -> Finding:
     """Return the finding of add-module for averages that already have the level of their wrapper."""
     at = word(site.at)
     return _kept(site, f"unchanged, with the 'module.' of {wrapper(site.names)} (--at {at} adds another)")
 
 
-def _kept(site: NameSite, message: str) -> Finding:
+def _kept(site: NameList, message: str) -> Finding:
     return found("average-kept", message, where=site.at)

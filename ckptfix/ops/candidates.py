@@ -12,7 +12,7 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats import without_optimizer
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch.common import parts_of, pickled
+from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.module import Module
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
@@ -119,7 +119,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     known = next((row for row in rows if row.at == at), None)
     if known is not None:
         return known
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is not None:
         try:
             node = node_at(parts.graph.root, at, parts.found.holders)
@@ -139,7 +139,7 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
 
 def leaves(checkpoint: Checkpoint) -> Iterator[tuple[str, str | None]]:
     """Yield (address, address of the dict that holds it if it is a tensor) of every leaf."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is not None:
         found = parts.found
         yield from ((join(at, key), at) for at, key, _ in found.tensors)
@@ -185,7 +185,7 @@ def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | Pe
     Raises:
         WouldLoseData: one of them does not describe a tensor of the file.
     """
-    storages = parts_of(checkpoint).storages
+    storages = pickled_object(checkpoint).storages
     entries = []
     for name, node in tensors:
         if type(node) is PersId:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry, address
+from ckptfix.checkpoint import Checkpoint, NameList, StateDict, TensorEntry, address
 from ckptfix.checkpoint.address import is_inside, is_inside_any, key_below
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Undecided, WouldLoseData
@@ -30,7 +30,7 @@ from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.call_classes import named_arrays
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.source import truncated_hint
 from ckptfix.names import kinds, wrappers
 from ckptfix.names.kinds import Kind
@@ -123,7 +123,7 @@ def choose(
 
 def _instead(checkpoint: Checkpoint) -> str:
     """Return the hint for a file without a state dict."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is not None and any(named_arrays(parts.graph.root)):
         made = command("sanitize", checkpoint.path, "OUT")
         return f"its weights are NumPy arrays: convert them to tensors with `{made}` first, and use its output"
@@ -540,7 +540,7 @@ def refuse_damaged(
         raise WouldLoseData(message, path=checkpoint.path, where=where, offset=offset, hint=hint)
 
 
-def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool = False) -> list[NameSite]:
+def chosen_sites(checkpoint: Checkpoint, at: str | None, *, weights_only: bool = False) -> list[NameList]:
     """Return the state dicts to work on: the one at `at`, or all, or those that look like a model's.
 
     Raises:
@@ -574,7 +574,7 @@ def _refuse_payload(checkpoint: Checkpoint, fixed: Collection[str]) -> None:
         raise _not_edited(checkpoint, first.at)
 
 
-def refuse_unedited(checkpoint: Checkpoint, changes: Callable[[NameSite], bool]) -> None:
+def refuse_unedited(checkpoint: Checkpoint, changes: Callable[[NameList], bool]) -> None:
     """Raise if an edit that found nothing to change would change a mapping whose keys are never edited.
 
     Args:
@@ -589,7 +589,7 @@ def refuse_unedited(checkpoint: Checkpoint, changes: Callable[[NameSite], bool])
             raise _not_edited(checkpoint, site.at)
 
 
-def unnamed_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
+def unnamed_keys(checkpoint: Checkpoint, site: NameList) -> tuple[str, ...]:
     """Return the keys of tensors in a state dict that are not text, as written: they are not parameters' names."""
     state = next((row for row in checkpoint.state_dicts if row.at == site.at), None)
     if state is None or state.tensors + state.extra <= len(set(site.names)):
@@ -605,7 +605,7 @@ def _not_edited(checkpoint: Checkpoint, at: str) -> Refused:
     return Refused(message, path=checkpoint.path, where=at, hint=hint)
 
 
-def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
+def inner_keys(checkpoint: Checkpoint, site: NameList) -> frozenset[str]:
     """Return the keys of a state dict under which a trainer keeps other dicts: ``optimizer``, ``normalizer``."""
     tensors = _tensor_keys(checkpoint, site.at)
     depth = len(address.keys_of(site.at)) + 1
@@ -614,7 +614,7 @@ def inner_keys(checkpoint: Checkpoint, site: NameSite) -> frozenset[str]:
     return frozenset(key for key in found if key is not None and key not in tensors and _is_trainers(key))
 
 
-def own_keys(checkpoint: Checkpoint, site: NameSite) -> tuple[str, ...]:
+def own_keys(checkpoint: Checkpoint, site: NameList) -> tuple[str, ...]:
     """Return the keys of a state dict that belong to its model, without those that a trainer added.
 
     Left out are numbers and dicts under a plain key, and an optimizer's keys. If there are any of these, tensors that

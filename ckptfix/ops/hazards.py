@@ -19,7 +19,7 @@ from ckptfix.ops import inside
 from ckptfix.pickles import Global
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.names import MAGIC, OLD_MAGIC
-from ckptfix.pickles.reemit import every_node, parts_of
+from ckptfix.pickles.reemit import children_to_write, every_node
 from ckptfix.words import some
 
 Allows = Callable[[str], bool]
@@ -66,7 +66,7 @@ def _parts(root: Node) -> Iterator[Node]:
     """Yield `root` and everything below it, each object once."""
     seen: set[int] = set()
     for node in every_node(root):
-        for part in (node, *parts_of(node)):
+        for part in (node, *children_to_write(node)):
             if id(part) not in seen:
                 seen.add(id(part))
                 yield part

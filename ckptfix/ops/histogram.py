@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptfix.checkpoint import TensorEntry, dtypes, same_place
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
-from ckptfix.io.source import Readers, opened_once
+from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.diff.sources import content, source
 from ckptfix.ops.numbers import decoded
@@ -76,7 +76,7 @@ class Distribution:
     reason: str | None = None
 
 
-@opened_once()
+@shares_open_files()
 def distributions(
     pairs: Sequence[Pair], byteorders: tuple[str, str], *, progress: Progress | None = None
 ) -> list[Distribution]:

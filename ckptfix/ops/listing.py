@@ -11,11 +11,11 @@ from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import ENTRIES, as_rows
 from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
 from ckptfix.formats.members import members
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops import choose
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.inspect import describe
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 
 
@@ -88,8 +88,8 @@ def checkpoints(path: str) -> Iterator[str]:
             yield inner
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def listed(path: str) -> ListedCheckpoint:
     """Return the row of a file or folder; only headers are read. An unreadable file gets a row too."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import KeyConflict, Refused, StrPath, Unsupported, about, file_name
 from ckptfix.findings.table import found
 from ckptfix.formats import located
@@ -40,7 +40,7 @@ class MergeResult(Result):
         return {"inputs": rows, "left_behind": list(self.left)}
 
 
-@typed
+@checks_types
 def merge(
     sources: Sequence[StrPath],
     dest: StrPath,

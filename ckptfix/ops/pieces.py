@@ -36,7 +36,7 @@ from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.slices import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch.common import Parts, pickled
+from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
 from ckptfix.formats.torch.state import SHARDED
 from ckptfix.formats.torch.tensors import BadTensor, sizes
 from ckptfix.ops import choose
@@ -102,7 +102,7 @@ def refuse_odd_keys(checkpoint: Checkpoint, at: str) -> None:
     Raises:
         KeyConflict: tensors have bytes or tuples as keys, or a number beside the same number as text.
     """
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     odd = () if parts is None else parts.found.odd_keys.get(at, ())
     if odd:
         raise KeyConflict(
@@ -156,7 +156,7 @@ def piece_of(checkpoint: Checkpoint, at: str | None = None) -> RankShard | None:
     Args:
         at: address of the state dict to check; by default those of the model.
     """
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         return _of_metadata(checkpoint)
     return (
@@ -203,7 +203,7 @@ def _rank_in_name(path: str) -> int | None:
     return None if found is None else int(next(group for group in found.groups() if group is not None))
 
 
-def _of_deepspeed(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankShard | None:
+def _of_deepspeed(checkpoint: Checkpoint, parts: PickledObject, at: str | None) -> RankShard | None:
     top = fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
@@ -266,7 +266,7 @@ _NEMO_JOINS = (
 )
 
 
-def _of_model_parallel(checkpoint: Checkpoint, parts: Parts) -> RankShard | None:
+def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShard | None:
     """Return a rank's part of a model that its own code cut, not torch: plain tensors, with the sizes beside them."""
     top = fields(parts.graph.root)
     if format_of(checkpoint).folder:
@@ -366,7 +366,7 @@ def _stated_shapes(top: Mapping[str, Node]) -> Iterator[tuple[str, tuple[int, ..
                 continue
 
 
-def _of_tensors(checkpoint: Checkpoint, parts: Parts, at: str | None) -> RankShard | None:
+def _of_tensors(checkpoint: Checkpoint, parts: PickledObject, at: str | None) -> RankShard | None:
     """Return the first tensor of the checked state dicts that the pickle describes as a part."""
     # Only these can be parts; the other tensors, possibly very many, need not become nodes.
     rows = [entry for entry in checkpoint.entries if entry.kind == "wrapper" or is_flat(entry.key)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, SetMetadata
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, Unsupported, WouldLoseData
@@ -38,7 +38,7 @@ class MetadataResult(Result):
         return {"metadata": dict(self.metadata), "changed": list(self.changed), "deleted": list(self.deleted)}
 
 
-@typed
+@checks_types
 def set_metadata(
     source: StrPath,
     dest: StrPath | None = None,

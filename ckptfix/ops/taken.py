@@ -13,7 +13,7 @@ from ckptfix.formats.members import UNKNOWN, kind_of, members, rivals_of
 from ckptfix.urls import as_path
 
 
-def not_taken(folder: str, taken: str) -> Iterator[Finding]:
+def other_models(folder: str, taken: str) -> Iterator[Finding]:
     """Yield a finding for each file in `folder` that could be a model like `taken`, with how their headers compare.
 
     A hub has the same weights in two containers; a folder that was saved to twice has two models.
@@ -30,7 +30,7 @@ def not_taken(folder: str, taken: str) -> Iterator[Finding]:
             yield found("other-model", f"{name} {what}, and was not used", where=name)
 
 
-def not_looked_at(folder: str, taken: str) -> Iterator[Finding]:
+def unexamined_files(folder: str, taken: str) -> Iterator[Finding]:
     """Yield a note for each folder in `folder` with a checkpoint, or a warning if no name marks the model."""
     known = kind_of(as_path(taken).name) is not UNKNOWN
     try:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import EditRecord
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.io.unfinished import JOURNAL, UNDO, beside
 from ckptfix.ops.inplace import edits_of, refuse_far
 from ckptfix.ops.writing import existing
@@ -67,8 +67,8 @@ def row(record: EditRecord) -> dict[str, Any]:
     return {"what": record.what, "when": record.when or None, "files": files}
 
 
-@typed
-@opened_once()
+@checks_types
+@shares_open_files()
 def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
     """Undo the last in-place edit of a file or folder, byte for byte; repeat the call to undo earlier ones.
 
@@ -134,7 +134,7 @@ def _finish(path: str, target: str, *, dry_run: bool) -> UndoResult:
     return UndoResult(path=path, edit=record, unfinished=True, left=left, undone=True, lines=(line,))
 
 
-@opened_once()
+@shares_open_files()
 def edits(source: StrPath) -> tuple[EditRecord, ...]:
     """Return the in-place edits of a file or folder that `undo` can undo, the latest first. Raises as `undo`."""
     path = _meant(source)

@@ -19,7 +19,7 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import joined
-from ckptfix.io.source import blames_changes, found_as, mark, opened_once, refuse_changed, stamp
+from ckptfix.io.source import blames_changes, found_as, mark, refuse_changed, shares_open_files, stamp
 from ckptfix.io.sources import given_up
 from ckptfix.io.written import noted, recorded
 from ckptfix.ops import inplace
@@ -31,8 +31,8 @@ from ckptfix.ops.drafts import WriteOptions as WriteOptions
 from ckptfix.ops.hazards import refuse_named
 from ckptfix.ops.law import audit
 from ckptfix.ops.record import with_record
-from ckptfix.ops.taken import not_taken
-from ckptfix.pickles.collector import without_collections
+from ckptfix.ops.taken import other_models
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import some
 
@@ -51,8 +51,8 @@ def is_folder(source: StrPath) -> bool:
         return False
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def carry_out(
     source: StrPath | Checkpoint,
     dest: StrPath | None,
@@ -138,8 +138,8 @@ def _carry_out_in_place(
     )
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def carry_out_file(
     source: StrPath,
     dest: StrPath,
@@ -169,7 +169,7 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     """Add a line to the draft that reports which checkpoint of the folder `source` was read, if it has several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
-    others = tuple(not_taken(os.fspath(source), os.fspath(path)))
+    others = tuple(other_models(os.fspath(source), os.fspath(path)))
     notes = [other.message for other in others if other.severity == "info"]
     line = "; ".join([f"read {os.path.relpath(path, source)} in {os.fspath(source)}", *notes])
     return replace(draft, lines=(line, *draft.lines), findings=(*others, *draft.findings))

@@ -28,7 +28,7 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def without_collections(function: Callable[P, R]) -> Callable[P, R]:
+def gc_paused(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap `function` so that the collector is paused while it runs."""
 
     @wraps(function)

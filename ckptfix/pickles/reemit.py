@@ -86,10 +86,10 @@ def every_node(root: Node, *, folded: bool = True) -> Iterator[Node]:
                     continue
         seen.add(id(node))
         yield node
-        stack += parts_of(node)
+        stack += children_to_write(node)
 
 
-def parts_of(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
+def children_to_write(node: Node, gone: Collection[int] = ()) -> Iterable[Node]:
     """Return the parts of a node that holds nodes, in no particular order, except items whose value is in `gone`."""
     if type(node) is Call or type(node) is Dict:
         rows = node.items or ()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptfix.io.source import Source
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import LocalHeader, local_extra, local_header, local_sizes
 from ckptfix.zips.read import CENTRAL, DESCRIPTOR_FOLLOWS, ENCRYPTED, LOCAL, Directory, DirectoryRecord, extra_fields
@@ -65,7 +65,7 @@ class RecordSpan(NamedTuple):
     end: int
 
 
-@without_collections
+@gc_paused
 def examine(
     reader: Source, directory: Directory, *, local_headers: bool = True
 ) -> tuple[list[RecordSpan], list[Dispute]]:

@@ -122,7 +122,7 @@ def test_weights_are_the_tensors_with_their_ties(name: str, tmp_path: Path) -> N
     state = {"v": base, "u": base[1:3], "t": base, "s": tensor(2)}
     entries = open_checkpoint(made("zip", tmp_path, state)).entries
     format = FORMATS[name]
-    kept, metadata, _ = format.share(entries)
+    kept, metadata, _ = format.split_ties(entries)
     checkpoint = open_checkpoint(write(format.plan_write(kept, str(tmp_path / "out"), metadata=metadata)))
     for at in (None, ""):
         found = {entry.key: entry for entry in format.weights(checkpoint, at)}

@@ -135,7 +135,7 @@ def test_doctor_says_what_it_is_and_its_fix_works(name: str, tmp_path: Path) -> 
     path = made(name, tmp_path)
     found = ckptfix.doctor(path)
     assert found.format == name and [row.id for row in found.findings if row.severity == "error"] == [
-        row.id for row in FORMATS[name].remarks(open_checkpoint(path))
+        row.id for row in FORMATS[name].notes(open_checkpoint(path))
     ][:1]
     convert, strip = found.fixes
     assert convert[:3] == ("ckptfix", "convert", str(path)) and strip[:3] == ("ckptfix", "strip-module", convert[3])

@@ -17,7 +17,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.torch import demands
 from ckptfix.formats.torch import zip as zip_format
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.ops.law.promise import Account
 from ckptfix.ops.rename import sites
 from ckptfix.pickles import Dict, parse
@@ -143,7 +143,7 @@ def test_tensors_of_a_state_dict_are_not_made_nodes_by_an_edit_of_names(tmp_path
     weights |= {"module.first": tied, "module.second": tied}
     torch.save(OrderedDict(weights | {f"module.last.{number}": torch.zeros(3) for number in range(3000)}), source)
     opened = open_checkpoint(source)
-    (site,) = parts_of(opened).found.sites
+    (site,) = pickled_object(opened).found.sites
     assert isinstance(site.keys, Rows)
     assert len(site.keys.others()) < 1100, "the first ones, and the batch of the tied one up to it"
     assert FORMATS["zip"].plan_edit(opened, sites.strip(opened).edits, "out.pth")

@@ -14,7 +14,7 @@ from nestings import covered, found_in, key_of, nestings, referenced, tensors_of
 
 import ckptfix
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 
 pytestmark = pytest.mark.slow
 
@@ -68,5 +68,5 @@ FILES = [path for path in sorted((ROOT / "fixtures").iterdir()) if path.suffix i
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_storage_of_a_fixture_is_listed(path: Path) -> None:
     checkpoint = open_checkpoint(path)
-    assert pickled(checkpoint) is not None
+    assert maybe_pickled_object(checkpoint) is not None
     assert covered(checkpoint.entries) == referenced(checkpoint)

@@ -9,8 +9,8 @@ from typing import Literal
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join
 from ckptfix.errors import CkptfixError
-from ckptfix.io.source import is_local, opened_once, refuse_changed, stamp
-from ckptfix.pickles.collector import without_collections
+from ckptfix.io.source import is_local, refuse_changed, shares_open_files, stamp
+from ckptfix.pickles.collector import gc_paused
 
 METADATA = "__metadata__"
 """The address of the string metadata that a format stores beside tensors, as in `diff`."""
@@ -118,8 +118,8 @@ MANY = 10_000
 """Number of names from which they are shown before the tensors are known, which takes half the time."""
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def read(path: str, named: Callable[[list[ContentItem]], object] | None = None) -> Contents:
     """Read the headers of the checkpoint at `path`, without any tensor bytes.
 

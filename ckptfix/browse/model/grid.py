@@ -16,7 +16,7 @@ from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.checkpoint.tensors import end_of, reach
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.elements import resolve
-from ckptfix.io.source import Readers, opened_once
+from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.ops.diff.sources import content, source
 from ckptfix.ops.numbers import decoded
 from ckptfix.words import shape
@@ -107,7 +107,7 @@ def _decodable(name: str) -> Dtype | None:
     return row if row is not None and row.numpy is not None and row.per_item == 1 else None
 
 
-@opened_once()
+@shares_open_files()
 def window(
     contents: Contents, entry: TensorEntry, rows: range, columns: range
 ) -> dict[int, list[Number]]:

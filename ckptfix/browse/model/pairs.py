@@ -10,13 +10,13 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of, states
 from ckptfix.io.read import Progress
-from ckptfix.io.source import Readers, opened_once
+from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.io.threads import batches
 from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import TensorChange
 from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 
 BATCH = 64 << 20
 """Bytes of one side to compare before the results are shown."""
@@ -46,8 +46,8 @@ class Pairs:
         self.b.refuse_changed(again=again)
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def read_pairs(path_a: str, path_b: str, at: At = None) -> Pairs:
     """Read the headers of two checkpoints, and pair their tensors by name.
 
@@ -121,7 +121,7 @@ def _compared(a: DiffInput, b: DiffInput) -> Iterator[tuple[str, object]]:
         yield from ((f"{METADATA}/{key}", text) for key, text in a.checkpoint.metadata.items())
 
 
-@opened_once()
+@shares_open_files()
 def compare(pairs: Pairs, items: Sequence[ContentItem], told: Told, progress: Progress) -> None:
     """Compare the tensors of `items` that have two sides, in bounded memory.
 

@@ -14,7 +14,7 @@ from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
-from ckptfix.io.source import Readers, is_local, opened_once
+from ckptfix.io.source import Readers, is_local, shares_open_files
 from ckptfix.io.threads import TASK, Workers
 from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
@@ -52,7 +52,7 @@ def at_once(entry: TensorEntry) -> bool:
     return entry.nbytes <= (AT_ONCE_REMOTE if remote else AT_ONCE)
 
 
-@opened_once()
+@shares_open_files()
 def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> TensorSummary:
     """Read a whole tensor and compute its statistics.
 

@@ -21,7 +21,7 @@ from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
 from ckptfix.fleet.jobs import Job, identity, size_of
 from ckptfix.io.source import found_as
 from ckptfix.io.system import text_of
-from ckptfix.urls import as_path, is_url, known, known_word, normal, real_path
+from ckptfix.urls import as_path, is_url, known, normal, real_path, word_without_secrets
 
 LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")
 """Suffixes of lists of names."""
@@ -47,7 +47,7 @@ def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, rec
         NoSuchFile: a name of the command line matches nothing.
     """
     verb = verb_called(words[0])
-    args, inner = _without(verb, [known_word(word) for word in words[1:]])
+    args, inner = _without(verb, [word_without_secrets(word) for word in words[1:]])
     out_dir = None if out_dir is None else known(out_dir)
     if out_dir is not None and "out_dir" in inner:
         raise click.UsageError("--out-dir is given twice: before -- and after it.")

@@ -19,10 +19,10 @@ from ckptfix.formats.dcp.phrases import GET, INT
 from ckptfix.formats.dcp.respell import names_of
 from ckptfix.formats.dcp.skim import ITEMS, KEYS, OTHERWISE, READ, Skimmer, opcodes_of
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 
 
-@without_collections
+@gc_paused
 def without(data: bytes, gone: Collection[str]) -> bytes | None:
     """Return the pickle of a `.metadata` without the keys `gone`; None if only its nodes can be edited."""
     unframed = opcodes_of(data)

@@ -39,7 +39,7 @@ from ckptfix.formats.dcp.write import tensor_items
 from ckptfix.formats.folders.beside import beside
 from ckptfix.formats.in_place import data_moves
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.formats.torch.object import NodeSite
 from ckptfix.io.planned import PlannedFile
 from ckptfix.pickles import Text
@@ -248,7 +248,7 @@ def _new_values(rows: Iterable[EditedKey], files: ItemFiles) -> Iterable[tuple[E
 def _edited_value(window: ItemWindow, edits: Sequence[Edit]) -> list[Segment]:
     """Return the archive of a value with its content edited."""
     checkpoint = torch_zip.read(window)
-    found = parts_of(checkpoint).found
+    found = pickled_object(checkpoint).found
     known = {(site.at, site.kind) for site in found.sites}
     for edit in edits:
         if isinstance(edit, Rename) and (edit.at, edit.kind) not in known:

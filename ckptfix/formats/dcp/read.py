@@ -21,7 +21,7 @@ from ckptfix.formats.dcp.nested import Nesting
 from ckptfix.formats.folders.assembled import Assembled, Assembly
 from ckptfix.formats.folders.copies import differing
 from ckptfix.formats.folders.inside import file_inside
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.source import mark, open_source
 from ckptfix.io.tiles import Chunk, tiled
@@ -206,7 +206,7 @@ def assembled(path: str, said: Metadata, files: ItemFiles, rows: Sequence[Findin
     checkpoint = assembly.checkpoint(
         nesting.root, path, format=kind, files=files.marks, traits=traits, findings=findings
     )
-    parts_of(checkpoint).container = Folder(said, files, tensors, spliced)
+    pickled_object(checkpoint).container = Folder(said, files, tensors, spliced)
     return checkpoint
 
 
@@ -237,7 +237,7 @@ def _kind(tensors: Sequence[SavedKey], files: ItemFiles) -> str:
 
 def folder_of(checkpoint: Checkpoint) -> Folder:
     """Return the folder that a checkpoint was read from."""
-    folder = parts_of(checkpoint).container
+    folder = pickled_object(checkpoint).container
     assert isinstance(folder, Folder)
     return folder
 

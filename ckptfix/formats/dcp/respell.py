@@ -16,7 +16,7 @@ from ckptfix.formats.dcp.phrases import GET, INT
 from ckptfix.formats.dcp.skim import OTHERWISE, Skimmed, Skimmer, opcodes_of
 from ckptfix.pickles import Graph, Text
 from ckptfix.pickles import opcodes as op
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.pickles.graph import Node, use_of
 from ckptfix.pickles.opcodes import pushed_int
 from ckptfix.pickles.patch import Patch, int_opcode, splice, string_opcode
@@ -35,7 +35,7 @@ class Moves(NamedTuple):
         return bool(self.named or self.placed)
 
 
-@without_collections
+@gc_paused
 def respelled(data: bytes, names: Names, moves: Moves) -> bytes | None:
     """Return the pickle of a `.metadata` with renamed keys; None if only its nodes can be edited.
 

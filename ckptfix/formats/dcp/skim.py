@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ckptfix.formats.dcp.entries import SIZE, TUPLES, WIDTHS, Boxes, EntryReader, Otherwise, Row, StoredItem
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Global
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.opcodes import pushed_int, walk
 
@@ -39,7 +39,7 @@ OTHERWISE = (IndexError, KeyError, ValueError, BadTensor, Otherwise)
 """The errors that end the reading of a pickle that torch would write differently, or that is incomplete."""
 
 
-@without_collections
+@gc_paused
 def skim(data: bytes) -> Skimmed | None:
     """Return the content of the pickle `data`; None if torch would write it differently, or if it is incomplete."""
     unframed = opcodes_of(data)

@@ -36,7 +36,7 @@ from ckptfix.formats.dcp.entries import MAX_PARTS
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.folders.assembled import grafted
 from ckptfix.formats.torch.attributes import tensor_state
-from ckptfix.formats.torch.common import Parts, fields, little_endian, parts_of, view_of
+from ckptfix.formats.torch.common import PickledObject, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.formats.torch.zip_layout import fresh_records
@@ -115,7 +115,7 @@ def recode(checkpoint: Checkpoint, dest: str, *, size: int = DATA_SIZE) -> Plan:
         KeyConflict: two keys have the same name after flattening.
         Unsupported: a tensor cannot be stored in chunks.
     """
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     entries = dict(zip(map(id, (node for _, _, node in parts.found.tensors)), checkpoint.entries, strict=True))
     flat = _Flat()
     root = parts.graph.root
@@ -127,7 +127,7 @@ def recode(checkpoint: Checkpoint, dest: str, *, size: int = DATA_SIZE) -> Plan:
     return replace(plan, findings=(*plan.findings, *(_lost(where) for where in lost)))
 
 
-def _unreached(parts: Parts, flat: _Flat) -> list[str]:
+def _unreached(parts: PickledObject, flat: _Flat) -> list[str]:
     """Return addresses of tensors of the object that neither an item nor a value of the folder holds."""
     if not flat.attributed:
         return []
@@ -227,7 +227,7 @@ def _planned(flat: _Flat, checkpoint: Checkpoint | None, dest: str, size: int) -
     byteorder = "little" if checkpoint is None else checkpoint.byteorder
     archives: list[list[NewRecord]] = []
     if checkpoint is not None:
-        archives += [_value_records(node, parts_of(checkpoint), byteorder, path) for path, node in flat.values]
+        archives += [_value_records(node, pickled_object(checkpoint), byteorder, path) for path, node in flat.values]
     unique: dict[object, int] = {}
     kept: list[TensorEntry] = []
     shared: list[int] = []
@@ -296,7 +296,7 @@ class _Zero:
         return PersId(("storage", kind, "0", "cpu", count), 0, -1)
 
 
-def _value_records(node: Node, parts: Parts, byteorder: str, path: dcp_metadata.Path) -> list[NewRecord]:
+def _value_records(node: Node, parts: PickledObject, byteorder: str, path: dcp_metadata.Path) -> list[NewRecord]:
     """Return the archive of a value: its pickle, and the storages of tensors in it."""
     storages: dict[str, tuple[str, Data, int | None]] = {}
 

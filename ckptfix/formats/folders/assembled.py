@@ -145,7 +145,7 @@ class Assembly:
 def part(checkpoint: Checkpoint, root: Node, findings: Iterable[Finding] = ()) -> Checkpoint:
     """Return a checkpoint whose object is `root`, which consists of nodes of the object of `checkpoint`."""
     assembly = Assembly()
-    adopted = assembly.adopt(root, common.parts_of(checkpoint).storages, "")
+    adopted = assembly.adopt(root, common.pickled_object(checkpoint).storages, "")
     return assembly.checkpoint(
         adopted,
         checkpoint.path,

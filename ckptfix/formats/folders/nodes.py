@@ -10,7 +10,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats.base import unknown
 from ckptfix.formats.torch import legacy, zip
 from ckptfix.formats.torch.call_classes import class_of
-from ckptfix.formats.torch.common import Storages, parts_of
+from ckptfix.formats.torch.common import Storages, pickled_object
 from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.zip_layout import ZipStorages, refuse_damaged_pickle
 from ckptfix.io.source import open_source
@@ -67,7 +67,7 @@ def open_torch(path: str) -> ParsedFile:
         head = source.read(0, min(HEAD, source.size))
         if zip.FORMAT.score(path, head, source.size) < WHOLE_ZIP:
             checkpoint = read_torch(path)
-            parts = parts_of(checkpoint)
+            parts = pickled_object(checkpoint)
             return ParsedFile(path, parts.graph.root, parts.storages)
         archive, graph = zip.read_object(path)
         if zip.small_record(source, archive.directory, f"{archive.root}/byteorder") == "big":

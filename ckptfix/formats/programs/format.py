@@ -129,7 +129,7 @@ TORCHSCRIPT = Format(
     states=OF_OBJECTS - {"requires_grad", "parameter"} | {"checksums"},
     score=partial(_score, "constants.pkl"),
     read=partial(read, "torchscript", torchscript.read),
-    judge=torch_common.all_findings,
+    validate=torch_common.all_findings,
     weights=plain_weights,
     refuses=lambda entry: None,
     plan_edit=refuse_edit,
@@ -137,7 +137,7 @@ TORCHSCRIPT = Format(
     edits=False,
     writes=False,
     program=True,
-    remarks=remarks,
+    notes=remarks,
 )
 
 EXPORTED = replace(

@@ -9,7 +9,7 @@ from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import about
 from ckptfix.formats.ranks.shards import RankTensor, held, wrapped
-from ckptfix.formats.torch.common import Parts, parts_of
+from ckptfix.formats.torch.common import PickledObject, pickled_object
 from ckptfix.formats.torch.tensors import tensor_entry
 from ckptfix.pickles.graph import Node
 
@@ -29,8 +29,8 @@ class RankFile:
     _held: dict[str, RankTensor | None] = field(default_factory=dict)
 
     @property
-    def parts(self) -> Parts:
-        return parts_of(self.checkpoint)
+    def parts(self) -> PickledObject:
+        return pickled_object(self.checkpoint)
 
     def entry(self, address: str) -> TensorEntry:
         """Return the tensor at an address. Raises BadTensor."""
@@ -51,5 +51,5 @@ class RankFile:
 
 
 def open_file(checkpoint: Checkpoint, mark: FileVersion) -> RankFile:
-    tensors = parts_of(checkpoint).found.tensors
+    tensors = pickled_object(checkpoint).found.tensors
     return RankFile(checkpoint.path, mark, checkpoint, {join(at, key): (at, key, node) for at, key, node in tensors})

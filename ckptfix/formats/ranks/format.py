@@ -25,7 +25,7 @@ from ckptfix.formats.ranks.merge import NAME, assembled, together
 from ckptfix.formats.ranks.names import meant, rank_of
 from ckptfix.formats.ranks.shards import is_flat
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.common import all_findings, parts_of
+from ckptfix.formats.torch.common import all_findings, pickled_object
 from ckptfix.io.source import is_place, mark
 from ckptfix.urls import as_path
 
@@ -52,7 +52,7 @@ def score(path: str, head: bytes, size: int) -> int:
 
 
 def _in_parts(checkpoint: Checkpoint) -> bool:
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     if any(name.name in MARKS for name in parts.graph.globals):
         return True
     return any(is_flat(key) for _, key, _ in parts.found.tensors)
@@ -198,7 +198,7 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    judge=all_findings,
+    validate=all_findings,
     weights=plain_weights,
     refuses=torch_zip.refuses,
     plan_edit=plan_edit,

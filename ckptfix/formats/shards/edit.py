@@ -29,7 +29,7 @@ from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.layout import ShardedLayout, ShardFile, data_bytes
 from ckptfix.formats.shards.objects import own_storage
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.planned import PlannedFile
 from ckptfix.urls import as_path, real_path
 
@@ -80,7 +80,7 @@ def in_place(layout: ShardedLayout, plan: Plan, block: Callable[[], int]) -> Pla
 
 
 def plan_files(layout: ShardedLayout, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
-    """Plan the folder with each shard as `make` plans it; see `Format.by_file`."""
+    """Plan the folder with each shard as `make` plans it; see `Format.edits_each_file`."""
     layout.refuse_incomplete()
     plans = [make(shard.read, str(as_path(dest, shard.name))) for shard in layout.shards]
     planned = [file for plan in plans for file in plan.files]
@@ -209,7 +209,7 @@ class _Part:
             if any(location in edit.moves for location in self.shard.read.devices):
                 self.edits.append(edit)
         elif isinstance(edit, SetMetadata):
-            if pickled(self.shard.read) is not None:
+            if maybe_pickled_object(self.shard.read) is not None:
                 raise Unsupported("a torch file has no string metadata", path=self.shard.path)
             self.edits.append(edit)
 
@@ -233,7 +233,7 @@ class _Part:
 
     def _own(self, entry: TensorEntry) -> TensorEntry:
         """Return an entry of the joined checkpoint as this shard has it."""
-        if entry.storage is None or pickled(self.shard.read) is None:
+        if entry.storage is None or maybe_pickled_object(self.shard.read) is None:
             return entry
         return replace(entry, storage=own_storage(entry.storage, self.number))
 

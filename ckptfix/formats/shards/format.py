@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from ckptfix.checkpoint import Checkpoint, Edit, FormatState, NameSite, OutputFile, Plan, StateDict, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Edit, FormatState, NameList, OutputFile, Plan, StateDict, TensorEntry
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
@@ -96,7 +96,7 @@ def read(path: str) -> Checkpoint:
         return _checkpoint(layout, SLICES, traits, lambda: entries, tuple(entry.key for entry in entries), ())
     if any(shard.read.format != safetensors.NAME for shard in layout.shards):
         made = objects.read(layout, TORCH, traits)
-        return replace(made, inside=objects.ShardParts(torch_common.parts_of(made), layout))
+        return replace(made, inside=objects.ShardParts(torch_common.pickled_object(made), layout))
     names = dict.fromkeys(name for shard in layout.shards for name in shard.names)
     tied = dict.fromkeys(name for shard in layout.shards for name in shard.ties if name not in names)
     return _checkpoint(layout, NAME, traits, lambda: _entries(layout), tuple(names), tuple(tied))
@@ -123,7 +123,7 @@ def _checkpoint(
         load_entries=load_entries,
         load_values=lambda: iter(()),
         metadata=_metadata(layout),
-        sites=(NameSite("", "state_dict", (*names, *tied)),),
+        sites=(NameList("", "state_dict", (*names, *tied)),),
         state_dicts=(StateDict("", len(names), 0),) if names else (),
         inside=_Named(layout),
         findings=layout.findings,
@@ -163,7 +163,7 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
     if checkpoint.format == SLICES:
         said |= dict.fromkeys(slices.judged(layout))
     for shard in layout.shards:
-        judged = files.FILES[shard.read.format].judge(shard.read)
+        judged = files.FILES[shard.read.format].validate(shard.read)
         said |= dict.fromkeys(prefixed(finding, shard.name) for finding in judged)
     yield from said
     stated = layout.index.total_size if layout.index is not None else None
@@ -233,19 +233,19 @@ FORMAT = Format(
     states=frozenset({"metadata"}),
     score=score,
     read=read,
-    judge=judge,
+    validate=judge,
     weights=weights,
     refuses=safetensors.refuses,
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=write.plan_write,
     folder=True,
-    beside=around,
+    companions=around,
     sized=write.sized,
-    by_file=by_file,
-    share=share_plan,
+    edits_each_file=by_file,
+    split_ties=share_plan,
     ties=tied_names,
-    remarks=remarks,
+    notes=remarks,
 )
 
 TORCH_FORMAT = Format(
@@ -255,16 +255,16 @@ TORCH_FORMAT = Format(
     states=OF_OBJECTS | {"checksums"},
     score=never,
     read=read,
-    judge=judge,
+    validate=judge,
     weights=weights,
     refuses=torch_zip.refuses,
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=not_written,
     folder=True,
-    beside=around,
+    companions=around,
     writes=False,
-    by_file=by_file,
+    edits_each_file=by_file,
 )
 
 SLICES_FORMAT = Format(
@@ -274,15 +274,15 @@ SLICES_FORMAT = Format(
     states=frozenset({"metadata"}),
     score=never,
     read=read,
-    judge=judge,
+    validate=judge,
     weights=weights,
     refuses=safetensors.refuses,
     plan_edit=plan_edit_slices,
     plan_write=not_written,
     folder=True,
     edits=False,
-    beside=around,
+    companions=around,
     writes=False,
-    remarks=safetensors.remarks,
+    notes=safetensors.remarks,
 )
 

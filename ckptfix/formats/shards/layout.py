@@ -19,7 +19,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.index import INDEX, MAX_SHARDS, Index, read_index
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.source import mark
 from ckptfix.urls import as_path, headers_of, real_path
 from ckptfix.words import some
@@ -201,7 +201,7 @@ class _Opened:
         ties = files.FILES[checkpoint.format].ties(checkpoint)
         names = [key for site in checkpoint.sites if site.kind == "state_dict" and not site.at for key in site.names]
         own = tuple(key for key in names if key not in ties)
-        parts = pickled(checkpoint)
+        parts = maybe_pickled_object(checkpoint)
         tensors = own if parts is None else [key for at, key, _ in parts.found.tensors if not at]
         values = frozenset(own).difference(tensors)
         self.shards.append(replace(shard, path=path, checkpoint=checkpoint, names=own, ties=ties, values=values))

@@ -7,19 +7,19 @@ from ckptfix.errors import DamagedFile, Unsupported, about
 from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
 from ckptfix.formats.folders.nodes import refuse_damaged
 from ckptfix.formats.shards.layout import ShardedLayout, ShardFile
-from ckptfix.formats.torch.common import Parts, parts_of, pickled
+from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node, label, pairs
 from ckptfix.pickles.reemit import every_node
 
 
-class ShardParts(Parts):
+class ShardParts(PickledObject):
     """The joined object, and the shards that it was made from."""
 
     __slots__ = ("layout",)
 
-    def __init__(self, parts: Parts, layout: ShardedLayout) -> None:
+    def __init__(self, parts: PickledObject, layout: ShardedLayout) -> None:
         super().__init__(parts.found, parts.storages, parts.container)
         self.layout = layout
 
@@ -68,7 +68,7 @@ def read(layout: ShardedLayout, format: str, traits: dict[str, object]) -> Check
 
 def _adopted(assembly: Assembly, shard: ShardFile, name: str) -> Node:
     checkpoint = shard.read
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         raise Unsupported(
             "it is a safetensors file among torch files", path=shard.path, hint="convert each shard separately"
@@ -102,6 +102,6 @@ def own_storage(storage: Storage, index: int) -> Storage:
 
 def layout_of(checkpoint: Checkpoint) -> ShardedLayout:
     """Return the shards that a joined checkpoint was made from."""
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     assert isinstance(parts, ShardParts)
     return parts.layout

@@ -28,7 +28,7 @@ ImageNet example) and other names.
 """
 
 
-class Parts(FormatState):
+class PickledObject(FormatState):
     """The torch-specific content of a checkpoint: the walked object, its storages and its container."""
 
     __slots__ = ("container", "found", "storages")
@@ -84,20 +84,20 @@ def build(
         state_dicts=tuple(found.state_dicts),
         devices=devices.counts(),
         fixed_devices=tuple(devices.fixed),
-        inside=Parts(found, storages, container),
+        inside=PickledObject(found, storages, container),
         findings=findings,
     )
 
 
-def pickled(checkpoint: Checkpoint) -> Parts | None:
+def maybe_pickled_object(checkpoint: Checkpoint) -> PickledObject | None:
     """Return the object of a checkpoint; None if the checkpoint holds only named tensors."""
     inside = checkpoint.inside
-    return inside if isinstance(inside, Parts) else None
+    return inside if isinstance(inside, PickledObject) else None
 
 
-def parts_of(checkpoint: Checkpoint) -> Parts:
+def pickled_object(checkpoint: Checkpoint) -> PickledObject:
     """Return the object of a checkpoint that has one."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     assert parts is not None
     return parts
 

@@ -125,7 +125,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
         if torch_rewrite.is_needed(checkpoint, edits):
             return torch_rewrite.plan_edits(checkpoint, edits, dest)
-    parts = torch_common.parts_of(checkpoint)
+    parts = torch_common.pickled_object(checkpoint)
     layout: LegacyLayout = parts.container
     path, size = checkpoint.path, checkpoint.size
     changes = patches(parts.found, edits)
@@ -147,7 +147,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     (file,) = plan.files
     if unchanged(file):
         return plan
-    layout: LegacyLayout = torch_common.parts_of(checkpoint).container
+    layout: LegacyLayout = torch_common.pickled_object(checkpoint).container
     head, data = head_of(file, checkpoint.size)
     if data.offset != layout.object_end:
         raise data_moves(file.path)
@@ -182,14 +182,14 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    judge=judge,
-    skim=("pickles (and no counts of storages)", torch_common.all_findings),
+    validate=judge,
+    validate_headers=("pickles (and no counts of storages)", torch_common.all_findings),
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=plan_write,
-    remarks=remarks,
+    notes=remarks,
     one_stream=True,
     plan_state_dict=partial(plan_torch, legacy=True),
     recode=torch_recode.to_legacy,

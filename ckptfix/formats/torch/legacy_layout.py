@@ -162,7 +162,7 @@ def _stated_storages(
 
 def compared(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield a finding for each count that differs from the pickle, if the pickle's counts located the storages."""
-    layout = torch_common.parts_of(checkpoint).container
+    layout = torch_common.pickled_object(checkpoint).container
     if not layout.stated:
         return
     with open_source(checkpoint.path) as reader:

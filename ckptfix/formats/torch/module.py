@@ -22,7 +22,7 @@ from ckptfix.errors import BadPickle, KeyConflict, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch.call_classes import UNINITIALIZED
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, attributes, children, pairs
@@ -154,7 +154,7 @@ def find_modules(root: Node) -> Iterator[tuple[str, Node]]:
 
 def modules(checkpoint: Checkpoint) -> list[tuple[str, Node]]:
     """Return (address, node) of the whole modules of a torch checkpoint; an empty list for other formats."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     return [] if parts is None else list(find_modules(parts.graph.root))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
-from ckptfix.checkpoint import NameSite, SiteKind, StateDict, Storage, TensorEntry
+from ckptfix.checkpoint import NameList, SiteKind, StateDict, Storage, TensorEntry
 from ckptfix.checkpoint.address import join, keys_of, numbered
 from ckptfix.errors import BadPickle
 from ckptfix.findings import table
@@ -53,10 +53,10 @@ class NodeSite:
         """The uses that are already nodes."""
         return self.keys.nodes() if isinstance(self.keys, Rows) else self.keys
 
-    def noun(self) -> NameSite:
+    def noun(self) -> NameList:
         """Return the NameSite, which does not depend on the format."""
         names = self.keys.names() if isinstance(self.keys, Rows) else tuple(map(str, self.keys))
-        return NameSite(self.at, self.kind, names)
+        return NameList(self.at, self.kind, names)
 
 
 class TensorNodes:

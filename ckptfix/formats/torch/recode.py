@@ -15,7 +15,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch.common import element_sizes, fields, little_endian, parts_of, view_of
+from ckptfix.formats.torch.common import element_sizes, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.tensors import BadTensor, viewed
 from ckptfix.io.planned import crc32_of
 from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
@@ -43,7 +43,7 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
     Raises:
         WouldLoseData: it holds tensors that torch cannot load from a legacy file.
     """
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     legacy_layout.refuse_unloadable(checkpoint.entries, checkpoint.path)
     pids = (persid.pid for persid in parts.graph.persids)
     if any(type(pid) is tuple and len(pid) > 1 and getattr(pid[1], "name", "") == "UntypedStorage" for pid in pids):
@@ -63,7 +63,7 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
 def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     """Plan a zip file from a legacy checkpoint, with the same object."""
     legacy_layout.refuse_truncated(checkpoint)
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     graph = parts.graph
     out = _Recoding()
     owners = _owners(checkpoint)
@@ -88,7 +88,7 @@ def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
 
 def _references(checkpoint: Checkpoint) -> Iterator[tuple[PersId, str, int, Data, int | None]]:
     """Yield each storage reference with its key, bytes of an element, data and CRC-32."""
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     places = parts.storages.place
     for persid in parts.graph.persids:
         if _is_source(persid):
@@ -175,7 +175,7 @@ def _resolve_view(
     itemsize: int,
 ) -> None:
     """Replace a view by the underlying storage and a larger tensor offset, or by a separate storage."""
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     graph = parts.graph
     try:
         storage = parts.storages(persid)
@@ -211,7 +211,7 @@ def _owners(checkpoint: Checkpoint) -> dict[int, int]:
     """Return the ``id`` of each storage reference -> the number of rebuild calls with it as their first argument."""
     found: dict[int, int] = {}
     seen: set[int] = set()
-    stack: list[Node] = [node for _, _, node in parts_of(checkpoint).found.tensors]
+    stack: list[Node] = [node for _, _, node in pickled_object(checkpoint).found.tensors]
     while stack:
         node = stack.pop()
         if type(node) not in (Call, tuple) or id(node) in seen:

@@ -30,7 +30,7 @@ from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, NoSuchTensor
 from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch.common import Storages, expected_bytes, fields, parts_of
+from ckptfix.formats.torch.common import Storages, expected_bytes, fields, pickled_object
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.formats.torch.object import TorchObject, walk
@@ -83,7 +83,7 @@ def written(checkpoint: Checkpoint, root: Any) -> Rewritten:
     Raises:
         Unsupported: a node cannot be written.
     """
-    old = parts_of(checkpoint).graph
+    old = pickled_object(checkpoint).graph
     graph = Graph(old.data, old.start)
     # Strings find the opcode that pushed them by their offset in the old stream; the rest of it is not used.
     graph.end = graph.start
@@ -117,7 +117,7 @@ def plan_rewrite(
         Truncated: the file is cut short.
     """
     from_legacy = checkpoint.format == legacy_layout.NAME
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     if from_legacy:
         legacy_layout.refuse_truncated(checkpoint)
     elif isinstance(parts.container, zip_layout.ZipCheckpoint):
@@ -153,7 +153,7 @@ def plan_rewrite(
 
 def lacking(checkpoint: Checkpoint, rewritten: Rewritten, storages: Collection[str] = ()) -> list[str]:
     """Return the keys of storages that a pickle refers to and the file does not have, but for `storages`."""
-    place, known = parts_of(checkpoint).storages.place, {*storages, *_on_meta(rewritten)}
+    place, known = pickled_object(checkpoint).storages.place, {*storages, *_on_meta(rewritten)}
     return [key for key in storage_sizes(rewritten) if key not in known and place(key)[0] is None]
 
 
@@ -177,7 +177,7 @@ def _refuse_other_sizes(rewritten: Rewritten, lengths: Mapping[str, int], path: 
 
 def is_needed(checkpoint: Checkpoint, edits: Sequence[Edit]) -> bool:
     """Return whether `edits` need a new layout: a Drop, a Put that moves bytes, or a Put after new names."""
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     tensors = cache(lambda: placed(parts.found))
     renamed = False
     for edit in edits:
@@ -199,8 +199,8 @@ def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan
         Unsupported: as the edits.
     """
     legacy = checkpoint.format == legacy_layout.NAME
-    found = parts_of(checkpoint).found
-    new = PutStorages(legacy, parts_of(checkpoint).storages.place)
+    found = pickled_object(checkpoint).found
+    new = PutStorages(legacy, pickled_object(checkpoint).storages.place)
 
     def edited(pickle: bytes) -> TorchObject:
         return walk(parse(pickle, path=checkpoint.path, where="edited pickle"))

@@ -167,7 +167,7 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
         if torch_rewrite.is_needed(checkpoint, edits):
             return torch_rewrite.plan_edits(checkpoint, edits, dest)
-    parts = torch_common.parts_of(checkpoint)
+    parts = torch_common.pickled_object(checkpoint)
     archive = archive_of(checkpoint)
     assert archive is not None
     changes = patches(parts.found, edits)
@@ -224,7 +224,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
 
 def archive_of(checkpoint: Checkpoint) -> ZipCheckpoint | None:
     """Return the archive of a zip checkpoint; None for other formats."""
-    parts = torch_common.pickled(checkpoint)
+    parts = torch_common.maybe_pickled_object(checkpoint)
     return parts.container if parts is not None and isinstance(parts.container, ZipCheckpoint) else None
 
 
@@ -240,7 +240,7 @@ FORMAT = Format(
     states=OF_OBJECTS | {"checksums"},
     score=score,
     read=read,
-    judge=torch_common.all_findings,
+    validate=torch_common.all_findings,
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,

@@ -15,7 +15,7 @@ from ckptfix.formats.base import OF_OBJECTS, Format, SelectedWeights, plain_weig
 from ckptfix.formats.deepspeed import find, read_save
 from ckptfix.formats.folders.assembled import mapping, part
 from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.common import all_findings, parts_of
+from ckptfix.formats.torch.common import all_findings, pickled_object
 from ckptfix.formats.zero.object import COPY, MODULE, NAME, OPTIMIZER, root_rows
 from ckptfix.formats.zero.read import judge_steps, ranks_of, read
 from ckptfix.io.planned import is_spliced
@@ -56,7 +56,7 @@ def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> Select
     Raises:
         Refused: the folder does not have them.
     """
-    rows = root_rows(parts_of(checkpoint).graph.root)
+    rows = root_rows(pickled_object(checkpoint).graph.root)
     at = _chosen(checkpoint, rows, weights)
     if not optimizer:
         left = tuple(name for name in rows if name != at)
@@ -105,14 +105,14 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    judge=judge,
+    validate=judge,
     weights=plain_weights,
     refuses=torch_zip.refuses,
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
-    remarks=remarks,
+    notes=remarks,
     edits=False,
     writes=False,
-    take=take,
+    select_weights=take,
 )

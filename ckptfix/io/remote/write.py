@@ -22,7 +22,7 @@ from ckptfix.io.remote import folders, other, s3, together, upload
 from ckptfix.io.remote.clients import client_of
 from ckptfix.io.remote.elsewhere import Elsewhere
 from ckptfix.io.remote.together import Steps
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.io.sources import Sources
 from ckptfix.io.written import note, record
 from ckptfix.urls import READ_ONLY, as_path, scheme_of
@@ -70,7 +70,7 @@ def _is_taken(path: str, folder: bool) -> bool:
     return bool(other.asked_again(path, lambda: system.exists(inner)))
 
 
-@opened_once()
+@shares_open_files()
 def write_plan(
     plan: Plan,
     *,

@@ -10,7 +10,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import given, is_inside, join, shown
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.object import MAX_ADDRESS
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.loaders.model.report import named
@@ -33,7 +33,7 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
 
     The function returns the dict, and all values that were made for it.
     """
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         _ = checkpoint.entries
         refuse_damaged(checkpoint)

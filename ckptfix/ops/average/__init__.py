@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.members import role_of
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.average import plan
 from ckptfix.ops.law.promise import everything
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder, plan_edits, refuse_destination
@@ -47,8 +47,8 @@ class AverageResult(Result):
         }
 
 
-@typed
-@opened_once()
+@checks_types
+@shares_open_files()
 def average(
     sources: Sequence[StrPath],
     dest: StrPath,

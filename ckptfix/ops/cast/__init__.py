@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
@@ -49,7 +49,7 @@ class CastResult(Result):
         }
 
 
-@typed
+@checks_types
 def cast(
     source: StrPath,
     dest: StrPath,

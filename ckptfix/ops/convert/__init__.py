@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, UnknownFormat
@@ -15,10 +15,10 @@ from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint
 from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.ops.convert import plan
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_note, refuse_destination
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 
@@ -43,7 +43,7 @@ class ConvertResult(Result):
         return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
 
 
-@typed
+@checks_types
 def convert(
     source: StrPath | Sequence[StrPath],
     dest: StrPath,
@@ -103,7 +103,7 @@ def convert(
         behind += [row.where for row in checkpoint.findings if row.id == "left-behind"]
         if behind:
             lines.append(f"left behind: {some(behind)}")
-        takes = format_of(checkpoint).take is not None and "objects" in FORMATS[done.format].states
+        takes = format_of(checkpoint).select_weights is not None and "objects" in FORMATS[done.format].states
         if takes and "optimizer" in behind:
             lines.append("--optimizer writes the optimizer state too")
         return Draft(
@@ -126,8 +126,8 @@ def convert(
     return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
 
 
-@without_collections
-@opened_once()
+@gc_paused
+@shares_open_files()
 def _joined(paths: Sequence[StrPath]) -> Checkpoint:
     """Open the files of all ranks as one checkpoint.
 

@@ -14,7 +14,7 @@ from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.formats.torch.common import element_sizes, little_endian, pickled
+from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
@@ -69,7 +69,7 @@ def convert(
     dict: the one at `at`, or the only one that looks like a model's.
 
     Args:
-        weights, optimizer: the data to read from a format with `Format.take`.
+        weights, optimizer: the data to read from a format with `Format.select_weights`.
 
     Raises:
         WouldLoseData: there are tensors that the output cannot hold, without `drop_unsupported`; or the file is one
@@ -77,7 +77,7 @@ def convert(
         Refused: there are several state dicts and no `at`; or a `shard_size` for a format without shards.
     """
     target = FORMATS[target_format(checkpoint.path, dest, to)]
-    take = format_of(checkpoint).take
+    take = format_of(checkpoint).select_weights
     if take is None and (weights is not None or optimizer):
         option = "--optimizer" if weights is None else "--weights"
         message = f"{option} works only on a DeepSpeed folder; this is {format_of(checkpoint).title}"
@@ -165,7 +165,7 @@ def _fitting(
     taken, lost = fitting(
         plain, target, drop_unsupported=drop_unsupported, path=checkpoint.path, at=chosen.at, hint=hint
     )
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     unread = parts.found.unread(chosen.at) if parts is not None else []
     if unread and not drop_unsupported:
         raise WouldLoseData(f"built from a value that is not a tensor: {some(unread)}", path=checkpoint.path, hint=hint)
@@ -177,7 +177,7 @@ def _one_state_dict(
 ) -> Conversion:
     chosen, taken, lost, unread = _fitting(checkpoint, target, at, drop_unsupported=drop_unsupported)
     refuse_damaged(checkpoint)
-    kept, metadata, findings = target.share(taken)
+    kept, metadata, findings = target.split_ties(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
@@ -195,7 +195,7 @@ def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str) -> lis
     if not target.folder:
         return []
     names = {file.path for file in plan.files}
-    return [file for file in format_of(checkpoint).beside(checkpoint, dest) if file.path not in names]
+    return [file for file in format_of(checkpoint).companions(checkpoint, dest) if file.path not in names]
 
 
 def _pairs(checkpoint: Checkpoint) -> dict[str, str]:

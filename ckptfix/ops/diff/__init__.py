@@ -6,20 +6,20 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
-from ckptfix.io.source import opened_once
-from ckptfix.pickles.collector import without_collections
+from ckptfix.io.source import shares_open_files
+from ckptfix.pickles.collector import gc_paused
 
 if TYPE_CHECKING:
     from ckptfix.ops.diff.compare import DiffResult
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def diff(
     a: StrPath,
     b: StrPath,

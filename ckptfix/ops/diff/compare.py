@@ -14,7 +14,7 @@ from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 
 __all__ = ["DiffResult", "diff"]
 
@@ -22,7 +22,7 @@ UNREAD = frozenset({"bad-tensor", "bad-storage", "truncated", "not-taken"})
 """Findings of a reader about a tensor that is missing from its entries, or not as it should be."""
 
 
-@without_collections
+@gc_paused
 def diff(
     a: Checkpoint,
     b: Checkpoint,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from ckptfix.checkpoint import Checkpoint, NameSite, StateDict, TensorEntry
+from ckptfix.checkpoint import Checkpoint, NameList, StateDict, TensorEntry
 from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.formats.torch.module import Module
 from ckptfix.ops import choose
@@ -46,7 +46,7 @@ def _without_modules(
     states = [state for state in checkpoint.state_dicts if outside(state.at)]
     states += [StateDict(at, len(own), 0) for at, own in made.items()]
     sites = [site for site in checkpoint.sites if outside(site.at)]
-    sites += [NameSite(at, "state_dict", tuple(entry.key for entry in own)) for at, own in made.items()]
+    sites += [NameList(at, "state_dict", tuple(entry.key for entry in own)) for at, own in made.items()]
     noticed = [finding for _, module in modules for finding in module.findings]
 
     def values() -> Iterator[tuple[str, object]]:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import NoSuchFile, Refused, StrPath, WrongType, file_name, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.digest import files, manifest, tensors
 from ckptfix.ops.digest.compare import DigestCheck, compare
 from ckptfix.ops.digest.tensors import Digest
 from ckptfix.ops.writing import LOSSES, write_text
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.shown import html
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
@@ -111,9 +111,9 @@ class Digests:
         }
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def digest(
     path: StrPath | None = None,
     *,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
 from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.ops.target import targets
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def doctor(
     path: StrPath,
     *,

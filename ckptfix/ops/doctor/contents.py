@@ -18,7 +18,7 @@ from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import spellings, wrappers
 from ckptfix.names.attributes import bare_names
@@ -75,7 +75,7 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from quantized.notes(checkpoint)
     yield from _sharing(checkpoint)
     yield from _spellings(checkpoint)
-    yield from format_of(checkpoint).remarks(checkpoint)
+    yield from format_of(checkpoint).notes(checkpoint)
     if checkpoint.byteorder == "big":
         yield found("big-endian")
 
@@ -142,7 +142,7 @@ def _devices(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
     """List those of `places` that only values of the object name; torch.load builds such values without the device."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     devices = find_devices(parts.graph) if parts is not None else None
     if devices is None or not devices.calls:
         return []
@@ -184,7 +184,7 @@ def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:
 
 
 def _without_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     arrays = list(named_arrays(parts.graph.root)) if parts is not None else []
     if not arrays:
         yield found("no-tensors")
@@ -306,7 +306,7 @@ def needs_torch(checkpoint: Checkpoint) -> Iterator[Finding]:
     container = f"the {format.name} container"
     if format.since is not None:
         needs[container] = format.since
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     for node in parts.graph.globals if parts is not None else ():
         since = versions.since(node)
         if since is not None:

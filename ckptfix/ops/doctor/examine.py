@@ -36,7 +36,7 @@ from ckptfix.formats.torch import demands, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import named_arrays
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.dangerous import is_dangerous
 from ckptfix.io.planned import checks_of, crc32_of, is_spliced
 from ckptfix.io.read import Progress
@@ -57,7 +57,7 @@ from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.taken import not_looked_at, not_taken
+from ckptfix.ops.taken import other_models, unexamined_files
 from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
@@ -102,7 +102,7 @@ def examine(
     if alone != name:
         inner = _examined(alone, like, error, fast, at, like_at, None, progress)
         which = f"{as_path(alone).name}, the model among the files of the folder"
-        others = [(row, remedy_of(row, alone)) for row in (*not_taken(name, alone), *not_looked_at(name, alone))]
+        others = [(row, remedy_of(row, alone)) for row in (*other_models(name, alone), *unexamined_files(name, alone))]
         inner = replace(inner, looked_at=(which, *inner.looked_at))
         return _with(inner, others, _members(name, alone), error)
     done = _examined(name, like, error, fast, at, like_at, checkpoint, progress)
@@ -294,7 +294,8 @@ def _judge(
     """Yield all findings about a file that can be opened."""
     path, format = checkpoint.path, format_of(checkpoint)
     far = fast and not is_local(path)
-    container, judge = format.skim if far and format.skim is not None else ("container", format.judge)
+    whole = ("container", format.validate)
+    container, judge = format.validate_headers if far and format.validate_headers is not None else whole
     looked[:] = [container, "key names", "devices"]
     # Globals are reported with their calls below.
     yield from (finding for finding in judge(checkpoint) if finding.id != "foreign-global")
@@ -348,7 +349,7 @@ def _container(path: str, checkpoint: Checkpoint | None = None, *, fast: bool = 
 
 def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast: bool = False) -> Iterator[Finding]:
     """Yield findings about the pickle, and about further pickles in the records."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         return
     looked.append("pickle")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint.address import shown
 from ckptfix.errors import StrPath, about
 from ckptfix.formats import FORMATS
@@ -54,7 +54,7 @@ class ExtractResult(Result):
         }
 
 
-@typed
+@checks_types
 def extract(
     source: StrPath,
     dest: StrPath,

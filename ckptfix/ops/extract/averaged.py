@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, Undecided
-from ckptfix.formats.torch.common import parts_of, pickled
+from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
 from ckptfix.formats.torch.weights import Weights
@@ -148,7 +148,7 @@ def _unflattened(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
 
 def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
     """Find lists of averaged parameters without keys."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         return []
     tensors = parts.found.tensors
@@ -167,7 +167,7 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
         message = f"the averages at {at} have no keys, and {len(models)} models could provide them"
         raise Refused(message, path=checkpoint.path, hint="exactly one model must be beside them to name them")
     weights = read(checkpoint, models[0])
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     try:
         values = [
             detached_entry(tensor_entry(node, key, "", parts.storages), key)

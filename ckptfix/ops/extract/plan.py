@@ -131,7 +131,7 @@ def _tensors_alone(
     taken, lost = fitting(
         weights.entries, target, drop_unsupported=drop_unsupported, path=weights.path, at=weights.at, hint=hint
     )
-    kept, metadata, findings = target.share(taken)
+    kept, metadata, findings = target.split_ties(taken)
     view = replace(weights, entries=kept).as_checkpoint()
     made = target.plan_write(little(view, kept), dest, metadata={"format": "pt", **metadata})
     return Plan(made.files, (*findings, *made.findings)), lost

@@ -10,7 +10,7 @@ from ckptfix.checkpoint.address import is_inside, join, keys_of, of_keys
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import weights_of, without_optimizer
-from ckptfix.formats.torch.common import parts_of, pickled
+from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, check_whole
@@ -93,7 +93,7 @@ def _calls(
 ) -> Calls | None:
     odd = {entry.key for entry in entries if entry.kind != "dense"}
     nodes = {name: detached_call(node) for name, node in tensors if name in odd}
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     return Calls(parts.graph, parts.storages, nodes) if nodes else None
 
 
@@ -101,7 +101,7 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
     refuse_odd_keys(checkpoint, at)
     what = f"the state dict {at}" if at else "the state dict"
     left = left_behind(checkpoint, at)
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         own = tuple(detached_entry(entry, entry.key) for entry in weights_of(checkpoint, at))
         return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
@@ -168,7 +168,7 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
     """Yield findings for omitted data that the model would miss: extra state, and tensors packed in tuples."""
     own = keys_of(at)
     tensors = [address for address, holder in leaves(checkpoint) if holder is not None]
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     unread = frozenset(parts.found.unread(at) if parts is not None else ())
     packed = {*tensors, *(of_keys(keys_of(address)[: len(own) + 1]) for address in tensors)}
     mappings = [site.at for site in checkpoint.sites if site.kind == "state_dict" and site.at != at]

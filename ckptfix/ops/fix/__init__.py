@@ -8,19 +8,19 @@ from functools import partial
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, step
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.fix.chain import Chain, Done
 from ckptfix.ops.law.promise import Account, Promise
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 
 ROUNDS = 5
@@ -37,9 +37,9 @@ class FixResult(Result):
         return {"steps": [{"argv": list(done.command), "summary": list(done.lines)} for done in self.steps]}
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def fix(
     source: StrPath,
     dest: StrPath | None = None,

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.formats.members import members
-from ckptfix.io.source import opened_once
+from ckptfix.io.source import shares_open_files
 from ckptfix.ops import pieces
 from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.ops.inspect.training import beside
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def inspect(path: StrPath) -> Inspection:
     """Describe the checkpoint at `path` from its headers.
 

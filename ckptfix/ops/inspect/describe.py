@@ -14,7 +14,7 @@ from ckptfix.findings.table import as_rows
 from ckptfix.formats import FORMATS, format_of
 from ckptfix.formats.members import FolderMember
 from ckptfix.formats.torch import weights_only as trusted
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.io.read import Progress
 from ckptfix.names import kinds
 from ckptfix.names import wrappers as keys
@@ -190,7 +190,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         if entry.storage is not None:
             storages[entry.storage.identity] = entry.storage.nbytes
     program = format_of(checkpoint).program
-    parts = None if program else pickled(checkpoint)
+    parts = None if program else maybe_pickled_object(checkpoint)
     graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
     edits = count_edits(checkpoint)

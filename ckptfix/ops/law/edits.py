@@ -16,7 +16,7 @@ from itertools import pairwise
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.common import parts_of, pickled, promised_bytes
+from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object, promised_bytes
 from ckptfix.formats.torch.legacy_layout import LegacyLayout
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.planned import PlannedFile
@@ -33,7 +33,7 @@ MOST_MOVED = 8
 
 def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
     """Return whether `plan` certainly is an edit of `source` that keeps all its tensors; False proves nothing."""
-    parts = pickled(source)
+    parts = maybe_pickled_object(source)
     format = format_of(source)
     if format.keeps_all is not None:
         return format.keeps_all(source, plan, ())
@@ -240,5 +240,5 @@ def _numbers(fields: tuple[object, ...]) -> tuple[object, ...] | None:
 
 def size(checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the number of tensors that a torch checkpoint lists, and the bytes of the storages that it refers to."""
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     return len(parts.found.tensors), promised_bytes(parts.graph)

@@ -11,7 +11,7 @@ from ckptfix.checkpoint.address import is_inside_any, keys_of, of_keys
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import PersId
 from ckptfix.pickles.reemit import every_node
@@ -130,7 +130,7 @@ def everything(checkpoint: Checkpoint, reported: Iterable[str] = ()) -> Promise:
 
 def damaged(checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """Return findings about data that the file does not hold as described, and that an edit would copy unchanged."""
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is not None and not parts.storages.all_there(parts.graph):
         # The findings that name the tensors are made with the entries, which an edit does not need.
         _ = checkpoint.entries
@@ -160,7 +160,7 @@ def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Sto
     Args:
         in_object: skip references that the pickle makes and discards, which needs a walk over the whole object.
     """
-    parts = pickled(checkpoint)
+    parts = maybe_pickled_object(checkpoint)
     if parts is None:
         return
     graph = parts.graph

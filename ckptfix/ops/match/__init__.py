@@ -13,13 +13,13 @@ from ckptfix import formats
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import Heads
 from ckptfix.align.result import Matching, Skipped
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
@@ -43,7 +43,7 @@ from ckptfix.ops.writing import (
     refuse_destination,
     write_text,
 )
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural
 
@@ -73,9 +73,9 @@ class MatchProposal:
     notes: tuple[str, ...] = field(default=(), repr=False)
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def match(
     source: StrPath,
     dest: StrPath | None,
@@ -146,7 +146,7 @@ def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
     refuse_destination(dest, others, WriteOptions(force=force), folder=is_folder(source))
 
 
-@without_collections
+@gc_paused
 def find(
     source: StrPath,
     like: StrPath,
@@ -213,7 +213,7 @@ def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:
         raise Refused(f"{kv_heads} key/value heads do not divide {heads} query heads")
 
 
-@without_collections
+@gc_paused
 def write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> MatchResult:
     """Write a matching to `dest`, or in place.
 
@@ -225,7 +225,7 @@ def write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Matc
     return _write(found, dest, how)
 
 
-@without_collections
+@gc_paused
 def preview(found: MatchProposal, dest: StrPath = "") -> MatchResult:
     """Return the result without writing it; without `dest` only the matching, otherwise the plan too."""
     if os.fspath(dest) and not found.refusals:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
@@ -32,7 +32,7 @@ class RelocateResult(Result):
         return {"moved": rows, "unmoved": dict(self.kept)}
 
 
-@typed
+@checks_types
 def map_location(
     source: StrPath,
     dest: StrPath | None,
@@ -78,7 +78,7 @@ def map_location(
     return carry_out(source, dest, make, how)
 
 
-@typed
+@checks_types
 def to_cpu(
     source: StrPath,
     dest: StrPath | None = None,

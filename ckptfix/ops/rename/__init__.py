@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
@@ -29,7 +29,7 @@ class RenameResult(Result):
         return {"changes": [asdict(change) for change in self.changes], "references": self.references}
 
 
-@typed
+@checks_types
 def strip_module(
     source: StrPath,
     dest: StrPath | None = None,
@@ -72,7 +72,7 @@ def strip_module(
     return carry_out(source, dest, make, how)
 
 
-@typed
+@checks_types
 def add_module(
     source: StrPath,
     dest: StrPath | None = None,
@@ -96,7 +96,7 @@ def add_module(
     return carry_out(source, dest, make, how)
 
 
-@typed
+@checks_types
 def unwrap(
     source: StrPath,
     dest: StrPath | None = None,
@@ -119,7 +119,7 @@ def unwrap(
     return carry_out(source, dest, make, how)
 
 
-@typed
+@checks_types
 def rename(
     source: StrPath,
     dest: StrPath | None = None,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import Checkpoint, NameSite
+from ckptfix.checkpoint import Checkpoint, NameList
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import Refused
@@ -36,7 +36,7 @@ class Flat:
         return f"{self.before}{parameter}{self.behind}"
 
 
-def sites(checkpoint: Checkpoint) -> list[tuple[NameSite, tuple[str, ...]]]:
+def sites(checkpoint: Checkpoint) -> list[tuple[NameList, tuple[str, ...]]]:
     """Return the state dicts that have keys of a flattened optimizer, and these keys."""
     editable = {site.at for site in chosen_sites(checkpoint, None)}
     found = []

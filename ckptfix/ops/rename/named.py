@@ -34,7 +34,7 @@ def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
     pairs = _pairs(checkpoint)
     if format.folder:
         return plan_rows(layout_of(checkpoint), rows, dest, pairs)
-    kept, metadata, findings = format.share([entry for _, entry in rows])
+    kept, metadata, findings = format.split_ties([entry for _, entry in rows])
     if format.plan_like is not None:
         made = format.plan_like(checkpoint, kept, dest, {**pairs, **metadata})
     else:

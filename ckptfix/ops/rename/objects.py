@@ -11,7 +11,7 @@ from ckptfix.errors import Unsupported
 from ckptfix.formats import FORMATS
 from ckptfix.formats.folders.assembled import Assembly
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.formats.torch.common import Storages, parts_of
+from ckptfix.formats.torch.common import Storages, pickled_object
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.put import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
@@ -27,7 +27,7 @@ class Rewriting:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.parts = parts_of(checkpoint)
+        self.parts = pickled_object(checkpoint)
         self.root: Node = self.parts.graph.root
         self._node_at = NodesByAddress(self.root)
         self._legacy = FORMATS[checkpoint.format].one_stream
@@ -129,7 +129,7 @@ class Rewriting:
             traits=checkpoint.traits,
         )
         plan = recode(made, dest)
-        around = FORMATS[checkpoint.format].beside(checkpoint, dest)
+        around = FORMATS[checkpoint.format].companions(checkpoint, dest)
         return Plan((*around, *plan.files), plan.findings)
 
 

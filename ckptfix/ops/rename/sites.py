@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import Checkpoint, NameSite, Rename, address
+from ckptfix.checkpoint import Checkpoint, NameList, Rename, address
 from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -55,7 +55,7 @@ class Renames:
 
 
 # Returns the new names of a site, and the rule that renames module paths; None leaves the site unchanged.
-SiteRule = Callable[[NameSite], tuple[Names, Rule] | None]
+SiteRule = Callable[[NameList], tuple[Names, Rule] | None]
 
 
 def strip(
@@ -81,7 +81,7 @@ def strip(
     prefix = _components(prefix)
     findings: list[Finding] = []
 
-    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+    def site_rule(site: NameList) -> tuple[Names, Rule] | None:
         current = list(site.names)
         steps: list[Rule] = []
         while not steps or all_levels:
@@ -104,7 +104,7 @@ def strip(
     return _renames(checkpoint, at, site_rule, findings)
 
 
-def _scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], prefix: str) -> Iterator[Finding]:
+def _scalars_left(checkpoint: Checkpoint, site: NameList, names: Sequence[str], prefix: str) -> Iterator[Finding]:
     """Name the tensors without a dimension that keep their keys, because they lack the prefix of all others."""
     left = averages.scalars_left(checkpoint, site, names, prefix)
     if left:
@@ -112,7 +112,7 @@ def _scalars_left(checkpoint: Checkpoint, site: NameSite, names: Sequence[str], 
         yield found("partial-prefix", message, where=site.at)
 
 
-def _partial(checkpoint: Checkpoint, site: NameSite, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
+def _partial(checkpoint: Checkpoint, site: NameList, prefix: str, carrying: int, others: list[str]) -> PartialPrefix:
     shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
     return PartialPrefix(
         f"{carrying} of {carrying + len(others)} keys begin with '{prefix}.', these do not: {shown}",
@@ -132,7 +132,7 @@ def add(checkpoint: Checkpoint, *, prefix: str = "module", at: str | None = None
 
     findings: list[Finding] = []
 
-    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+    def site_rule(site: NameList) -> tuple[Names, Rule] | None:
         if at is None and site.kind == "state_dict" and averages.has_own_level(checkpoint, site, site.names):
             findings.append(averages.left(site))
             return None
@@ -166,7 +166,7 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
     findings: list[Finding] = []
     everywhere = frozenset[str]().union(*(attributes_at(checkpoint, site) for site in chosen_sites(checkpoint, at)))
 
-    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+    def site_rule(site: NameList) -> tuple[Names, Rule] | None:
         # An optimizer's group has only some of a model's names; the state dict shows which others are beside them.
         kept = attributes_at(checkpoint, site) if site.kind == "state_dict" else everywhere
         bare = without_wrappers(kept)
@@ -201,7 +201,7 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
     return _renames(checkpoint, at, site_rule, findings)
 
 
-def _left_attribute(site: NameSite, names: Sequence[str]) -> Finding:
+def _left_attribute(site: NameList, names: Sequence[str]) -> Finding:
     """Report that a component which only wrappers have is an attribute's name here."""
     carried = wrappers.wrappers_in(names)
     components = [part for part in carried if part in wrappers.ANYWHERE]
@@ -268,7 +268,7 @@ def rename(
                 return new
         return name
 
-    def site_rule(site: NameSite) -> tuple[Names, Rule] | None:
+    def site_rule(site: NameList) -> tuple[Names, Rule] | None:
         inner = choose.inner_keys(checkpoint, site) if at is None and site.kind == "state_dict" else frozenset()
         substitute([name for name in site.names if name not in inner])
         names = _changed(site.names, [name if name in inner else rule(name) for name in site.names])
@@ -349,7 +349,7 @@ def _renames(
         choose.refuse_unedited(checkpoint, lambda site: _has_names(site_rule, site))
     others = _names_elsewhere(checkpoint, at)
 
-    def follow(site: NameSite, *, alone: bool) -> Names:
+    def follow(site: NameList, *, alone: bool) -> Names:
         result = site_rule(site) if alone and not union else None
         if result:
             return result[0]
@@ -366,7 +366,7 @@ def _renames(
         followed: Names = {}
         if own:
             flats = flattened.parsed((name for name in site.names if name in own), known - own)
-            inside = NameSite(site.at, "optimizer_state", tuple(dict.fromkeys(row.parameter for row in flats.values())))
+            inside = NameList(site.at, "optimizer_state", tuple(dict.fromkeys(row.parameter for row in flats.values())))
             meant = at is None or address.given(at) == site.at
             followed = flattened.renamed(flats, follow(inside, alone=meant and by_parameter))
             left += sum(name in union and name in others for name in inside.names)
@@ -389,7 +389,7 @@ def _renames(
     return Renames(tuple(edits), tuple(changes), references, tuple(findings))
 
 
-def _has_names(site_rule: SiteRule, site: NameSite) -> bool:
+def _has_names(site_rule: SiteRule, site: NameList) -> bool:
     """Return whether a rule changes keys of `site`."""
     try:
         result = site_rule(site)
@@ -398,7 +398,7 @@ def _has_names(site_rule: SiteRule, site: NameSite) -> bool:
     return result is not None and bool(result[0])
 
 
-def _unnamed(checkpoint: Checkpoint, site: NameSite) -> Iterator[Finding]:
+def _unnamed(checkpoint: Checkpoint, site: NameList) -> Iterator[Finding]:
     """Name the keys of a state dict that no renaming changes, because they are not text."""
     keys = choose.unnamed_keys(checkpoint, site)
     if keys:
@@ -414,14 +414,14 @@ def _names_elsewhere(checkpoint: Checkpoint, at: str | None) -> set[str]:
     return {name for site in sites for name in site.names}
 
 
-def _module_names(site: NameSite, names: Names, rule: Rule) -> Names:
+def _module_names(site: NameList, names: Names, rule: Rule) -> Names:
     """Return the new module paths: from the keys below them if there are any, or else by the rule itself."""
     derived = wrappers.renamed_modules(names)
     new = {path: derived.get(path) or wrappers.module_path(rule, path) for path in site.names}
     return {old: after for old, after in new.items() if old != after}
 
 
-def _refuse_conflict(checkpoint: Checkpoint, site: NameSite, names: Names) -> None:
+def _refuse_conflict(checkpoint: Checkpoint, site: NameList, names: Names) -> None:
     """Raise `KeyConflict` if two names of one place would become one."""
     if site.kind == "param_names":
         return

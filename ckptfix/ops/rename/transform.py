@@ -9,7 +9,7 @@ from itertools import count
 from ckptfix.checkpoint import (
     ByteRange,
     Checkpoint,
-    NameSite,
+    NameList,
     Storage,
     TensorEntry,
     contiguous_stride,
@@ -87,7 +87,7 @@ class TransformedTensors:
     _numbers: Iterator[int] = field(default_factory=count)
     _known: dict[object, list[tuple[Slot, TensorEntry]]] = field(default_factory=dict)
 
-    def add(self, checkpoint: Checkpoint, site: NameSite, current: Mapping[str, str]) -> None:
+    def add(self, checkpoint: Checkpoint, site: NameList, current: Mapping[str, str]) -> None:
         """Add a state dict, and apply the rules to it.
 
         Args:

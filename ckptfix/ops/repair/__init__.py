@@ -15,12 +15,12 @@ from typing import Any
 from weakref import finalize
 
 from ckptfix import formats
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.output import SCRATCH
 from ckptfix.io.read import Progress
-from ckptfix.io.source import found_as, opened_once
+from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.hazards import is_harmless
 from ckptfix.ops.law.promise import Promise
@@ -40,7 +40,7 @@ from ckptfix.ops.writing import (
     looked_at,
     refuse_destination,
 )
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural
 
@@ -67,9 +67,9 @@ class RepairResult(Result):
         return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "losses": rows}
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def repair(
     source: StrPath,
     dest: StrPath | None,

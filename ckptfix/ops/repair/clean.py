@@ -25,7 +25,7 @@ from ckptfix.ops.hazards import in_texts
 from ckptfix.ops.inside import LIMIT, HiddenContents
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import every_node, parts_of
+from ckptfix.pickles.reemit import children_to_write, every_node
 
 MOST_PLACES = 3
 """Addresses that a finding lists per function."""
@@ -122,7 +122,7 @@ def _reached(root: Node, out: Cleaned) -> Iterator[int]:
             if type(node) is Call:
                 stack += [node.func, node.args, node.kwargs, node.state, *(node.elements or ())]
         else:
-            stack += parts_of(node)
+            stack += children_to_write(node)
 
 
 def _findings(found: TorchObject, names: dict[int, str], made_by: dict[int, str]) -> Iterator[LeftOut]:

@@ -14,7 +14,7 @@ from ckptfix.checkpoint.places import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.folders.assembled import Assembly
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io import checking
 from ckptfix.io.elements import row_major
 from ckptfix.io.planned import checks_of, is_spliced
@@ -58,7 +58,7 @@ def mended(
         losses: further losses, which are not in the checkpoint.
         fill, donor: replacements of lost tensors; see `repair_torch`.
     """
-    root = parts_of(checkpoint).graph.root
+    root = pickled_object(checkpoint).graph.root
     node_at = NodesByAddress(root)
     assembly = Assembly()
     filling = _Filling(checkpoint, fill, Donor(donor, "little") if donor is not None else None)
@@ -77,7 +77,7 @@ def mended(
             replaced[id(node_at(entry.name))] = assembly.tensor(assembly.storage(data), entry.dtype, entry.shape)
     for at, names in gone.items():
         _drop(node_at(at), names)
-    adopted = assembly.adopt(root, parts_of(checkpoint).storages, "", replaced=replaced)
+    adopted = assembly.adopt(root, pickled_object(checkpoint).storages, "", replaced=replaced)
     whole = assembly.checkpoint(
         adopted, checkpoint.path, format=checkpoint.format, files=checkpoint.files, traits=checkpoint.traits
     )

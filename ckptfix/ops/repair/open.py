@@ -16,7 +16,7 @@ from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
 from ckptfix.ops import pieces
@@ -144,14 +144,14 @@ def _read_whole(path: str) -> Wreck:
     for finding in checkpoint.findings:
         if finding.id == "bad-storage":
             raise DamagedFile(finding.message, path=path, where=finding.where, offset=finding.offset)
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     wreck = Wreck(path, found=parts.found, sums=False)
     for key, data in parts.container.data.items():
         if all(source.end <= checkpoint.size for source in read_from(data)):
             wreck.parts[key] = IntactStorage(data, parts.container.sums[key])
         else:
             wreck.faults[key] = "the file ends before the storage does"
-    what = next(format_of(checkpoint).remarks(checkpoint)).id
+    what = next(format_of(checkpoint).notes(checkpoint)).id
     wreck.note(what, f"the output is a zip; the input was: {format_of(checkpoint).title}")
     return wreck
 

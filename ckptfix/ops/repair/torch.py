@@ -21,7 +21,7 @@ from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.wreck import IntactStorage, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import Rewritten, every_node, parts_of, reemit
+from ckptfix.pickles.reemit import Rewritten, children_to_write, every_node, reemit
 from ckptfix.words import some
 from ckptfix.zips.names import safe_name
 
@@ -176,7 +176,7 @@ def _left(root: Node, gone: Collection[int]) -> set[int]:
         node = stack.pop()
         if id(node) not in left and id(node) not in gone:
             left.add(id(node))
-            stack += parts_of(node, gone)
+            stack += children_to_write(node, gone)
     return left
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import StrPath
 from ckptfix.findings.row import Finding
@@ -46,7 +46,7 @@ class SanitizeResult(Result):
         return {"changes": rows, "dropped": dropped}
 
 
-@typed
+@checks_types
 def sanitize(
     source: StrPath,
     dest: StrPath,

@@ -20,7 +20,7 @@ from ckptfix.formats.torch import demands, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, parts_of, pickled
+from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.rewrite import lacking, plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose, tensor_classes
@@ -90,14 +90,14 @@ def sanitize(
             that the version does not support.
         KeyConflict: two keys would become one.
     """
-    if pickled(checkpoint) is None:
+    if maybe_pickled_object(checkpoint) is None:
         message = f"a {checkpoint.format} file holds only tensors and text; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
     if keep_only is not None and keep_only not in KEEP:
         raise Unsupported(f"cannot keep only {keep_only!r}", hint=f"use --keep-only {' or '.join(KEEP)}")
     if encoding is not None:
         _refuse_codec(encoding)
-    by_file = format_of(checkpoint).by_file
+    by_file = format_of(checkpoint).edits_each_file
     if by_file is not None:
         refuse_damaged(checkpoint)
         options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch, parts_too=parts_too)
@@ -111,7 +111,7 @@ def sanitize(
         raise Unsupported("a legacy file cannot be written with big-endian data", path=checkpoint.path)
     refuse_damaged(checkpoint, listed=False)
     torch_zip.refuse_disputed(checkpoint)
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     graph = parts.graph
     reason = weights_only.refusal(graph)
     settings = _settings(checkpoint, keep_only, encoding, target)
@@ -170,7 +170,7 @@ AROUND = ("trailing-bytes", "hidden-bytes", "junk-before")
 
 def _hidden_beside(checkpoint: Checkpoint, report: ConversionReport) -> None:
     """Report content beside the object: the file is then rewritten from the object alone."""
-    graph = parts_of(checkpoint).graph
+    graph = pickled_object(checkpoint).graph
     archive = torch_zip.archive_of(checkpoint)
     data = [f"{archive.root}/data/{key}" for key in graph.storages()] if archive is not None else []
     object_at = archive.pickle.name if archive is not None else ""
@@ -209,7 +209,7 @@ def _unloadable(checkpoint: Checkpoint, report: ConversionReport, output: Graph)
 def _settings(
     checkpoint: Checkpoint, keep_only: str | None, encoding: str | None, target: versions.Version | None
 ) -> ConversionSettings:
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     graph = parts.graph
     kept: frozenset[int] | None = None
     whole: frozenset[int] = frozenset()
@@ -244,7 +244,7 @@ def _weights(checkpoint: Checkpoint) -> tuple[frozenset[int], frozenset[int]]:
         raise whole_module(checkpoint, modules[0].at)
     if not found:
         raise Refused("no state dict was found in it", path=checkpoint.path, hint=INSPECT)
-    node_at = NodesByAddress(parts_of(checkpoint).graph.root, parts_of(checkpoint).found.holders)
+    node_at = NodesByAddress(pickled_object(checkpoint).graph.root, pickled_object(checkpoint).found.holders)
     whole = frozenset(id(node) for state in found for node in _kept_nodes(checkpoint, state.at, node_at))
     return frozenset(id(node_at(state.at)) for state in found), whole
 
@@ -304,7 +304,7 @@ def _refuse_parts(checkpoint: Checkpoint, report: ConversionReport) -> None:
 
 
 def _nothing_left(checkpoint: Checkpoint, report: ConversionReport) -> Refused:
-    root = parts_of(checkpoint).graph.root
+    root = pickled_object(checkpoint).graph.root
     name = class_name(root) if type(root) is Call else None
     why = report.losses[-1].why if report.losses else "it is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT

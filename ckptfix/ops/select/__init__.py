@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
@@ -34,7 +34,7 @@ class SelectResult(Result):
         return {"kept": self.kept, "left_behind": list(self.dropped)}
 
 
-@typed
+@checks_types
 def select(
     source: StrPath,
     dest: StrPath,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameSite, Rename, address
+from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameList, Rename, address
 from ckptfix.errors import Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -82,7 +82,7 @@ def select(
     return Selection(tuple(edits), dropped, kept, tuple(findings))
 
 
-def _tensors(checkpoint: Checkpoint, site: NameSite, ties: Mapping[str, str]) -> set[str]:
+def _tensors(checkpoint: Checkpoint, site: NameList, ties: Mapping[str, str]) -> set[str]:
     names = {entry.key for entry in checkpoint.entries_at(site.at)}
     return names.union(ties) if not site.at else names
 

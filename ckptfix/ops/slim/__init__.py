@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.formats import detect
@@ -44,7 +44,7 @@ class SlimResult(Result):
         }
 
 
-@typed
+@checks_types
 def slim(
     source: StrPath,
     dest: StrPath,
@@ -71,7 +71,7 @@ def slim(
     """
 
     # A folder whose files are not slimmed separately becomes one file.
-    folder = is_folder(source) and detect(source).by_file is None
+    folder = is_folder(source) and detect(source).edits_each_file is None
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SlimResult]:
         done = plan.slim(checkpoint, dest, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)

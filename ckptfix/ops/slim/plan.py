@@ -13,7 +13,7 @@ from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, Unsupported
 from ckptfix.formats import format_of
 from ckptfix.formats.base import ByFile, file_by_file
-from ckptfix.formats.torch.common import parts_of, pickled
+from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.read import read_chunks
@@ -76,9 +76,9 @@ def slim(
     """
     refuse_damaged(checkpoint, listed=False)
     format = format_of(checkpoint)
-    if format.by_file is not None:
+    if format.edits_each_file is not None:
         options = partial(slim, no_optimizer=no_optimizer, dedupe=dedupe, contiguous=contiguous)
-        return _slim_files(checkpoint, format.by_file, options, dest)
+        return _slim_files(checkpoint, format.edits_each_file, options, dest)
     if format.plan_packed is not None:
         if dedupe:
             message = f"in a {format.name} file every tensor has its own bytes"
@@ -86,7 +86,7 @@ def slim(
             raise Unsupported(message, path=checkpoint.path, hint=hint)
         plan, saved = format.plan_packed(checkpoint, dest)
         return Slimmed(plan, _sums(checkpoint, plan, {UNUSED: saved}), compacted=bool(saved), identical=not saved)
-    if pickled(checkpoint) is None:
+    if maybe_pickled_object(checkpoint) is None:
         raise Unsupported(f"slim does not write {format.title}", path=checkpoint.path, hint=_CONVERT)
     try:
         return _slim_torch(checkpoint, dest, no_optimizer, dedupe, contiguous)
@@ -124,7 +124,7 @@ _CONVERT = "convert it, and slim the result"
 
 
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     root = parts.graph.root
     legacy = format_of(checkpoint).one_stream
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())

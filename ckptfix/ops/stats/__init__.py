@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ckptfix.arguments import typed
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import ByteRange, Checkpoint, TensorEntry, address, dtypes, same_place
 from ckptfix.errors import NoSuchTensor, StrPath, Unsupported
 from ckptfix.findings.row import Finding
@@ -16,7 +16,7 @@ from ckptfix.findings.table import as_rows
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.elements import why_unresolved
 from ckptfix.io.read import Progress
-from ckptfix.io.source import Readers, opened_once
+from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.io.threads import TASK, Workers
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
@@ -25,7 +25,7 @@ from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
 from ckptfix.ops.law.promise import listed
 from ckptfix.ops.stats.moments import ElementMoments, computable, moments
-from ckptfix.pickles.collector import without_collections
+from ckptfix.pickles.collector import gc_paused
 from ckptfix.shown import html
 from ckptfix.words import plural
 
@@ -137,9 +137,9 @@ def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@typed
-@without_collections
-@opened_once()
+@checks_types
+@gc_paused
+@shares_open_files()
 def stats(
     path: StrPath,
     *,

@@ -19,7 +19,7 @@ from ckptfix import formats, pickles
 from ckptfix.checkpoint import Drop
 from ckptfix.errors import NoSuchTensor, Unsupported
 from ckptfix.formats.torch import rewrite
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io import write as io_write
 from ckptfix.pickles.reemit import reemit
 
@@ -33,7 +33,7 @@ def saved(tmp_path: Path, value: Any, container: str = "zip", protocol: int = 2)
 def dropped(path: Path, *drops: Drop, gone: tuple[int, ...] = ()) -> Path:
     dest = path.with_name("out.pth")
     checkpoint = formats.open_checkpoint(path)
-    rewritten = rewrite.without(parts_of(checkpoint).found, drops, gone=gone)
+    rewritten = rewrite.without(pickled_object(checkpoint).found, drops, gone=gone)
     io_write.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(dest)), overwrite=True)
     return dest
 
@@ -103,8 +103,8 @@ def test_gone_tensors_leave_mappings_and_are_none_in_sequences(tmp_path: Path) -
     value = {"w": lost, "list": [1, lost, 2], "pair": (lost, 3), "kept": tensor(3), "more": {"again": lost, "x": 0}}
     path = saved(tmp_path, value)
     checkpoint = formats.open_checkpoint(path)
-    nodes = [node for _, key, node in parts_of(checkpoint).found.tensors if key != "kept"]
-    rewritten = rewrite.without(parts_of(checkpoint).found, gone={id(node) for node in nodes})
+    nodes = [node for _, key, node in pickled_object(checkpoint).found.tensors if key != "kept"]
+    rewritten = rewrite.without(pickled_object(checkpoint).found, gone={id(node) for node in nodes})
     io_write.write_plan(rewrite.plan_rewrite(checkpoint, rewritten, str(tmp_path / "out.pth")))
     out = torch.load(tmp_path / "out.pth")
     assert list(out) == ["list", "pair", "kept", "more"]

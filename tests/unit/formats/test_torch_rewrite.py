@@ -12,7 +12,7 @@ from ckptfix import formats
 from ckptfix.checkpoint import Drop, Edit, Rename, SetLocation, TensorEntry
 from ckptfix.errors import DamagedFile, NoSuchTensor, WouldLoseData
 from ckptfix.formats.torch import emit, rewrite
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io import write as io_write
 from ckptfix.pickles import parse
 from ckptfix.pickles.reemit import reemit
@@ -87,7 +87,7 @@ def test_storages_that_get_no_new_key_keep_theirs(saved: Path) -> None:
     def keys(pickle: bytes) -> set[str]:
         return set(parse(pickle).storages())
 
-    before = reemit(parts_of(formats.open_checkpoint(saved)).graph)
+    before = reemit(pickled_object(formats.open_checkpoint(saved)).graph)
     one, *others = keys(before.pickle)
     assert others
     after = rewrite.renumbered(before, {one: "new"}, "in")

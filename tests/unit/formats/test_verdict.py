@@ -17,7 +17,7 @@ from conftest import in_turn
 from ckptfix.cli import commands
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.ops.doctor.examine import examine
 from ckptfix.pickles import parse
 
@@ -98,7 +98,7 @@ def test_the_verdict_is_torchs(use: str, protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "in.pth"
     path.write_bytes(file_of(USES[use], protocol))
     accepted = accepts(path.read_bytes())
-    reason = weights_only.refusal(parts_of(open_checkpoint(path)).graph)
+    reason = weights_only.refusal(pickled_object(open_checkpoint(path)).graph)
     assert (reason is None) == accepted, reason
     told = {finding.id for finding in examine(path).findings}
     assert ("unsupported-opcode" in told) == (not accepted)
@@ -127,10 +127,10 @@ def test_the_other_pickles_of_a_legacy_file_count(place: str, tmp_path: Path) ->
     path = tmp_path / "in.pth"
     path.write_bytes(legacy(whole, [("0", 4, DATA)], **{place: parts[place]}))
     assert not accepts(path.read_bytes())
-    assert weights_only.refusal(parts_of(open_checkpoint(path)).graph)
+    assert weights_only.refusal(pickled_object(open_checkpoint(path)).graph)
     path.write_bytes(legacy(whole, [("0", 4, DATA)]))
     assert accepts(path.read_bytes())
-    assert weights_only.refusal(parts_of(open_checkpoint(path)).graph) is None
+    assert weights_only.refusal(pickled_object(open_checkpoint(path)).graph) is None
 
 
 VERBS = {
@@ -158,11 +158,11 @@ def test_no_edit_makes_an_accepted_file_a_refused_one(use: str, verb: str, tmp_p
         CliRunner().invoke(commands, [command, str(path), str(out), *options])
         if out.exists():
             assert accepts(out.read_bytes()), (protocol, parse(_pickle(out)).rare)
-            assert weights_only.refusal(parts_of(open_checkpoint(out)).graph) is None
+            assert weights_only.refusal(pickled_object(open_checkpoint(out)).graph) is None
 
 
 def _pickle(path: Path) -> bytes:
-    return parts_of(open_checkpoint(path)).graph.data
+    return pickled_object(open_checkpoint(path)).graph.data
 
 
 @pytest.mark.parametrize("length", [10, 300])

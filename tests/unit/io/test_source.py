@@ -21,7 +21,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, WouldOverwrite, WriteFaile
 from ckptfix.io import pool as io_pool
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
-from ckptfix.io.source import KINDS, LocalFile, forget, open_source, opened_once, stamp, threads
+from ckptfix.io.source import KINDS, LocalFile, forget, open_source, shares_open_files, stamp, threads
 from ckptfix.io.write import write_plan
 from ckptfix.ops import writing
 from ckptfix.ops.law import audit
@@ -58,17 +58,17 @@ def descriptors() -> set[str]:
 
 class TestOpenedOnce:
     def test_every_step_shares_one_descriptor(self, file: str, opened: list[str]) -> None:
-        with opened_once():
+        with shares_open_files():
             with open_source(file) as first, open_source(file) as second:
                 assert first.fd == second.fd
-            with opened_once():  # the outermost counts
+            with shares_open_files():  # the outermost counts
                 assert read_exact(ByteRange(file, 2, 3)) == b"234"
             assert b"".join(read_chunks(ByteRange(file, 0, 10), 4)) == b"0123456789"
             assert file in descriptors()
         assert opened == [file] and file not in descriptors()
 
     def test_threads_share_it(self, file: str, opened: list[str]) -> None:
-        with opened_once(), threads(2) as pool:
+        with shares_open_files(), threads(2) as pool:
             read = [pool.submit(read_exact, ByteRange(file, index, 1)) for index in range(10)]
             assert b"".join(each.result() for each in read) == b"0123456789"
         assert opened == [file] and file not in descriptors()
@@ -79,13 +79,13 @@ class TestOpenedOnce:
         assert opened == [file, file] and file not in descriptors()
 
     def test_an_error_closes_all(self, file: str) -> None:
-        with suppress(KeyError), opened_once():
+        with suppress(KeyError), shares_open_files():
             read_exact(ByteRange(file, 0, 1))
             raise KeyError
         assert file not in descriptors()
 
     def test_what_is_in_use_outlives_the_command_and_is_closed_then(self, file: str) -> None:
-        with opened_once():
+        with shares_open_files():
             source = open_source(file)
         assert source.read(0, 2) == b"01" and file in descriptors()
         source.close()
@@ -95,7 +95,7 @@ class TestOpenedOnce:
             source.read(0, 2)
 
     def test_threads_that_outlive_the_command_open_for_themselves(self, file: str) -> None:
-        with opened_once():
+        with shares_open_files():
             pool = threads(1)
             pool.submit(read_exact, ByteRange(file, 0, 1)).result()
         with pool:
@@ -108,7 +108,7 @@ class TestOpenedOnce:
         for name in names:
             Path(name).write_bytes(name.encode())
         a, b, c = names
-        with opened_once(), open_source(a) as used:
+        with shares_open_files(), open_source(a) as used:
             for name in (b, c, b, a):
                 read_exact(ByteRange(name, 0, 1))
             assert c not in descriptors() and {a, b} <= descriptors()
@@ -117,7 +117,7 @@ class TestOpenedOnce:
 
     def test_what_was_read_first_is_read_to_the_end(self, tmp_path: Path, file: str) -> None:
         (tmp_path / "new").write_bytes(b"abcdefghij")
-        with opened_once():
+        with shares_open_files():
             with open_source(file) as source:
                 mark = source.mark
             (tmp_path / "new").replace(file)
@@ -129,14 +129,14 @@ class TestOpenedOnce:
     def test_what_a_command_wrote_is_read_as_it_is_now(self, tmp_path: Path, file: str) -> None:
         dest = str(tmp_path / "dest")
         Path(dest).write_bytes(b"old")
-        with opened_once():
+        with shares_open_files():
             assert read_exact(ByteRange(dest, 0, 3)) == b"old"
             write_plan(Plan((OutputFile.of(dest, [ByteRange(file, 0, 10)]),)), overwrite=True)
             assert read_exact(ByteRange(dest, 0, 3)) == b"012"
 
     def test_a_name_that_cannot_be_opened_can_be_later(self, tmp_path: Path) -> None:
         path = str(tmp_path / "late")
-        with opened_once():
+        with shares_open_files():
             with pytest.raises(WriteFailed):
                 open_source(path)
             Path(path).write_bytes(b"x")

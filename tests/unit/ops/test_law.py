@@ -108,7 +108,7 @@ def test_other_bytes_under_a_name_are_caught(tmp_path: Path, monkeypatch: pytest
         a, b, c = entries
         return share([a, replace(b, storage=a.storage, offset=a.offset), c])
 
-    monkeypatch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], share=swapped))
+    monkeypatch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], split_ties=swapped))
     done = ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.safetensors")
     assert (done.exit_code, done.account.lost) == (3, ("w.b",))
 

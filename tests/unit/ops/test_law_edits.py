@@ -14,7 +14,7 @@ from builders import Record, Tensor, assemble, build_zip, push, state_dict_ops, 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.planned import PlannedFile
 from ckptfix.ops.law import edits, pieces, strings
 from ckptfix.pickles import parse
@@ -79,7 +79,7 @@ def made(tmp_path: Path, location: str, count: int = 12) -> Path:
 
 def test_storages_are_known_to_be_there_by_the_directory_alone(tmp_path: Path) -> None:
     for count, there in ((12, True), (11, False), (13, False)):
-        parts = parts_of(open_checkpoint(made(tmp_path, "cpu", count)))
+        parts = pickled_object(open_checkpoint(made(tmp_path, "cpu", count)))
         assert parts.storages.all_there(parts.graph) is there
 
 
@@ -152,8 +152,8 @@ def test_what_is_said_of_two_pickles_alone_is_what_their_objects_say(tmp_path: P
     """Of streams with a changed byte: where they are called the same, the objects that they make are."""
     path = saved(tmp_path / "in.pth")
     ckptfix.strip_module(path, tmp_path / "out.pth")
-    parts = parts_of(open_checkpoint(path))
-    new = parts_of(open_checkpoint(tmp_path / "out.pth")).graph.data
+    parts = pickled_object(open_checkpoint(path))
+    new = pickled_object(open_checkpoint(tmp_path / "out.pth")).graph.data
     assert strings.differ_alone(parts.found, new)
     pick = random.Random(0)
     same = 0

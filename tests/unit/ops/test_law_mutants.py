@@ -86,13 +86,13 @@ def names_drop(patch: Patch) -> None:
 
 def share_plan_forgets(patch: Patch) -> None:
     """What is to be written lacks one of the tensors."""
-    real = safetensors.FORMAT.share
+    real = safetensors.FORMAT.split_ties
 
     def share_plan(entries: Any) -> Any:
         kept, pairs, findings = real(entries)
         return tuple(entry for entry in kept if entry.key != VICTIM), pairs, findings
 
-    patch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], share=share_plan))
+    patch.setitem(FORMATS, "safetensors", replace(FORMATS["safetensors"], split_ties=share_plan))
 
 
 def fresh_forgets(patch: Patch) -> None:

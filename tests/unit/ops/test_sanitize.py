@@ -31,7 +31,7 @@ from watch import watched
 
 import ckptfix
 from ckptfix.errors import KeyConflict, Refused, Unsupported
-from ckptfix.formats.torch.common import parts_of
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.ops.sanitize import SanitizeResult, sanitize
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.report import ConversionSettings
@@ -437,7 +437,7 @@ def test_an_old_torch_gets_calls_that_it_knows(
     result, found = cleaned(path, torch=version)
     assert result.format == ("legacy" if version < "1.6" else container)
     assert all(torch.equal(found[name], value[name]) for name in ("w", "p", "t")) and found["n"] == 3
-    graph = parts_of(ckptfix.open_checkpoint(tmp_path / "out.pt")).graph
+    graph = pickled_object(ckptfix.open_checkpoint(tmp_path / "out.pt")).graph
     assert {node.name for node in graph.globals if node.name.startswith("_rebuild")} == rebuilt
     assert result.exit_code == (0 if version >= "2.0" else 3)
 

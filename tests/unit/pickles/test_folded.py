@@ -231,14 +231,14 @@ def test_numbers_that_are_counted(stream: bytes) -> None:
 def test_an_edit_of_names_leaves_them_folded(stream: bytes, tmp_path: Path) -> None:
     import ckptfix
     from ckptfix.formats import open_checkpoint
-    from ckptfix.formats.torch.common import parts_of
+    from ckptfix.formats.torch.common import pickled_object
     from ckptfix.formats.torch.edit import patches
     from ckptfix.ops.rename import sites
 
     source = tmp_path / "source.pth"
     torch.save({f"module.{i}": torch.full((2,), float(i)) for i in range(100)}, source)
     checkpoint = open_checkpoint(source)
-    parts = parts_of(checkpoint)
+    parts = pickled_object(checkpoint)
     assert patches(parts.found, sites.strip(checkpoint).edits)
     assert len(parts.graph.calls) > 40
     assert ckptfix.strip_module(source, tmp_path / "out.pth").account.tensors == 100

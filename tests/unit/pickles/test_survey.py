@@ -11,7 +11,7 @@ import pytest
 from builders import assemble, push
 
 from ckptfix.formats import open_checkpoint
-from ckptfix.formats.torch.common import pickled
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.ops.doctor import examine as doctor
 from ckptfix.pickles import NameSurvey, survey
 
@@ -29,7 +29,7 @@ def names(data: bytes) -> list[str]:
 def test_it_names_what_the_machine_names() -> None:
     looked = 0
     for path in sorted(FIXTURES.rglob("*.pth")):
-        parts = pickled(open_checkpoint(path))
+        parts = maybe_pickled_object(open_checkpoint(path))
         if parts is None:
             continue
         graph = parts.graph

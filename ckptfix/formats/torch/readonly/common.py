@@ -18,7 +18,7 @@ from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import weights_only
 from ckptfix.pickles import Call, Global, Graph, PersId, parse
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import parts_of, reemit
+from ckptfix.pickles.reemit import children_to_write, reemit
 
 
 class FoundStorages:
@@ -85,13 +85,13 @@ def _keep_offsets(graph: Graph, fresh: Graph, replaced: Mapping[int, Node]) -> N
         old = replaced.get(id(old), old)
         if type(old) is not type(new) or id(new) in seen:
             continue
-        inside = parts_of(new)
+        inside = children_to_write(new)
         if not inside:
             continue
         seen.add(id(new))
         if type(old) is Call and type(new) is Call:
             new.position = old.position
-        stack += zip(parts_of(old), inside, strict=False)
+        stack += zip(children_to_write(old), inside, strict=False)
 
 
 def checkpoint(

@@ -32,7 +32,7 @@ from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Call, Graph, survey
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.paged import UnreadBytes, parse_paged
-from ckptfix.pickles.reemit import every_node, parts_of
+from ckptfix.pickles.reemit import children_to_write, every_node
 
 NAME = "pickle"
 
@@ -105,7 +105,7 @@ def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, N
             if made is not None:
                 replaced[id(node)] = made
                 used.add(id(node.arguments[0]))
-        parts: Iterable[object] = parts_of(node)
+        parts: Iterable[object] = children_to_write(node)
         places |= {id(part): part for part in parts if type(part) is UnreadBytes}
     left = {key: place for key, place in places.items() if key not in used}
     replaced |= {key: reader.read(place.offset, place.length) for key, place in left.items()}
@@ -115,7 +115,7 @@ def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, N
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
     # A refusal by weights_only=True has its own remedy, which writes a zip too.
-    plain = weights_only.refusal(torch_common.parts_of(checkpoint).graph) is None
+    plain = weights_only.refusal(torch_common.pickled_object(checkpoint).graph) is None
     yield found("plain-pickle", fix=step("convert", to="zip") if plain else "")
     yield found("no-checksums", "a pickle has no checksums: a flipped bit of the data would go unnoticed")
 
@@ -127,12 +127,12 @@ FORMAT = Format(
     states=OF_OBJECTS - {"sharing"},
     score=score,
     read=read,
-    judge=torch_common.all_findings,
+    validate=torch_common.all_findings,
     weights=plain_weights,
     refuses=lambda entry: None,
     plan_edit=common.refuse_edit,
     plan_write=common.refuse_write,
     edits=False,
     writes=False,
-    remarks=remarks,
+    notes=remarks,
 )

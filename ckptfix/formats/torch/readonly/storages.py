@@ -24,7 +24,7 @@ from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Call, Graph, Text
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.paged import HEAD, UnreadBytes
-from ckptfix.pickles.reemit import every_node, parts_of
+from ckptfix.pickles.reemit import children_to_write, every_node
 from ckptfix.zips.local import record_data
 
 WINDOW = 1 << 10
@@ -123,7 +123,7 @@ class Streams:
         for node in every_node(graph.root):
             if type(node) is Call:
                 node.position += offset
-            self._plain(parts_of(node))
+            self._plain(children_to_write(node))
 
     def _plain(self, parts: Iterable[Node]) -> None:
         """Add the texts among `parts` to `texts`."""

@@ -279,7 +279,7 @@ def read(path: str) -> Checkpoint:
 
 def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
-    plain = weights_only.refusal(torch_common.parts_of(checkpoint).graph) is None
+    plain = weights_only.refusal(torch_common.pickled_object(checkpoint).graph) is None
     yield found("torch-tar", fix=None if plain else "")
     yield found("no-mmap")
     yield found("no-checksums", "a tar has no checksums of its files: a flipped bit of the data would go unnoticed")
@@ -292,12 +292,12 @@ FORMAT = Format(
     states=OF_OBJECTS - {"requires_grad", "parameter"},
     score=score,
     read=read,
-    judge=torch_common.all_findings,
+    validate=torch_common.all_findings,
     weights=plain_weights,
     refuses=lambda entry: None,
     plan_edit=common.refuse_edit,
     plan_write=common.refuse_write,
     edits=False,
     writes=False,
-    remarks=remarks,
+    notes=remarks,
 )

@@ -19,7 +19,7 @@ from ckptfix import fleet
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, NotPermitted, Refused, Unsupported, WriteFailed
 from ckptfix.io.remote import clients, http
 from ckptfix.io.remote import file as remote_file
-from ckptfix.io.source import open_source, opened_once, threads
+from ckptfix.io.source import open_source, shares_open_files, threads
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -358,7 +358,7 @@ def test_any_reads_in_any_threads_give_the_bytes(web: WebServer, seed: int, monk
                 pieces = source.chunks(offset, length, step) if draw.random() < 0.5 else (source.read(offset, length),)
                 assert b"".join(pieces) == data[offset : offset + length]
 
-    with opened_once(), threads(4) as pool:
+    with shares_open_files(), threads(4) as pool:
         for done in [pool.submit(look, number) for number in range(4)]:
             done.result()
 
