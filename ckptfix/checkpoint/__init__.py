@@ -6,6 +6,12 @@ for the few bytes that no file holds (a strided view made contiguous, a deflated
 an output before it is written.
 """
 
+from ckptfix.checkpoint.byte_ranges import ByteRange as ByteRange
+from ckptfix.checkpoint.byte_ranges import Data as Data
+from ckptfix.checkpoint.byte_ranges import Derived as Derived
+from ckptfix.checkpoint.byte_ranges import Segment as Segment
+from ckptfix.checkpoint.byte_ranges import joined as joined
+from ckptfix.checkpoint.byte_ranges import segment_length as segment_length
 from ckptfix.checkpoint.checkpoint import Checkpoint as Checkpoint
 from ckptfix.checkpoint.checkpoint import FormatState as FormatState
 from ckptfix.checkpoint.checkpoint import NameList as NameList
@@ -17,17 +23,11 @@ from ckptfix.checkpoint.edits import Put as Put
 from ckptfix.checkpoint.edits import Rename as Rename
 from ckptfix.checkpoint.edits import SetLocation as SetLocation
 from ckptfix.checkpoint.edits import SetMetadata as SetMetadata
-from ckptfix.checkpoint.places import ByteRange as ByteRange
-from ckptfix.checkpoint.places import Data as Data
-from ckptfix.checkpoint.places import Derived as Derived
-from ckptfix.checkpoint.places import Segment as Segment
-from ckptfix.checkpoint.places import joined as joined
-from ckptfix.checkpoint.places import segment_length as segment_length
+from ckptfix.checkpoint.file_version import FileStat as FileStat
+from ckptfix.checkpoint.file_version import FileVersion as FileVersion
 from ckptfix.checkpoint.plan import OutputFile as OutputFile
 from ckptfix.checkpoint.plan import Plan as Plan
 from ckptfix.checkpoint.plan import RangeCheck as RangeCheck
-from ckptfix.checkpoint.stamp import FileStat as FileStat
-from ckptfix.checkpoint.stamp import FileVersion as FileVersion
 from ckptfix.checkpoint.tensors import Kind as Kind
 from ckptfix.checkpoint.tensors import Storage as Storage
 from ckptfix.checkpoint.tensors import TensorEntry as TensorEntry

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from ckptfix.checkpoint.places import Spliced
-from ckptfix.checkpoint.stamp import FileVersion
+from ckptfix.checkpoint.byte_ranges import Spliced
+from ckptfix.checkpoint.file_version import FileVersion
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint.places import Data, Segment, joined, segment_length
+from ckptfix.checkpoint.byte_ranges import Data, Segment, joined, segment_length
 from ckptfix.findings.row import Finding
 
 

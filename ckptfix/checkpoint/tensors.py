@@ -9,7 +9,7 @@ from typing import Literal
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import join
-from ckptfix.checkpoint.places import ByteRange, Data
+from ckptfix.checkpoint.byte_ranges import ByteRange, Data
 from ckptfix.errors import DamagedFile, Unsupported
 
 Kind = Literal["dense", "quantized", "sparse", "meta", "wrapper", "nested"]

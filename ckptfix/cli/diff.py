@@ -11,13 +11,13 @@ import click
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole
-from ckptfix.cli.shared.fit import wrapped
+from ckptfix.cli.shared.terminal_width import wrapped
 from ckptfix.errors import NoSuchTensor, printable
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import diff
 
 if TYPE_CHECKING:
-    from ckptfix.cli.shared.paint import Meaning
+    from ckptfix.cli.shared.colors import Meaning
     from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
     from ckptfix.ops.diff.sums import ValueDiff
 

@@ -12,10 +12,10 @@ from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import FileName, MessageType, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
-from ckptfix.cli.shared.fit import wrapped
 from ckptfix.cli.shared.many import BatchCommand, Outcome, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option, like_at_option
+from ckptfix.cli.shared.terminal_width import wrapped
 from ckptfix.commands import command as line_of
 from ckptfix.errors import printable
 from ckptfix.words import plural

@@ -14,7 +14,7 @@ from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
-from ckptfix.cli.shared.fit import LEAST, cut
+from ckptfix.cli.shared.terminal_width import LEAST, cut
 from ckptfix.errors import printable
 from ckptfix.findings.table import RANK
 from ckptfix.words import plural, short, size

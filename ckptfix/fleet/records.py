@@ -17,7 +17,7 @@ from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
 from ckptfix.io.write import write_plan
-from ckptfix.io.written import recorded
+from ckptfix.io.write_log import recorded
 from ckptfix.numbers import whole_number
 
 SCHEMA = 1

@@ -20,7 +20,7 @@ from ckptfix.fleet.records import Begun, PlanRecords
 from ckptfix.fleet.report import JobSummary, summary_of
 from ckptfix.fleet.states import TROUBLE, state_of
 from ckptfix.hooks import Hook
-from ckptfix.io.unfinished import JOURNAL, beside
+from ckptfix.io.unfinished_edits import JOURNAL, beside
 from ckptfix.urls import is_url
 
 Replace = Literal["no", "yes", "keep"]

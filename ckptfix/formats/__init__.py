@@ -29,7 +29,7 @@ from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
-from ckptfix.zips.several import BEHIND
+from ckptfix.zips.archive_sequence import BEHIND
 
 
 @dataclass(frozen=True, slots=True)

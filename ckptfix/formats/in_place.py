@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import Unsupported
-from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import open_source
+from ckptfix.io.virtual_files import PlannedFile
 
 A_COPY = "write a copy: give OUT"
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptfix.checkpoint import ByteRange, Data, Derived
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import DamagedFile
+from ckptfix.io.checksums import CRC_CHUNK
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import BATCH, Source, open_source
-from ckptfix.io.sums import CRC_CHUNK
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 

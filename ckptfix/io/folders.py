@@ -21,9 +21,9 @@ from functools import partial
 from itertools import count
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
-from ckptfix.io import checking, ranks
+from ckptfix.io import background_checks, ranks
 from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.ranks.shares import digest, shares
@@ -31,7 +31,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import forget
 from ckptfix.io.system import named
 from ckptfix.io.write import write_plan
-from ckptfix.io.written import record, recorded
+from ckptfix.io.write_log import record, recorded
 from ckptfix.urls import is_url
 
 _AT_FDCWD = -100
@@ -168,7 +168,7 @@ def _write_with(
         with _spelled(temp, dest), recorded(), ranks.joined(None):
             share = shares(plan, team.size)[team.rank]
             if not share.files:
-                checking.run(share.checks)
+                background_checks.run(share.checks)
             write_plan(_placed(share, dest, temp, link), inputs=inputs, progress=team.checked(progress))
             team.check()
             team.say(f"{word}/written/{team.rank}")

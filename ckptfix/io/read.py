@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
-from ckptfix.checkpoint.places import Spliced, pieces_of
+from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
 from ckptfix.io.source import BATCH, open_source
 

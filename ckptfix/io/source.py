@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Literal
 
 from ckptfix.checkpoint import ByteRange
-from ckptfix.checkpoint.stamp import FileStat, FileVersion
+from ckptfix.checkpoint.file_version import FileStat, FileVersion
 from ckptfix.commands import command
 from ckptfix.errors import (
     ChangedFile,
@@ -37,11 +37,11 @@ from ckptfix.errors import (
     WriteFailed,
 )
 from ckptfix.hooks import Hook
-from ckptfix.io.pool import OPEN_SOURCES, OpenFile, descriptor, first_seen, mark_of
-from ckptfix.io.pool import forget as forget
-from ckptfix.io.pool import shares_open_files as shares_open_files
-from ckptfix.io.pool import sums_of as sums_of
-from ckptfix.io.pool import threads as threads
+from ckptfix.io.open_files import OPEN_SOURCES, OpenFile, descriptor, first_seen, mark_of
+from ckptfix.io.open_files import forget as forget
+from ckptfix.io.open_files import shares_open_files as shares_open_files
+from ckptfix.io.open_files import sums_of as sums_of
+from ckptfix.io.open_files import threads as threads
 from ckptfix.io.system import named
 from ckptfix.urls import SCHEMES, STORES, Virtual, is_url, known, scheme_of
 

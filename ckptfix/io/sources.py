@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from ckptfix.checkpoint import ByteRange, Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.commands import quoted, verbatim
 from ckptfix.errors import WriteFailed
 from ckptfix.findings.row import Finding

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from ckptfix.checkpoint import Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import (
     CkptfixError,
@@ -32,15 +32,15 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.io import ranks
+from ckptfix.io.background_checks import Checking
 from ckptfix.io.blocks import shareable
-from ckptfix.io.checking import Checking
 from ckptfix.io.durable import COMPLETE, TRIES, Kept, Undisturbed, persist, sync_folder
 from ckptfix.io.output import OutputWriter, Syncing
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local, shares_open_files
 from ckptfix.io.sources import Sources
 from ckptfix.io.system import free_space, kind_of, named, write_failed
-from ckptfix.io.written import record
+from ckptfix.io.write_log import record
 from ckptfix.urls import Virtual, is_url
 
 

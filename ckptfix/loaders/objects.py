@@ -20,10 +20,10 @@ from ckptfix.formats import weights_of
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.attributes import tensor_attributes
 from ckptfix.formats.torch.common import fields, maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.plain import plain
+from ckptfix.formats.torch.plain_values import plain
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
 from ckptfix.loaders import values
-from ckptfix.loaders.opened import opened, opens_once
+from ckptfix.loaders.open_for_loading import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.choose import BROKEN, refuse_damaged

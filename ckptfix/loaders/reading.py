@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck
-from ckptfix.checkpoint.places import pieces_of, segment_length
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import IsFolder
-from ckptfix.io import checking
+from ckptfix.io import background_checks
+from ckptfix.io.checksums import Checksums, crc32_joined
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import (
@@ -29,7 +30,6 @@ from ckptfix.io.source import (
     truncated,
     was_changed,
 )
-from ckptfix.io.sums import Checksums, crc32_joined
 from ckptfix.io.threads import WORKERS
 
 RECENT = 2_000_000_000
@@ -90,7 +90,7 @@ class Reading:
             if check is not None and crc != check.crc32:
                 raise Differs(check, crc)
         if all_of_them:
-            checking.run(due.values())
+            background_checks.run(due.values())
 
     def refuse_changes(self) -> None:
         """Raise `ChangedFile` unless everything read so far came from one version of the files.

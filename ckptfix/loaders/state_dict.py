@@ -13,14 +13,14 @@ from ckptfix.errors import KeyConflict, PartialPrefix
 from ckptfix.extras import need_torch
 from ckptfix.formats import weights_of
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.loaders.opened import opened, opens_once
+from ckptfix.loaders.open_for_loading import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.names import wrappers
 from ckptfix.ops import choose
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.extract.sources import read
-from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.rank_shards import refuse_piece
 from ckptfix.ops.rename import sites
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Derived, RangeCheck, Storage, TensorEntry, dtypes
-from ckptfix.checkpoint.places import in_one_piece
+from ckptfix.checkpoint.byte_ranges import in_one_piece
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.formats.torch.common import element_sizes, little_endian
 from ckptfix.formats.torch.tensors import LAYOUTS
 from ckptfix.formats.torch.zip import archive_of
-from ckptfix.io import checking
-from ckptfix.io.planned import checks_of, is_spliced
+from ckptfix.io import background_checks
+from ckptfix.io.checksums import Checksums, crc32_on
 from ckptfix.io.source import open_source, refuse_changed, stamp, truncated
-from ckptfix.io.sums import Checksums, crc32_on
+from ckptfix.io.virtual_files import checks_of, is_spliced
 from ckptfix.loaders.reading import Differs, Reading
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class TensorMaker:
         """Return an error that names the record whose bytes do not match their checksum."""
         data = check.data
         if is_spliced(storage.data):
-            return checking.differs(check)
+            return background_checks.differs(check)
         source = data if isinstance(data, ByteRange) else data.sources[0]
         record = _record_name(self.checkpoint, storage.key)
         message = f"{record} is damaged: its checksum is {crc32:#010x}, and the file states {check.crc32:#010x}"
@@ -318,7 +318,7 @@ class TensorMaker:
             return
         self.verified.add(storage.identity)
         if is_spliced(storage.data):
-            checking.run(checks_of(storage.data))
+            background_checks.run(checks_of(storage.data))
             return
         # torch can be configured not to compute checksums; it then writes 0.
         if not storage.crc32 and not isinstance(storage.data, Derived):

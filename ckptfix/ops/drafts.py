@@ -12,7 +12,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.io.durable import kept_line
 from ckptfix.io.read import Progress
-from ckptfix.ops.law.promise import Account, Promise
+from ckptfix.ops.audit.promise import Account, Promise
 
 LOSSES = 3
 """Exit code of a verb that completed, with losses."""

@@ -12,10 +12,10 @@ from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
-from ckptfix.io.planned import PlannedFile
-from ckptfix.ops import inside
+from ckptfix.io.virtual_files import PlannedFile
+from ckptfix.ops import hidden_globals
 from ckptfix.pickles import Global
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.names import MAGIC, OLD_MAGIC
@@ -42,7 +42,7 @@ def in_text(part: object) -> str:
     data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
     if not MAGIC.match(data) and (isinstance(part, str) or not OLD_MAGIC.match(data)):
         return ""
-    return next(filter(is_dangerous, inside.look_into(Memory(data, ""), "").names), "")
+    return next(filter(is_dangerous, hidden_globals.look_into(Memory(data, ""), "").names), "")
 
 
 def in_texts(root: Node) -> dict[int, str]:
@@ -87,9 +87,9 @@ def refuse_named(plan: Plan, format: str, allows: Allows, source: str) -> None:
     for file in plan.files:
         if file.along:
             continue
-        rows = inside.look_planned(PlannedFile(file)).hidden
+        rows = hidden_globals.look_planned(PlannedFile(file)).hidden
         # torch does not unpickle bytes that are a value, so only functions that run code count there.
-        bad = [row for row in rows if not (is_harmless if inside.TEXT in row.place else allows)(row.name)]
+        bad = [row for row in rows if not (is_harmless if hidden_globals.TEXT in row.place else allows)(row.name)]
         if bad:
             names = some(list(dict.fromkeys(row.name for row in bad)))
             message = f"the output would still name {names}; nothing was written"

@@ -18,7 +18,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.diff.sources import content, source
-from ckptfix.ops.numbers import decoded
+from ckptfix.ops.element_arrays import decoded
 from ckptfix.ops.stats import why_no_numbers
 from ckptfix.ops.stats.moments import LARGE, SMALL, ElementMoments, of_numbers
 

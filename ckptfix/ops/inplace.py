@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY

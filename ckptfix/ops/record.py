@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, FileVersion, OutputFile, Plan, Segment, SetMetadata
 from ckptfix.formats import FORMATS
-from ckptfix.io.planned import PlannedFile, part_of
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import found_as
 from ckptfix.io.threads import Workers
+from ckptfix.io.virtual_files import PlannedFile, part_of
 from ckptfix.urls import as_path
 
 KEY = "ckptfix.record"

@@ -15,7 +15,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import format_of, states
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
-from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 

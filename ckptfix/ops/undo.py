@@ -14,7 +14,7 @@ from ckptfix.errors import CkptfixError, StrPath, file_name, printable
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.record import EditRecord
 from ckptfix.io.source import shares_open_files
-from ckptfix.io.unfinished import JOURNAL, UNDO, beside
+from ckptfix.io.unfinished_edits import JOURNAL, UNDO, beside
 from ckptfix.ops.inplace import edits_of, refuse_far
 from ckptfix.ops.writing import existing
 from ckptfix.words import plural

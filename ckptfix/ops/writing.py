@@ -21,17 +21,17 @@ from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import joined
 from ckptfix.io.source import blames_changes, found_as, mark, refuse_changed, shares_open_files, stamp
 from ckptfix.io.sources import given_up
-from ckptfix.io.written import noted, recorded
+from ckptfix.io.write_log import noted, recorded
 from ckptfix.ops import inplace
+from ckptfix.ops.audit import audit
 from ckptfix.ops.drafts import LOSSES as LOSSES
 from ckptfix.ops.drafts import Draft as Draft
 from ckptfix.ops.drafts import R as R
 from ckptfix.ops.drafts import Result as Result
 from ckptfix.ops.drafts import WriteOptions as WriteOptions
 from ckptfix.ops.hazards import refuse_named
-from ckptfix.ops.law import audit
+from ckptfix.ops.other_models import other_models
 from ckptfix.ops.record import with_record
-from ckptfix.ops.taken import other_models
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import some

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.errors import CkptfixError
+from ckptfix.io.checksums import CRC_CHUNK
 from ckptfix.io.crc import checksum
 from ckptfix.io.derived import inflated
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source
-from ckptfix.io.sums import CRC_CHUNK
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.local import local_header
 from ckptfix.zips.read import DEFLATED, ENCRYPTED, LOCAL, STORED, DirectoryRecord

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
-from ckptfix.checkpoint.places import pieces_of
+from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.commands import command
 from ckptfix.errors import BadDirectory
 from ckptfix.io.blocks import LARGE, PAGE
+from ckptfix.io.checksums import Checksums, SummedStream
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import Source
-from ckptfix.io.sums import Checksums, SummedStream
 from ckptfix.zips.local import ALIGNMENT as ALIGNMENT
 from ckptfix.zips.local import LocalHeader, local_extra, read_local
 from ckptfix.zips.read import (

@@ -11,11 +11,11 @@ EQUIVALENT: dict[str, str] = {
     ),
     "formats/torch/legacy_layout.py: _widened: constant: 0 -> 1 #1": "a pickle of a dict has no K as its first byte",
     "formats/torch/versions.py: _older: constant: 8 -> 9 #0": "no call has more than a few older forms",
-    "io/arranged.py: _stride_of: constant: 1 -> 2 #9": "nobody takes a step along a dimension of one element",
-    "io/tiles.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
+    "io/byte_view.py: _stride_of: constant: 1 -> 2 #9": "nobody takes a step along a dimension of one element",
+    "io/chunks.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
         "one look more of a limit that is far above what any tensor needs"
     ),
-    "ops/law/strings.py: _behind_keys: constant: 0 -> 1 #9": "an empty key is read as any other string, to its end",
+    "ops/audit/strings.py: _behind_keys: constant: 0 -> 1 #9": "an empty key is read as any other string, to its end",
     "pickles/folded.py: Phrases._run: constant: 4 -> 5 #12": (
         "what is not taken at once is compared with the molds one by one, and taken all the same"
     ),
@@ -26,7 +26,7 @@ EQUIVALENT: dict[str, str] = {
         "the page that begins there is read once more, and is the same"
     ),
     "zips/records.py: Records.with_ending: constant: 0 -> 1 #0": "no name ends at the first bytes of a directory",
-    "zips/several.py: _zips: comparison: 0 <= place < length -> 0 <= place <= length #2": (
+    "zips/archive_sequence.py: _zips: comparison: 0 <= place < length -> 0 <= place <= length #2": (
         "a signature of four bytes cannot begin at the last but two of what was read"
     ),
 }

@@ -15,14 +15,15 @@ from types import CodeType
 from zlib import crc32
 
 ROOMS = (
-    "checkpoint/edits.py", "checkpoint/places.py", "checkpoint/stamp.py", "formats/dcp/edit.py", "formats/dcp/write.py",
-    "formats/safetensors/changes.py", "formats/safetensors/edit.py", "formats/safetensors/header.py",
-    "formats/safetensors/write.py", "formats/shards/edit.py", "formats/shards/layout.py", "formats/shards/write.py",
-    "formats/torch/edit.py", "formats/torch/emit.py", "formats/torch/legacy_layout.py", "formats/torch/put.py",
-    "formats/torch/recode.py", "formats/torch/rewrite.py", "formats/torch/zip_layout.py", "io/checking.py",
-    "io/copy.py", "io/durable.py", "io/folders.py", "io/inplace", "io/output.py", "io/planned.py", "io/sources.py",
-    "io/write.py", "ops/inplace.py", "ops/law", "ops/undo.py", "ops/writing.py", "pickles/emit.py", "pickles/graph.py",
-    "pickles/machine.py", "pickles/patch.py", "pickles/rare.py", "pickles/reemit.py", "zips",
+    "checkpoint/edits.py", "checkpoint/byte_ranges.py", "checkpoint/file_version.py", "formats/dcp/edit.py",
+    "formats/dcp/write.py", "formats/safetensors/changes.py", "formats/safetensors/edit.py",
+    "formats/safetensors/header.py", "formats/safetensors/write.py", "formats/shards/edit.py",
+    "formats/shards/layout.py", "formats/shards/write.py", "formats/torch/edit.py", "formats/torch/emit.py",
+    "formats/torch/legacy_layout.py", "formats/torch/put_tensors.py", "formats/torch/containers.py",
+    "formats/torch/rewrite.py", "formats/torch/zip_layout.py", "io/background_checks.py", "io/copy.py",
+    "io/durable.py", "io/folders.py", "io/inplace", "io/output.py", "io/virtual_files.py", "io/sources.py",
+    "io/write.py", "ops/inplace.py", "ops/audit", "ops/undo.py", "ops/writing.py", "pickles/emit.py",
+    "pickles/graph.py", "pickles/machine.py", "pickles/patch.py", "pickles/rare.py", "pickles/reemit.py", "zips",
 )  # fmt: skip
 """Of the package: what reads pickles and archives, plans, writes, and counts what was written."""
 

@@ -26,7 +26,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.plan import change_of
 from ckptfix.io.inplace.record import EditRecord
-from ckptfix.io.unfinished import JOURNAL, beside
+from ckptfix.io.unfinished_edits import JOURNAL, beside
 from ckptfix.ops.inplace import target_of
 from ckptfix.ops.rename import sites
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cli.conftest import Cli
 
-from ckptfix.cli.shared import console, paint
+from ckptfix.cli.shared import colors, console
 
 FIX, DAMAGE, ADDED, REMOVED, END = "\x1b[36m", "\x1b[1;31m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
 
@@ -67,8 +67,8 @@ def test_an_error_is_damage(cli: Cli, refused: Path) -> None:
 
 
 def test_painted_text() -> None:
-    assert paint.painted("Fix: it", "fix", 3) == f"{FIX}Fix{END}: it"
-    assert paint.painted("x", None) == "x" and paint.painted("", "added") == ""
+    assert colors.painted("Fix: it", "fix", 3) == f"{FIX}Fix{END}: it"
+    assert colors.painted("x", None) == "x" and colors.painted("", "added") == ""
 
 
 def test_what_diff_finds_on_one_side(cli: Cli, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from cli.conftest import Cli
 from click.testing import Result
 
-from ckptfix.browse.model import said
+from ckptfix.browse.model import screen_text
 from ckptfix.browse.model.contents import ContentItem
 from ckptfix.browse.model.outline import Outline
 from ckptfix.browse.model.session import Session
@@ -105,5 +105,5 @@ def test_browse_shows_the_note(note: str, other: str | None) -> None:
     while session.jobs:
         posted.get(timeout=30)()
     node = Outline(session.items).root
-    lines = [line for _, line in said.details(session, node, 80, 40, everything=True)]
+    lines = [line for _, line in screen_text.details(session, node, 80, 40, everything=True)]
     assert sum(note in line for line in lines) == (2 if other == "doubt.pth" else 1)

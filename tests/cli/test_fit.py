@@ -23,7 +23,7 @@ from cli.conftest import Cli
 from forks import MAIN, Forks
 
 from ckptfix import convert
-from ckptfix.cli.shared import console, fit, streams, tables
+from ckptfix.cli.shared import console, streams, tables, terminal_width
 
 WIDTHS = (40, 60, 80, 100, 200)
 WITHOUT_COLUMNS = "import os; os.environ.pop('COLUMNS', 0); os.environ.pop('LINES', 0); "
@@ -171,8 +171,8 @@ def test_a_pipe_gets_whole_names(program: Forks, wide: Path) -> None:
 
 def test_lines_break_at_spaces_and_never_in_a_command() -> None:
     line = "hint: copy or download it again, or `ckptfix repair model.pt OUT` keeps what is intact"
-    assert fit.wrapped(line, 0) == [line]
-    assert fit.wrapped(line, 44) == [
+    assert terminal_width.wrapped(line, 0) == [line]
+    assert terminal_width.wrapped(line, 44) == [
         "hint: copy or download it again, or",
         "    `ckptfix repair model.pt OUT` keeps what",
         "    is intact",
@@ -180,27 +180,31 @@ def test_lines_break_at_spaces_and_never_in_a_command() -> None:
 
 
 def test_a_word_that_is_longer_than_a_line_loses_its_middle() -> None:
-    assert fit.wrapped("file  /a/long/path/of/a/checkpoint.pth", 30) == ["file  /a/lon.../checkpoint.pth"]
-    assert fit.wrapped("Try: tar -xf /a/long/path/of/a/checkpoint.tar", 30)[-1].strip().endswith("/a/checkpoint.tar")
+    assert terminal_width.wrapped("file  /a/long/path/of/a/checkpoint.pth", 30) == ["file  /a/lon.../checkpoint.pth"]
+    assert (
+        terminal_width.wrapped("Try: tar -xf /a/long/path/of/a/checkpoint.tar", 30)[-1]
+        .strip()
+        .endswith("/a/checkpoint.tar")
+    )
     command = "`ckptfix doctor /a/long/path/of/a/checkpoint.pth`"
-    assert command in "".join(fit.wrapped(f"more: {command}", 30))
+    assert command in "".join(terminal_width.wrapped(f"more: {command}", 30))
 
 
 def test_a_fact_is_set_under_its_value() -> None:
-    lines = fit.wrapped("traits      pickle protocol 2, records 15", 30)
+    lines = terminal_width.wrapped("traits      pickle protocol 2, records 15", 30)
     assert lines == ["traits      pickle protocol 2,", "            records 15"]
 
 
 def test_an_indented_row_is_set_under_its_text() -> None:
-    lines = fit.wrapped("  json     The fields that --json prints.", 28)
+    lines = terminal_width.wrapped("  json     The fields that --json prints.", 28)
     assert lines == ["  json     The fields that", "           --json prints."]
-    assert fit.wrapped("    a sentence of five words", 20) == ["    a sentence of", "    five words"]
+    assert terminal_width.wrapped("    a sentence of five words", 20) == ["    a sentence of", "    five words"]
 
 
 @pytest.mark.parametrize("most", [16, 20, 26])
 def test_a_cut_name_keeps_both_ends(most: int) -> None:
     name = "module.encoder.layers.11.weight"
-    short = fit.cut(name, most)
+    short = terminal_width.cut(name, most)
     assert len(short) == most
     assert short.startswith(name[:4])
     assert short.endswith("1.weight")

@@ -15,7 +15,7 @@ from nestings import covered, found_in, referenced
 import ckptfix
 from ckptfix.errors import DistributedPart
 from ckptfix.formats import open_checkpoint
-from ckptfix.ops.pieces import piece_of
+from ckptfix.ops.rank_shards import piece_of
 
 FOLDER = ROOT / "fixtures"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".pt", ".distcp"))

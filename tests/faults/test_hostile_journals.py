@@ -22,7 +22,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK, RealDisk, RealFile
 from ckptfix.io.inplace.record import MAGIC, EditRecord, FileChange, decoded
-from ckptfix.io.unfinished import JOURNAL, UNDO, beside
+from ckptfix.io.unfinished_edits import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import listed
 
 VALUES: list[Any] = [

@@ -23,7 +23,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, Unsupported, WriteFailed
 from ckptfix.io.inplace import disk as real_disk
 from ckptfix.io.inplace import edit
-from ckptfix.io.unfinished import JOURNAL, beside
+from ckptfix.io.unfinished_edits import JOURNAL, beside
 
 pytestmark = pytest.mark.slow
 

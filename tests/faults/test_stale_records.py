@@ -15,7 +15,7 @@ from ckptfix.errors import CkptfixError, DamagedFile, Unsupported
 from ckptfix.io.inplace import edit
 from ckptfix.io.inplace.disk import DISK
 from ckptfix.io.inplace.record import MAGIC, EditRecord, FileChange, decoded
-from ckptfix.io.unfinished import JOURNAL, UNDO, beside
+from ckptfix.io.unfinished_edits import JOURNAL, UNDO, beside
 from ckptfix.ops.undo import edits
 
 torch = pytest.importorskip("torch")

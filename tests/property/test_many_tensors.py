@@ -15,10 +15,10 @@ import torch
 import ckptfix
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.formats.torch import demands
+from ckptfix.formats.torch import failing_calls
 from ckptfix.formats.torch import zip as zip_format
 from ckptfix.formats.torch.common import pickled_object
-from ckptfix.ops.law.promise import Account
+from ckptfix.ops.audit.promise import Account
 from ckptfix.ops.rename import sites
 from ckptfix.pickles import Dict, parse
 from ckptfix.pickles.rare import RareOpcodes
@@ -158,9 +158,9 @@ def test_calls_that_fail_are_found_beside_tensors_that_are_not_made_nodes(tmp_pa
     torch.save({str(number): torch.zeros(2, 2) for number in range(2500)}, source)
     _, stream = zip_format.read_stream(str(source))
     assert stream.endswith(b"u.")
-    assert not list(demands.findings(parse(stream)))
+    assert not list(failing_calls.findings(parse(stream)))
     listed = parse(stream[:-2] + b"](K\x01K\x02eK\x01u.")
-    assert [row.id for row in demands.findings(listed)] == ["bad-call"]
+    assert [row.id for row in failing_calls.findings(listed)] == ["bad-call"]
     assert isinstance(listed.root, Dict)
     assert rows_of(listed.root) is not None, "it is found without the tensors"
     assert len(listed.root.items) == 2501

@@ -19,8 +19,8 @@ from strategies import SHAPES
 from ckptfix.checkpoint import Derived, Put, Storage, TensorEntry, reshaped
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.io import write as io_write
-from ckptfix.ops.law import audit
-from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.audit import audit
+from ckptfix.ops.audit.promise import Promise
 
 NAMES = ("a.weight", "a.bias", "b.weight", "c", "d.0.w")
 BOTH = tuple(name for name in DTYPES[:12] if name != "complex128")

@@ -9,7 +9,7 @@ from builders import Op, Tensor, push, state_dict_ops, tensor_ops, torch_zip
 from property.hostile import one_pickle
 from property.verbs import COMMANDS, LOADERS, run_commands, run_loaders
 
-from ckptfix.ops.repair.raw import _ways
+from ckptfix.ops.repair.lost_pickle import _ways
 
 DATA = bytes(range(16))
 """Of each storage: what is equal may be tied."""

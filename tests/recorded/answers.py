@@ -22,7 +22,7 @@ from recorded.files import Content
 
 import ckptfix
 from ckptfix.findings.table import ENTRIES
-from ckptfix.io.unfinished import UNDO
+from ckptfix.io.unfinished_edits import UNDO
 
 DRAWN = frozenset({"inspect --html", "doctor --html", "diff --html"})
 """Pages: what they say is what the same commands say in a terminal."""

@@ -20,7 +20,7 @@ from torch_versions import ALONE, SATURATES, is_saved
 
 import ckptfix
 from ckptfix.io.elements import NEGATED, Resolve
-from ckptfix.ops.numbers import TARGETS
+from ckptfix.ops.element_arrays import TARGETS
 
 Tensors = dict[str, torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]

@@ -42,11 +42,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("averages", "candidates", "inplace", "inside", "law", "naming", "numbers", "quantized", "record", "taken"),
-        "tensor_classes",
+        *("audit", "averages", "candidates", "element_arrays", "hidden_globals", "inplace", "naming", "other_models"),
+        *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "drafts", "hazards"),
-    ("pieces", "writing"),
+    ("rank_shards", "writing"),
     ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
     ("diff", "extract", "repair"),
@@ -459,7 +459,7 @@ OPENED = {
     "io/system.py": "the one place",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
-    "io/remote/elsewhere.py": "creates an output in a store",
+    "io/remote/fsspec_upload.py": "creates an output in a store",
     "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",

@@ -8,9 +8,9 @@ from heapq import nlargest
 from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import ContentItem, Status
-from ckptfix.browse.model.drawn import bars, shown, value_text
-from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.node_findings import Marks
 from ckptfix.browse.model.outline import OutlineNode
+from ckptfix.browse.model.text_drawing import bars, shown, value_text
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.words import plural, shape, size

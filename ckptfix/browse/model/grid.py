@@ -18,7 +18,7 @@ from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.elements import resolve
 from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.ops.diff.sources import content, source
-from ckptfix.ops.numbers import decoded
+from ckptfix.ops.element_arrays import decoded
 from ckptfix.words import shape
 
 if TYPE_CHECKING:

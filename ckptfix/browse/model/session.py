@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ckptfix.browse.model import jobs, marks
+from ckptfix.browse.model import jobs, node_findings
 from ckptfix.browse.model.contents import ContentItem, Contents, Status, read
-from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.jobs import BackgroundJob, Post
-from ckptfix.browse.model.lines import OpenCommands
-from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.node_findings import Marks
+from ckptfix.browse.model.shown_commands import OpenCommands
+from ckptfix.browse.model.text_drawing import shown
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
@@ -200,7 +200,7 @@ class Session:
         path = error.path if isinstance(error, CkptfixError) and error.path is not None else self.path
         self._watcher.told()
         if not isinstance(error, Refused | NoSuchTensor):  # these concern the request, not the file
-            self._start("judge", lambda progress: marks.of_path(path, progress), self._judged)
+            self._start("judge", lambda progress: node_findings.of_path(path, progress), self._judged)
 
     def _judged(self, found: Marks) -> None:
         self.marks = found
@@ -217,7 +217,7 @@ class Session:
             if then is not None:
                 then()
 
-        self._start("judge", lambda progress: marks.of_contents(contents, progress), judged)
+        self._start("judge", lambda progress: node_findings.of_contents(contents, progress), judged)
 
     def look_at_disk(self) -> None:
         """Check whether a file changed since it was read; if so, discard what is known about its values."""

@@ -18,7 +18,7 @@ from ckptfix.io.source import Readers, is_local, shares_open_files
 from ckptfix.io.threads import TASK, Workers
 from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
-from ckptfix.ops.numbers import decoded
+from ckptfix.ops.element_arrays import decoded
 from ckptfix.ops.stats import why_no_numbers
 from ckptfix.ops.stats.moments import ElementMoments, moments
 

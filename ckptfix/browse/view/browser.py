@@ -14,11 +14,11 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Footer, Input
 
-from ckptfix.browse.model import said, search
+from ckptfix.browse.model import screen_text, search
 from ckptfix.browse.model.contents import ContentItem
-from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.outline import ORDERS
 from ckptfix.browse.model.session import RUNNING, Session
+from ckptfix.browse.model.text_drawing import shown
 from ckptfix.browse.view.findings import Findings
 from ckptfix.browse.view.parts import Details, StatusLine, Title, copy
 from ckptfix.browse.view.rows import LineList
@@ -102,7 +102,9 @@ class Browser(Screen[None]):
     def filled(self, *, keep: bool) -> None:
         """Show new leaves in the tree."""
         session = self.session
-        self.query_one(Tree).fill(session.items, said.name_of(session), paired=session.pairs is not None, keep=keep)
+        self.query_one(Tree).fill(
+            session.items, screen_text.name_of(session), paired=session.pairs is not None, keep=keep
+        )
         text = self.query_one(Input).value
         if text:
             self._search(text)
@@ -125,7 +127,7 @@ class Browser(Screen[None]):
         self.notify(text, severity="warning", markup=False)
 
     def _tick(self) -> None:
-        text, error = said.state(self.session)
+        text, error = screen_text.state(self.session)
         if self._not_a_search:
             text, error = self._not_a_search, True
         tree = self.query_one(Tree)
@@ -138,10 +140,10 @@ class Browser(Screen[None]):
         if not self.is_mounted:
             return
         tree, panel = self.query_one(Tree), self.query_one(Details)
-        self.query_one(Title).show(*said.title(self.session))
+        self.query_one(Title).show(*screen_text.title(self.session))
         node = tree.node
         room, height = panel.room, panel.size.height
-        panel.show(said.details(self.session, node, room, height, everything=node is tree.outline.root), top=top)
+        panel.show(screen_text.details(self.session, node, room, height, everything=node is tree.outline.root), top=top)
         self._tick()
 
     def on_rows_moved(self, event: LineList.Moved) -> None:
@@ -184,7 +186,7 @@ class Browser(Screen[None]):
         if node is None or item is None or item.is_value:
             return
         if self.session.stale:
-            self.notify(said.STALE, severity="error", markup=False)
+            self.notify(screen_text.STALE, severity="error", markup=False)
         else:
             self.app.push_screen(
                 ValuesScreen(item.name, self.session.sides(item), self.session.commands.of(node, "file"))

@@ -11,9 +11,9 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from ckptfix.browse.model import jobs
-from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.jobs import BackgroundJob
-from ckptfix.browse.model.lines import of_folder
+from ckptfix.browse.model.shown_commands import of_folder
+from ckptfix.browse.model.text_drawing import shown
 from ckptfix.browse.view.browser import Browser
 from ckptfix.browse.view.parts import StatusLine, Title, copy
 from ckptfix.browse.view.rows import LineList, Span, fitted

@@ -11,9 +11,9 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.facts import Line
-from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.node_findings import Marks
+from ckptfix.browse.model.text_drawing import shown
 from ckptfix.browse.view.parts import Details, Title, copy
 from ckptfix.browse.view.rows import LineList, Span
 from ckptfix.findings.table import ENTRIES

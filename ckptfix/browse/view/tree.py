@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 
 from ckptfix.browse.model.contents import ContentItem
-from ckptfix.browse.model.drawn import shown, value_text
 from ckptfix.browse.model.facts import STYLES
-from ckptfix.browse.model.marks import Marks
+from ckptfix.browse.model.node_findings import Marks
 from ckptfix.browse.model.outline import Order, Outline, OutlineNode, leaf, sorted_items
+from ckptfix.browse.model.text_drawing import shown, value_text
 from ckptfix.browse.view.rows import LineList, Span, fitted
 from ckptfix.words import plural, shape, size
 

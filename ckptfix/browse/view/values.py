@@ -12,9 +12,9 @@ from textual.widgets import Footer, Input
 
 from ckptfix.browse.model import jobs
 from ckptfix.browse.model.contents import Contents
-from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.grid import Number, TensorLayout, grid_of, window
 from ckptfix.browse.model.jobs import BackgroundJob
+from ckptfix.browse.model.text_drawing import shown
 from ckptfix.browse.view.cells import Cells, Rows
 from ckptfix.browse.view.parts import StatusLine, Title, copy
 from ckptfix.checkpoint import TensorEntry

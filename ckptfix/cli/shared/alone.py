@@ -14,7 +14,7 @@ from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, printable
-from ckptfix.io.written import reported
+from ckptfix.io.write_log import reported
 
 _SETTINGS = ConsoleSettings(json=True, quiet=False, width=0, rows=False)
 

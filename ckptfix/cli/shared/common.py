@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import click
 
 from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.colors import When
 from ckptfix.cli.shared.console import Console, pass_console
 from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
-from ckptfix.cli.shared.paint import When
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Unsupported, printable
 
@@ -367,7 +367,7 @@ def show(console: Console, result: Written, *, named: bool = False, most: int | 
     if console.json:
         console.emit(result.as_dict(), result.exit_code)
         return result.exit_code
-    from ckptfix.cli.shared.planned import plan_lines
+    from ckptfix.cli.shared.dry_run_lines import plan_lines
     from ckptfix.io.durable import kept_line
 
     lines = [printable(line) for line in tables.middle_cut(result.lines, console.rows(None, LINES))]

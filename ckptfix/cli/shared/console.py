@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from ckptfix.cli.shared.fit import width_of, wrapped
-from ckptfix.cli.shared.paint import Meaning, When, painted, wanted
+from ckptfix.cli.shared.colors import Meaning, When, painted, wanted
+from ckptfix.cli.shared.terminal_width import width_of, wrapped
 from ckptfix.errors import printable
 from ckptfix.hooks import Hook
 

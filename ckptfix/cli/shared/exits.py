@@ -19,7 +19,7 @@ import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
-from ckptfix.io.written import recorded
+from ckptfix.io.write_log import recorded
 
 TROUBLE = 2
 DEBUG = "CKPTFIX_DEBUG"

@@ -14,7 +14,7 @@ from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.many import LOSSES, BatchCommand, ConsoleSettings, Outcome, OutcomeReport, Recording, Step, one
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.written import reported
+from ckptfix.io.write_log import reported
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 

@@ -16,15 +16,15 @@ import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
-from ckptfix.cli.shared.fit import cut
+from ckptfix.cli.shared.terminal_width import cut
 from ckptfix.errors import printable
-from ckptfix.io.written import recorded
+from ckptfix.io.write_log import recorded
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
+    from ckptfix.cli.shared.colors import Meaning
     from ckptfix.cli.shared.inputs import Input
-    from ckptfix.cli.shared.paint import Meaning
 
 LOSSES = 3
 """Exit code of a command that is done, with losses."""
@@ -145,7 +145,7 @@ class Recording(Console):
 def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], console: Recording) -> Outcome:
     """Run a command on one input: errors become its outcome, signals pass through.
 
-    Files it wrote count as unreported until the caller calls `io.written.reported`.
+    Files it wrote count as unreported until the caller calls `io.write_log.reported`.
     """
     written: list[str] = []
     try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
 from ckptfix.cli.shared.many import BatchCommand, ConsoleSettings, Outcome, Recording, Step, one
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.written import record, recorded, reported
+from ckptfix.io.write_log import record, recorded, reported
 from ckptfix.urls import secrets, share
 
 if TYPE_CHECKING:

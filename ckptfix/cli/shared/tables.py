@@ -38,12 +38,12 @@ def table(
     flush = {headers[column] for column in right}
     text = _drawn(cells, headers, flush) if len(cells) < LONG else _lined(cells, headers, flush, 2)
     if width and max(map(len, text)) > width:
-        from ckptfix.cli.shared import fit
+        from ckptfix.cli.shared import terminal_width
 
-        cells, headers, left_out = fit.columns(cells, headers, width, spare, whole, names)
+        cells, headers, left_out = terminal_width.columns(cells, headers, width, spare, whole, names)
         text = _lined(cells, headers, flush)
         if left_out:
-            text += fit.wrapped(f"... hidden to fit: {', '.join(left_out)} (a pipe gets all)", width)
+            text += terminal_width.wrapped(f"... hidden to fit: {', '.join(left_out)} (a pipe gets all)", width)
     return "\n".join(text)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.cli.shared.fit import LEAST, cut
 from ckptfix.cli.shared.tables import shape, size
+from ckptfix.cli.shared.terminal_width import LEAST, cut
 from ckptfix.errors import printable
 from ckptfix.words import plural
 

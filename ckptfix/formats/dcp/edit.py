@@ -36,12 +36,12 @@ from ckptfix.formats.dcp.planned import planned_metadata
 from ckptfix.formats.dcp.read import RANKS, Folder, ItemFiles, folder_of
 from ckptfix.formats.dcp.window import ItemWindow
 from ckptfix.formats.dcp.write import tensor_items
-from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.folders.companions import beside
 from ckptfix.formats.in_place import data_moves
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import pickled_object
 from ckptfix.formats.torch.object import NodeSite
-from ckptfix.io.planned import PlannedFile
+from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.pickles import Text
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.places import node_at

@@ -18,7 +18,7 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, DistributedPart
 from ckptfix.io.source import is_local, open_source
 from ckptfix.urls import as_path
-from ckptfix.zips.several import BEHIND, is_archive, several
+from ckptfix.zips.archive_sequence import BEHIND, is_archive, several
 
 SUFFIX = ".distcp"
 _OWN_NAME = re.compile(r"__\d+_\d+(\..*)?")

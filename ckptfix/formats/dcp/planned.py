@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp.metadata import Metadata
 from ckptfix.formats.dcp.read import ItemFiles, assembled
-from ckptfix.io.planned import PlannedFile
 from ckptfix.io.source import open_source
+from ckptfix.io.virtual_files import PlannedFile
 
 
 def planned_metadata(plan: Plan) -> Metadata | None:

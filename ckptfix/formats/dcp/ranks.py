@@ -24,7 +24,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.metadata import Metadata, SavedChunk, SavedKey, check_volume
 from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.urls import as_path
 from ckptfix.words import some
 

@@ -18,13 +18,13 @@ from ckptfix.formats.dcp.items import ChunkName, TensorItem, tensor_item, value_
 from ckptfix.formats.dcp.metadata import Metadata, SavedChunk, SavedKey, StorageInfo
 from ckptfix.formats.dcp.molds import Molds
 from ckptfix.formats.dcp.nested import Nesting
-from ckptfix.formats.folders.assembled import Assembled, Assembly
+from ckptfix.formats.folders.assembly import Assembled, Assembly
 from ckptfix.formats.folders.copies import differing
-from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.torch.common import pickled_object
-from ckptfix.io.planned import SplicedFile, SplicedPiece
+from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.source import mark, open_source
-from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.urls import as_path
 from ckptfix.words import plural
 

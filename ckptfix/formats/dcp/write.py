@@ -34,14 +34,14 @@ from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
 from ckptfix.formats.dcp.entries import MAX_PARTS
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
-from ckptfix.formats.folders.assembled import grafted
+from ckptfix.formats.folders.assembly import grafted
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import PickledObject, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.emit import tensor_call
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor
 from ckptfix.formats.torch.zip_layout import fresh_records
 from ckptfix.io.elements import row_major, why_unresolved
-from ckptfix.io.planned import crc32_of
+from ckptfix.io.virtual_files import crc32_of
 from ckptfix.pickles import Call, Global, Graph, PersId
 from ckptfix.pickles.emit import emit
 from ckptfix.pickles.graph import Node, holds_objects, label, pairs

@@ -18,8 +18,8 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
-from ckptfix.formats.folders.inside import file_inside
 from ckptfix.formats.folders.nodes import read_torch
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.ranks.file import RankFile, open_file
 from ckptfix.formats.ranks.merge import NAME, assembled, together
 from ckptfix.formats.ranks.names import meant, rank_of

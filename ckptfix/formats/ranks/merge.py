@@ -11,15 +11,15 @@ from ckptfix.checkpoint.address import is_inside, is_inside_any
 from ckptfix.errors import CkptfixError, DamagedFile, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.folders.assembly import Assembly
 from ckptfix.formats.folders.copies import alike, differing
 from ckptfix.formats.ranks.file import RankFile
 from ckptfix.formats.ranks.shards import Box, RankTensor, is_flat
 from ckptfix.formats.ranks.steps import other_saves
 from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.elements import row_major
-from ckptfix.io.planned import SplicedFile, SplicedPiece
-from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 from ckptfix.words import some

@@ -24,7 +24,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.edit import plan_edit
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, HeaderEntry, header_of, read_header
-from ckptfix.formats.safetensors.packed import plan_packed
+from ckptfix.formats.safetensors.packing import plan_packed
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
 from ckptfix.formats.safetensors.write import in_place, plan_like, plan_write
 from ckptfix.io.elements import why_unresolved

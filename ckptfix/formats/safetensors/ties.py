@@ -19,9 +19,9 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.io.checksums import digest
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks
-from ckptfix.io.sums import digest
 
 VIEWS_KEY = "ckptfix.views"
 ORDER_KEY = "ckptfix.order"

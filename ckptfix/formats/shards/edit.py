@@ -23,14 +23,14 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.errors import KeyConflict, NoSuchTensor, Unsupported
 from ckptfix.findings.row import Finding
-from ckptfix.formats.folders.beside import Beside, beside
+from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.safetensors.write import plan_like
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.layout import ShardedLayout, ShardFile, data_bytes
 from ckptfix.formats.shards.objects import own_storage
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.io.planned import PlannedFile
+from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.urls import as_path, real_path
 
 Site = tuple[str, str]

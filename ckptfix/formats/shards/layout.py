@@ -16,7 +16,7 @@ from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Step
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.shards import files
 from ckptfix.formats.shards.index import INDEX, MAX_SHARDS, Index, read_index
 from ckptfix.formats.torch.common import maybe_pickled_object

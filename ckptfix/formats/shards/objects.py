@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckptfix.checkpoint import Checkpoint, Storage
 from ckptfix.errors import DamagedFile, Unsupported, about
-from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
+from ckptfix.formats.folders.assembly import Assembly, mapping, ordered
 from ckptfix.formats.folders.nodes import refuse_damaged
 from ckptfix.formats.shards.layout import ShardedLayout, ShardFile
 from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object, pickled_object

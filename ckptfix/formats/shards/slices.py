@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Storage, TensorEntry, contiguous_stride
-from ckptfix.checkpoint.places import pieces_of
+from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.shards.layout import ShardedLayout, ShardFile
-from ckptfix.io.planned import SplicedFile, SplicedPiece, is_spliced
-from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.io.chunks import Chunk, tiled
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, is_spliced
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
 VERSION = "DCP_VERSION"

@@ -16,7 +16,7 @@ from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.object import NodeSite, TorchObject
-from ckptfix.formats.torch.put import shape_patches
+from ckptfix.formats.torch.put_tensors import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.folded import Phrases

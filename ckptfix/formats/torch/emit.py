@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
-from ckptfix.formats.torch.plain import node_of
+from ckptfix.formats.torch.plain_values import node_of
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit

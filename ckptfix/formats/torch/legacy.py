@@ -26,8 +26,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.in_place import data_moves, head_of, room_for, unchanged
 from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch import containers as torch_recode
 from ckptfix.formats.torch import emit as torch_emit
-from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.legacy_layout import (

@@ -17,7 +17,7 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.call_classes import is_tensor_class
-from ckptfix.formats.torch.plain import described, encoded_bytes, is_container, plain, versions_of
+from ckptfix.formats.torch.plain_values import described, encoded_bytes, is_container, plain, versions_of
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds

@@ -34,7 +34,7 @@ from ckptfix.formats.torch.common import Storages, expected_bytes, fields, pickl
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.emit import dense_call, reference
 from ckptfix.formats.torch.object import TorchObject, walk
-from ckptfix.formats.torch.put import PutStorages, moves_no_bytes, placed, with_tensors
+from ckptfix.formats.torch.put_tensors import PutStorages, moves_no_bytes, placed, with_tensors
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import Call, Dict, Graph, PersId, parse, splice
 from ckptfix.pickles.emit import Key

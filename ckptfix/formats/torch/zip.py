@@ -27,8 +27,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
 from ckptfix.formats.in_place import data_moves, unchanged
 from ckptfix.formats.torch import common as torch_common
+from ckptfix.formats.torch import containers as torch_recode
 from ckptfix.formats.torch import emit as torch_emit
-from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.formats.torch.zip_layout import (
@@ -43,9 +43,9 @@ from ckptfix.formats.torch.zip_layout import NAME as NAME
 from ckptfix.io.blocks import shift_for
 from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
-from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
+from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.pickles import Graph, parse, splice
 from ckptfix.zips.append import append_record
 from ckptfix.zips.local import record_data

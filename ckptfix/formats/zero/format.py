@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ckptfix.checkpoint import Checkpoint, Edit, Plan, TensorEntry
 from ckptfix.checkpoint.address import is_inside
-from ckptfix.checkpoint.places import pieces_of
+from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, SelectedWeights, plain_weights
 from ckptfix.formats.deepspeed import find, read_save
-from ckptfix.formats.folders.assembled import mapping, part
+from ckptfix.formats.folders.assembly import mapping, part
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import all_findings, pickled_object
 from ckptfix.formats.zero.object import COPY, MODULE, NAME, OPTIMIZER, root_rows
 from ckptfix.formats.zero.read import judge_steps, ranks_of, read
-from ckptfix.io.planned import is_spliced
+from ckptfix.io.virtual_files import is_spliced
 from ckptfix.words import plural, some
 
 

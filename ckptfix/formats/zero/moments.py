@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.assembled import Assembly, mapping
+from ckptfix.formats.folders.assembly import Assembly, mapping
 from ckptfix.formats.folders.nodes import fields, listed
 from ckptfix.formats.torch.tensors import is_tensor
-from ckptfix.formats.zero.cuts import Cuts, Shape
-from ckptfix.formats.zero.joined import Joiner, Table
+from ckptfix.formats.zero.joined_tensors import Joiner, Table
+from ckptfix.formats.zero.partitions import Cuts, Shape
 from ckptfix.formats.zero.states import Lost, Model, Optim, ZeroRankFile
 from ckptfix.pickles.graph import Node, pairs
 

@@ -9,12 +9,12 @@ from typing import Any
 from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.assembled import Assembly, mapping, ordered
+from ckptfix.formats.folders.assembly import Assembly, mapping, ordered
 from ckptfix.formats.folders.nodes import storage_key
 from ckptfix.formats.torch.tensors import is_tensor
-from ckptfix.formats.zero.cuts import Shape
-from ckptfix.formats.zero.joined import Joiner
+from ckptfix.formats.zero.joined_tensors import Joiner
 from ckptfix.formats.zero.moments import OptimizerMoments
+from ckptfix.formats.zero.partitions import Shape
 from ckptfix.formats.zero.states import Model
 from ckptfix.pickles import Dict
 from ckptfix.pickles.graph import Node, pairs

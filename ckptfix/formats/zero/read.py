@@ -24,14 +24,14 @@ from ckptfix.formats.folders.copies import alike, differing
 from ckptfix.formats.folders.nodes import number
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.formats.zero import universal
-from ckptfix.formats.zero.cuts import Cut, Cuts, each_cuts, row_cuts, share_of
-from ckptfix.formats.zero.frozen import join_frozen
-from ckptfix.formats.zero.joined import Joiner
-from ckptfix.formats.zero.lost import lost_rank, other_model, other_steps, refuse_other_steps
+from ckptfix.formats.zero.frozen_parameters import join_frozen
+from ckptfix.formats.zero.joined_tensors import Joiner
+from ckptfix.formats.zero.missing_ranks import lost_rank, other_model, other_steps, refuse_other_steps
 from ckptfix.formats.zero.moments import moments
 from ckptfix.formats.zero.object import Parameter, ZeroCheckpoint, assembled, model_dtype
+from ckptfix.formats.zero.partitions import Cut, Cuts, each_cuts, row_cuts, share_of
+from ckptfix.formats.zero.rank_evidence import Ranks
 from ckptfix.formats.zero.states import MOST_RANKS, Lost, Model, Optim, attempt, file_of, read_model, read_optim
-from ckptfix.formats.zero.verified import Ranks
 from ckptfix.io.source import mark
 from ckptfix.urls import as_path
 

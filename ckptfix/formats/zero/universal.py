@@ -23,13 +23,13 @@ from ckptfix.findings.table import found
 from ckptfix.formats.deepspeed import PARAMETERS, Save, entries_of, parameters
 from ckptfix.formats.folders.nodes import fields, listed, number, numbered
 from ckptfix.formats.torch.tensors import is_tensor
-from ckptfix.formats.zero.cuts import Shape
-from ckptfix.formats.zero.frozen import join_frozen
-from ckptfix.formats.zero.joined import Joiner
+from ckptfix.formats.zero.frozen_parameters import join_frozen
+from ckptfix.formats.zero.joined_tensors import Joiner
 from ckptfix.formats.zero.moments import JoinedMoment, OptimizerMoments, groups_of
 from ckptfix.formats.zero.object import Parameter, ZeroCheckpoint
+from ckptfix.formats.zero.partitions import Shape
 from ckptfix.formats.zero.states import Lost, Model, ZeroRankFile, attempt, file_of, read_file, stage_of
-from ckptfix.io.planned import SplicedPiece
+from ckptfix.io.virtual_files import SplicedPiece
 from ckptfix.pickles.graph import Node
 from ckptfix.urls import as_path
 

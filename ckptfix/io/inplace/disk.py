@@ -19,7 +19,7 @@ from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.io.durable import sync_folder
 from ckptfix.io.inplace.record import MAGIC, MOST
 from ckptfix.io.system import kind_of, named, open_regular
-from ckptfix.io.unfinished import busy
+from ckptfix.io.unfinished_edits import busy
 
 COLLAPSE_RANGE, INSERT_RANGE = 0x08, 0x20
 """Modes of fallocate(2) on Linux, which remove blocks from a file and insert them."""

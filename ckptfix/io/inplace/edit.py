@@ -20,7 +20,7 @@ from ckptfix.io.inplace.disk import DISK, Disk, EditedFile, OpenedFiles, RealFil
 from ckptfix.io.inplace.record import MOST, EditRecord, FileChange, decoded
 from ckptfix.io.inplace.shifted import close_gap
 from ckptfix.io.system import named
-from ckptfix.io.unfinished import JOURNAL, UNDO, beside, refuse_long_name, unfinished
+from ckptfix.io.unfinished_edits import JOURNAL, UNDO, beside, refuse_long_name, unfinished
 
 SECTOR = 512
 """Bytes that a disk writes completely or not at all."""

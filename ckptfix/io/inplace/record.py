@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptfix.io import sums
+from ckptfix.io import checksums
 from ckptfix.numbers import whole_number
 
 MAGIC = b"ckptfix edit 1\n"
@@ -102,7 +102,7 @@ class EditRecord:
         said = json.dumps({"id": self.id, "what": self.what, "when": self.when, "files": files}).encode()
         blobs = [data for change in self.changes for _, data in (*change.old, *change.new)]
         body = b"".join((MAGIC, len(said).to_bytes(8, "little"), said, *blobs))
-        return body + sums.digest((body,), _DIGEST)
+        return body + checksums.digest((body,), _DIGEST)
 
 
 def decoded(data: bytes) -> Iterator[EditRecord]:
@@ -133,7 +133,7 @@ def _one(data: bytes, start: int) -> tuple[EditRecord, int] | None:
         record = EditRecord(_text(said["id"]), _text(said["what"]), _text(said["when"]), tuple(changes))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if sums.digest((data[start:at],), _DIGEST) != data[at : at + _DIGEST]:
+    if checksums.digest((data[start:at],), _DIGEST) != data[at : at + _DIGEST]:
         return None
     return record, at + _DIGEST
 
@@ -196,4 +196,4 @@ def _blobs(data: bytes, at: int, places: Sequence[Sequence[int]]) -> tuple[tuple
 
 def digest(data: bytes) -> str:
     """Return a short digest, for a probe."""
-    return sums.digest((data,), 8).hex()
+    return checksums.digest((data,), 8).hex()

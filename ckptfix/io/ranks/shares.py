@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck
-from ckptfix.checkpoint.places import Segment
-from ckptfix.checkpoint.stamp import FileStat
-from ckptfix.io import sums
+from ckptfix.checkpoint.byte_ranges import Segment
+from ckptfix.checkpoint.file_version import FileStat
+from ckptfix.io import checksums
 from ckptfix.io.read import read_from
 
 
@@ -60,7 +60,7 @@ def _checks(plan: Plan, owner: Mapping[int, int], size: int) -> list[list[RangeC
 def digest(plan: Plan, dest: str, inputs: Mapping[str, FileStat]) -> str:
     """Return a digest that is equal on two ranks only if they plan the same output of the same inputs."""
     words = _words(plan, dest, inputs)
-    return sums.digest(repr(row).encode("utf-8", "surrogateescape") for row in words).hex()
+    return checksums.digest(repr(row).encode("utf-8", "surrogateescape") for row in words).hex()
 
 
 def _words(plan: Plan, dest: str, inputs: Mapping[str, FileStat]) -> Iterator[tuple[object, ...]]:

@@ -19,9 +19,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError
-from ckptfix.io.pool import far
+from ckptfix.io.open_files import far
 from ckptfix.io.remote.clients import object_of
 from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source

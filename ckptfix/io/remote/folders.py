@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Unsupported
-from ckptfix.io.pool import far, known_far, threads
+from ckptfix.io.open_files import far, known_far, threads
 from ckptfix.io.remote import clients
 from ckptfix.io.remote.file import AT_ONCE, RemoteFile
 from ckptfix.io.remote.store import Facts

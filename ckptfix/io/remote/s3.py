@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
-from ckptfix.io.remote import light
+from ckptfix.io.remote import obstore_s3
 from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried, size_said
 from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted
@@ -103,7 +103,7 @@ def forget_client() -> None:
     """Forget the client, so that the next use creates a new one: the environment has changed."""
     with _lock:
         _clients.clear()
-    light.forget()
+    obstore_s3.forget()
 
 
 def call(name: str, operation: str, **params: Any) -> Any:
@@ -169,7 +169,7 @@ class S3Object(Object):
 
     def get(self, start: int, length: int, expected: Facts | None) -> tuple[bytes, Facts]:
         if self._where.version is None:
-            found = light.get(self._where.bucket, self._where.key, start, length, expected, _configured)
+            found = obstore_s3.get(self._where.bucket, self._where.key, start, length, expected, _configured)
             if found is not None:
                 return found
         params: dict[str, Any] = {**self._where.params, "Range": f"bytes={start}-{start + length - 1}"}

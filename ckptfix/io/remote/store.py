@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted

@@ -11,20 +11,20 @@ from contextlib import ExitStack
 from typing import Any, Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError, Refused, Unsupported, WouldOverwrite, file_name
 from ckptfix.io import ranks
-from ckptfix.io.checking import Checking
+from ckptfix.io.background_checks import Checking
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.pool import forget
+from ckptfix.io.open_files import forget
 from ckptfix.io.read import Progress
-from ckptfix.io.remote import folders, other, s3, together, upload
+from ckptfix.io.remote import folders, fsspec_store, rank_folder, s3, s3_upload
 from ckptfix.io.remote.clients import client_of
-from ckptfix.io.remote.elsewhere import Elsewhere
-from ckptfix.io.remote.together import Steps
+from ckptfix.io.remote.fsspec_upload import Elsewhere
+from ckptfix.io.remote.rank_folder import Steps
 from ckptfix.io.source import shares_open_files
 from ckptfix.io.sources import Sources
-from ckptfix.io.written import note, record
+from ckptfix.io.write_log import note, record
 from ckptfix.urls import READ_ONLY, as_path, scheme_of
 
 NOT_KEPT = "the old object is not kept, unless the bucket has versioning turned on"
@@ -64,10 +64,10 @@ def check_destination(
 def _is_taken(path: str, folder: bool) -> bool:
     if folder:
         return bool(folders.listing(path).files)
-    if upload.in_s3(path):
-        return upload.head(path) is not None
-    system, inner = other.file_system(path)
-    return bool(other.asked_again(path, lambda: system.exists(inner)))
+    if s3_upload.in_s3(path):
+        return s3_upload.head(path) is not None
+    system, inner = fsspec_store.file_system(path)
+    return bool(fsspec_store.asked_again(path, lambda: system.exists(inner)))
 
 
 @shares_open_files()
@@ -109,7 +109,7 @@ def write_folder(
     before = set(own(dest)) if taken else set()
     team = ranks.current()
     if team is not None:
-        together.write_with(team, plan, dest, overwrite, inputs or {}, progress, _write)
+        rank_folder.write_with(team, plan, dest, overwrite, inputs or {}, progress, _write)
     else:
         _write(plan, Sources(plan, inputs or {}), overwrite, progress)
     forget(f"{dest.rstrip('/')}/")
@@ -123,12 +123,12 @@ def write_folder(
 
 def _remove(path: str) -> None:
     forget(path)
-    if upload.in_s3(path):
+    if s3_upload.in_s3(path):
         where = s3.location(path)
-        upload.asked(path, "delete_object", Bucket=where.bucket, Key=where.key)
+        s3_upload.asked(path, "delete_object", Bucket=where.bucket, Key=where.key)
     else:
-        system, inner = other.file_system(path)
-        other.asked_again(path, lambda: system.rm_file(inner))
+        system, inner = fsspec_store.file_system(path)
+        fsspec_store.asked_again(path, lambda: system.rm_file(inner))
 
 
 class _Files(Protocol):
@@ -159,7 +159,7 @@ def _write(
         if progress is not None:
             progress(min(done, total), total)
 
-    files: _Files = (_InS3 if upload.in_s3(plan.files[0].path) else Elsewhere)(sources, overwrite, steps)
+    files: _Files = (_InS3 if s3_upload.in_s3(plan.files[0].path) else Elsewhere)(sources, overwrite, steps)
     checks = Checking(plan)
     quiet = Undisturbed()
     with ExitStack() as stack:
@@ -187,11 +187,11 @@ def _write(
 class _InS3:
     def __init__(self, sources: Sources, overwrite: bool, steps: Steps) -> None:
         self._sources, self._overwrite, self._steps = sources, overwrite, steps
-        self._outputs: list[upload.UploadWriter] = []
+        self._outputs: list[s3_upload.UploadWriter] = []
         self.replaced = False
 
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
-        output = upload.UploadWriter(file, self._sources.stamps, overwrite=self._overwrite, began=self._steps.began)
+        output = s3_upload.UploadWriter(file, self._sources.stamps, overwrite=self._overwrite, began=self._steps.began)
         self._outputs.append(output)
         self.replaced |= not output.is_new
         output.write(advance, checking.saw)

@@ -12,20 +12,20 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
 from ckptfix.errors import CkptfixError, LoadMismatch, Refused
 from ckptfix.extras import need_torch
 from ckptfix.io.source import cause_of
-from ckptfix.loaders.model import direct, torch_way
+from ckptfix.loaders.model import direct_read, torch_way
 from ckptfix.loaders.model.fitting import Fit, best_fit, refuse_codes, refuse_two_values
 from ckptfix.loaders.model.overflow import out_of_range
 from ckptfix.loaders.model.overlaps import refuse_other_values
 from ckptfix.loaders.model.places import ModuleSlot, dtype_of, identity, is_lazy, target
 from ckptfix.loaders.model.report import LoadReport, Mismatch, nearest_names
 from ckptfix.loaders.objects import Builder
-from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
+from ckptfix.loaders.open_for_loading import opened, opens_once, refuse_swapped_arguments
 from ckptfix.loaders.sources import StateSource, chosen
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names.groups import collapse, shown
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.rank_shards import refuse_piece
 from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
         for index, (name, entry) in enumerate(rows):
             parameter = fit.target.tensors[name]
             try:
-                if not direct.fill(maker, entry, parameter):
+                if not direct_read.fill(maker, entry, parameter):
                     value = maker.once(entry)
                     beyond[name] = out_of_range(value, parameter.dtype)
                     parameter.copy_(torch_way.placed(value, parameter))
@@ -280,7 +280,7 @@ def _copy(fit: Fit, maker: TensorMaker) -> dict[str, int]:
                 raise LoadMismatch(message, path=maker.checkpoint.path, where=name) from None
             except CkptfixError as error:
                 cause = cause_of(error)
-                partly = direct.may_have_begun(maker, entry, parameter)
+                partly = direct_read.may_have_begun(maker, entry, parameter)
                 cause.message = f"{cause.message}; {_so_far(names, index, partly=partly)}"
                 raise cause from error.__cause__
             maker.forget(rows[index + 1][1] if index + 1 < len(rows) else None)

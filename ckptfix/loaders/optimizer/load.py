@@ -14,7 +14,7 @@ from ckptfix.extras import need_torch
 from ckptfix.formats.members import optimizer_of
 from ckptfix.loaders.model.report import named
 from ckptfix.loaders.model.torch_way import placed
-from ckptfix.loaders.opened import opened, opens_once, refuse_swapped_arguments
+from ckptfix.loaders.open_for_loading import opened, opens_once, refuse_swapped_arguments
 from ckptfix.loaders.optimizer.classes import (
     FLAT,
     MACHINE,
@@ -27,7 +27,7 @@ from ckptfix.loaders.optimizer.classes import (
 from ckptfix.loaders.optimizer.parameters import Key, MatchedParameters, OptimizerParameters, SavedGroup, State, matched
 from ckptfix.loaders.optimizer.saved import parts, saved_optimizer, was_flattened
 from ckptfix.loaders.tensors import TensorMaker, caller, restore_location, unmoved
-from ckptfix.ops.pieces import refuse_flat_partition
+from ckptfix.ops.rank_shards import refuse_flat_partition
 from ckptfix.shown import html
 from ckptfix.words import plural
 

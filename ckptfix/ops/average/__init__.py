@@ -18,8 +18,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.members import role_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
+from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.average import plan
-from ckptfix.ops.law.promise import everything
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder, plan_edits, refuse_destination
 from ckptfix.urls import as_path, scan_folder
 from ckptfix.words import plural, some

@@ -24,9 +24,9 @@ from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
 from ckptfix.errors import Refused
 from ckptfix.formats import without_optimizer
 from ckptfix.io.elements import resolved, row_major, why_unresolved
-from ckptfix.io.mapped import mapped
-from ckptfix.ops import choose, numbers, quantized
-from ckptfix.ops.law.promise import holders, listed
+from ckptfix.io.parallel_map import mapped
+from ckptfix.ops import choose, element_arrays, quantized
+from ckptfix.ops.audit.promise import holders, listed
 from ckptfix.words import plural, some
 
 NORMS = ("running_mean", "running_var")
@@ -317,26 +317,28 @@ def mean_bytes(
     return into.tobytes(), odd
 
 
-def _decoded(parts: Sequence[memoryview], row: dtypes.Dtype, swaps: Sequence[bool]) -> Iterator[numbers.Elements]:
-    return (numbers.decoded(part, row, swap) for part, swap in zip(parts, swaps, strict=True))
+def _decoded(
+    parts: Sequence[memoryview], row: dtypes.Dtype, swaps: Sequence[bool]
+) -> Iterator[element_arrays.Elements]:
+    return (element_arrays.decoded(part, row, swap) for part, swap in zip(parts, swaps, strict=True))
 
 
-def _odd_of(block: numbers.Elements) -> Odd:
+def _odd_of(block: element_arrays.Elements) -> Odd:
     import numpy
 
     return Odd(int(numpy.count_nonzero(numpy.isnan(block))), int(numpy.count_nonzero(numpy.isinf(block))))
 
 
 def _mean_of(
-    blocks: Iterable[numbers.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
-) -> numbers.Elements:
+    blocks: Iterable[element_arrays.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
+) -> element_arrays.Elements:
     """Return the mean of the blocks, in float64 or complex128."""
     import numpy
 
     if row.name in ("float64", "complex128"):
         return _own_mean(list(blocks), weights, total)
     wide = numpy.complex128 if row.family == "complex" else numpy.float64
-    sums: numbers.Elements | None = None
+    sums: element_arrays.Elements | None = None
     for block, weight in zip(blocks, weights, strict=True):
         if sums is None:
             sums = block.astype(wide)
@@ -352,11 +354,13 @@ def _mean_of(
     return sums
 
 
-def _rounded(mean: numbers.Elements, row: dtypes.Dtype) -> numbers.Elements:
-    return mean.astype(row.name, copy=False) if row.family == "complex" else numbers.once(mean, row.name)
+def _rounded(mean: element_arrays.Elements, row: dtypes.Dtype) -> element_arrays.Elements:
+    return mean.astype(row.name, copy=False) if row.family == "complex" else element_arrays.once(mean, row.name)
 
 
-def _own_mean(blocks: Sequence[numbers.Elements], weights: Sequence[float], total: float) -> numbers.Elements:
+def _own_mean(
+    blocks: Sequence[element_arrays.Elements], weights: Sequence[float], total: float
+) -> element_arrays.Elements:
     """Return the mean of float64 blocks, in steps from the first one: elements that are equal in all blocks stay exact.
 
     Steps from and to infinity are undefined: such elements are summed instead.

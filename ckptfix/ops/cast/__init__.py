@@ -11,9 +11,9 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
+from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.cast import plan
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.law.promise import everything
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
 

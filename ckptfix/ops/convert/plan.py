@@ -17,10 +17,10 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.ops import choose
+from ckptfix.ops.audit.promise import Promise, everything
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.law.promise import Promise, everything
-from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
+from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import copy_of
 from ckptfix.words import some
 

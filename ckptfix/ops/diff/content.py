@@ -14,8 +14,8 @@ from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.errors import Unsupported
+from ckptfix.io.checksums import digest
 from ckptfix.io.source import Readers
-from ckptfix.io.sums import digest
 from ckptfix.io.threads import Workers, batches
 from ckptfix.ops.diff.sources import CHUNK, Content, content, source
 

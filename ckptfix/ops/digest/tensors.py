@@ -27,10 +27,10 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops import choose
+from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address, whole_module
 from ckptfix.ops.diff.content import chunks_of, swapped, unit_of
 from ckptfix.ops.diff.sources import content
-from ckptfix.ops.law.promise import listed
 
 MARK = "ckptfix-tensor-1"
 """Beginning of the hashed bytes; its number changes with the way to hash."""

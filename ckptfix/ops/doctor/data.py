@@ -16,10 +16,10 @@ from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import Progress, read_chunks
-from ckptfix.io.sums import crc32_joined
 from ckptfix.io.threads import RangeBlock, Workers, tasks
 from ckptfix.words import plural, some
 

@@ -32,17 +32,17 @@ from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
 from ckptfix.formats import FORMATS, format_of, located, open_checkpoint
 from ckptfix.formats.members import members
-from ckptfix.formats.torch import demands, weights_only
+from ckptfix.formats.torch import failing_calls, weights_only
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.formats.torch.dangerous import is_dangerous
-from ckptfix.io.planned import checks_of, crc32_of, is_spliced
+from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, is_local, open_source, stamp
-from ckptfix.ops import inside as scan_inside
-from ckptfix.ops import pieces
+from ckptfix.io.virtual_files import checks_of, crc32_of, is_spliced
+from ckptfix.ops import hidden_globals as scan_inside
+from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
 from ckptfix.ops.convert.plan import refuse_state_dict
@@ -57,7 +57,7 @@ from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
-from ckptfix.ops.taken import other_models, unexamined_files
+from ckptfix.ops.other_models import other_models, unexamined_files
 from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
@@ -302,7 +302,7 @@ def _judge(
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
     yield from scan_adapter.scan(path)
-    yield from (replace(remark, severity="error") for remark in pieces.remarks(checkpoint, at))
+    yield from (replace(remark, severity="error") for remark in rank_shards.remarks(checkpoint, at))
     view = checkpoint if at is None else scan_contents.only_at(checkpoint, at)
     if far and torch_zip.archive_of(checkpoint) is not None:
         looked[0] = "directory (and no local headers)"
@@ -366,7 +366,7 @@ def _pickles(checkpoint: Checkpoint, looked: list[str], at: str | None, *, fast:
         known = {_STREAM, *map(weights_only.canonical, graph.globals)}
         rows = [row for row in scan_inside.look(checkpoint.path).hidden if is_dangerous(row.name)]
         yield from doctor_pickle.hidden((row for row in rows if row.name not in known), fix="")
-    for finding in demands.findings(graph):
+    for finding in failing_calls.findings(graph):
         yield replace(finding, where=where, offset=base + (finding.offset or 0))
     module = doctor_pickle.modules(graph)
     if at is not None and not any(is_inside(place, at) for place, _ in torch_module.modules(checkpoint)):

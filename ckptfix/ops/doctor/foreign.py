@@ -24,13 +24,13 @@ from ckptfix.formats import FORMATS, HEAD, detect
 from ckptfix.formats.base import unknown
 from ckptfix.formats.programs.torchscript import CONSTANTS
 from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
-from ckptfix.ops import inside as scan_inside
+from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.extract.plan import read_program
-from ckptfix.ops.inside import HiddenContents
+from ckptfix.ops.hidden_globals import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
 

@@ -11,10 +11,10 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.call_classes import UNINITIALIZED, class_of
-from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
-from ckptfix.ops import inside, tensor_classes
-from ckptfix.ops.inside import Hidden
+from ckptfix.ops import hidden_globals, tensor_classes
+from ckptfix.ops.hidden_globals import Hidden
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import pairs
@@ -156,7 +156,7 @@ def _nested(graph: Graph, where: str, base: int) -> Iterator[Finding]:
 
 def named_in(data: bytes) -> str:
     """List the refused globals that `data`, a pickle or a file with pickles inside, names; "" for anything else."""
-    return listed(inside.look_into(Memory(data, ""), "").names)
+    return listed(hidden_globals.look_into(Memory(data, ""), "").names)
 
 
 def listed(names: Sequence[str]) -> str:
@@ -182,7 +182,7 @@ def after_stop(data: bytes, end: int, where: str, base: int = 0) -> Iterator[Fin
 
 
 def hidden(rows: Iterable[Hidden], *, fix: Fix | None = None) -> Iterator[Finding]:
-    """Yield a finding for each global that `ops.inside` found, once per place."""
+    """Yield a finding for each global that `ops.hidden_globals` found, once per place."""
     seen: set[tuple[str, str]] = set()
     for row in rows:
         if (row.place, row.name) not in seen:

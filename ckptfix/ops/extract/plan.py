@@ -17,6 +17,7 @@ from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.source import found_as
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
 from ckptfix.ops.choose import choose as chosen_state_dict
@@ -24,8 +25,7 @@ from ckptfix.ops.convert.plan import little
 from ckptfix.ops.extract.averaged import averaged
 from ckptfix.ops.extract.sources import read
 from ckptfix.ops.hazards import globals_below
-from ckptfix.ops.law.promise import Promise
-from ckptfix.ops.pieces import refuse_piece
+from ckptfix.ops.rank_shards import refuse_piece
 
 
 @dataclass(frozen=True, slots=True)

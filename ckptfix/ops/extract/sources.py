@@ -19,7 +19,7 @@ from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
 from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module, state_dict_of
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.hazards import dangerous_below
-from ckptfix.ops.pieces import refuse_odd_keys
+from ckptfix.ops.rank_shards import refuse_odd_keys
 from ckptfix.pickles import Call, PersId
 
 EXTRA_STATE = "_extra_state"

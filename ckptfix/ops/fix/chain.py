@@ -23,11 +23,11 @@ from ckptfix.findings.steps import Invocation, Step
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.hooks import Hook
 from ckptfix.io.output import TEMP_SUFFIX
-from ckptfix.io.planned import SplicedFile, SplicedPiece
 from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
+from ckptfix.ops.audit.promise import Account
 from ckptfix.ops.drafts import LOSSES
-from ckptfix.ops.law.promise import Account
 from ckptfix.ops.naming import last_suffix
 from ckptfix.ops.writing import Result, write_aside
 from ckptfix.urls import Virtual, as_path, is_url, real_path

@@ -9,7 +9,7 @@ from ckptfix.errors import StrPath, UnknownFormat, file_name
 from ckptfix.formats import located, open_checkpoint
 from ckptfix.formats.members import members
 from ckptfix.io.source import shares_open_files
-from ckptfix.ops import pieces
+from ckptfix.ops import rank_shards
 from ckptfix.ops.inspect.describe import Inspection, of_folder
 from ckptfix.ops.inspect.describe import inspect as inspect_op
 from ckptfix.ops.inspect.training import beside
@@ -35,7 +35,7 @@ def inspect(path: StrPath) -> Inspection:
     try:
         checkpoint = open_checkpoint(place)
         described = inspect_op(checkpoint)
-        return replace(described, findings=(*described.findings, *pieces.remarks(checkpoint)))
+        return replace(described, findings=(*described.findings, *rank_shards.remarks(checkpoint)))
     except UnknownFormat as error:
         inside = members(name) if error.kind == "no-checkpoint" and as_path(name).is_dir() else ()
         if not any(member.may_be_checkpoint for member in inside):

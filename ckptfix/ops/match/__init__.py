@@ -24,8 +24,8 @@ from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values

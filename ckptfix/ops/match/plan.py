@@ -18,7 +18,7 @@ from ckptfix.names.rulefile import Rules, TensorRule
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
-from ckptfix.ops.law.promise import listed
+from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.rename import sites

@@ -11,7 +11,7 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.io.read import Progress
-from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.relocate.plan import relocate
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural

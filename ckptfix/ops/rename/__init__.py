@@ -11,7 +11,7 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
-from ckptfix.ops.law.promise import Promise
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.rename.sites import NameChange
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits

@@ -9,11 +9,11 @@ from ckptfix.checkpoint import Checkpoint, Plan
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import Unsupported
 from ckptfix.formats import FORMATS
-from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.folders.assembly import Assembly
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import Storages, pickled_object
 from ckptfix.formats.torch.emit import tensor_call
-from ckptfix.formats.torch.put import PutStorages
+from ckptfix.formats.torch.put_tensors import PutStorages
 from ckptfix.formats.torch.rewrite import NewStorage, counted, plan_rewrite, renumbered
 from ckptfix.ops.rename.transform import Row, StateDictChange
 from ckptfix.pickles import Call, Dict, parse

@@ -13,8 +13,8 @@ from ckptfix.formats import states
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io.system import text_of
 from ckptfix.names.rulefile import Rules, read
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
-from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.rename import flattened, optimizer
 from ckptfix.ops.rename.objects import Rewriting
 from ckptfix.ops.rename.sites import NameChange, Renames

@@ -20,11 +20,11 @@ from ckptfix.checkpoint import (
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import KeyConflict, Refused, Unsupported
 from ckptfix.formats import weights_of
-from ckptfix.io import arranged
-from ckptfix.io.arranged import ByteView
+from ckptfix.io import byte_view
+from ckptfix.io.byte_view import ByteView
 from ckptfix.names.rulefile import Rules, TensorRule, several
-from ckptfix.ops.pieces import refuse_odd_keys, refuse_piece
 from ckptfix.ops.quantized import refuse_apart
+from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
 from ckptfix.ops.rename.groups import Grouped, Slot, TensorGroup, grouped
 from ckptfix.ops.rename.values import Misfit, Nested, Worker
 
@@ -179,7 +179,7 @@ class TransformedTensors:
     def _entry(self, like: TensorEntry, array: ByteView) -> TensorEntry:
         assert like.storage is not None
         key = f"made {next(self._numbers)}"
-        data = arranged.bytes_of(array)
+        data = byte_view.bytes_of(array)
         storage = Storage(key, like.dtype, array.nbytes, like.storage.location, data, array.crc32)
         stride = contiguous_stride(array.shape)
         return replace(like, storage=storage, shape=array.shape, stride=stride, offset=0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.io import arranged
-from ckptfix.io.arranged import ByteView
+from ckptfix.io import byte_view
+from ckptfix.io.byte_view import ByteView
 from ckptfix.names.operations import HALF, Operation, Term
 from ckptfix.words import plural
 
@@ -127,7 +127,7 @@ def _split(operation: Operation, array: ByteView, count: int | None) -> Nested:
     parts: list[Nested] = []
     at = 0
     for size in _sizes(operation, array.shape[dim], count):
-        parts.append(arranged.narrowed(array, dim, at, size))
+        parts.append(byte_view.narrowed(array, dim, at, size))
         at += size
     return parts
 
@@ -136,20 +136,20 @@ def _unstack(operation: Operation, array: ByteView, count: int | None) -> Nested
     dim = _dim(operation, len(array.shape))
     if count is not None and array.shape[dim] != count:
         raise Misfit(f"dimension {dim} has {array.shape[dim]} rows, but {count} are named")
-    return [arranged.selected(array, dim, index) for index in range(array.shape[dim])]
+    return [byte_view.selected(array, dim, index) for index in range(array.shape[dim])]
 
 
 def _concat(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape))
     _alike(arrays, dim)
     _joined_sizes(operation, arrays, dim)
-    return arranged.joined(arrays, dim, worker.name)
+    return byte_view.joined(arrays, dim, worker.name)
 
 
 def _stack(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
     dim = _dim(operation, len(arrays[0].shape) + 1)
     _alike(arrays, None)
-    return arranged.stacked(arrays, dim, worker.name)
+    return byte_view.stacked(arrays, dim, worker.name)
 
 
 def _groups(operation: Operation, sizes: Sequence[int]) -> int:
@@ -168,7 +168,7 @@ def _interleave(worker: Worker, operation: Operation, arrays: list[ByteView]) ->
     sizes = [array.shape[dim] for array in arrays]
     groups = _groups(operation, sizes)
     cut = [_cut(array, dim, (groups, array.shape[dim] // groups)) for array in arrays]
-    return _flat(arranged.joined(cut, dim + 1, worker.name), dim, 2)
+    return _flat(byte_view.joined(cut, dim + 1, worker.name), dim, 2)
 
 
 def _deinterleave(operation: Operation, array: ByteView, count: int | None) -> Nested:
@@ -179,14 +179,14 @@ def _deinterleave(operation: Operation, array: ByteView, count: int | None) -> N
     parts: list[Nested] = []
     at = 0
     for size in sizes:
-        parts.append(_flat(arranged.narrowed(whole, dim + 1, at, size // groups), dim, 2))
+        parts.append(_flat(byte_view.narrowed(whole, dim + 1, at, size // groups), dim, 2))
         at += size // groups
     return parts
 
 
 def _cut(array: ByteView, dim: int, sizes: tuple[int, ...]) -> ByteView:
     """Split one dimension into several."""
-    return arranged.reshaped(array, (*array.shape[:dim], *sizes, *array.shape[dim + 1 :]))
+    return byte_view.reshaped(array, (*array.shape[:dim], *sizes, *array.shape[dim + 1 :]))
 
 
 def _flat(array: ByteView, dim: int, dims: int) -> ByteView:
@@ -194,7 +194,7 @@ def _flat(array: ByteView, dim: int, dims: int) -> ByteView:
     size = 1
     for one in array.shape[dim : dim + dims]:
         size *= one
-    return arranged.reshaped(array, (*array.shape[:dim], size, *array.shape[dim + dims :]))
+    return byte_view.reshaped(array, (*array.shape[:dim], size, *array.shape[dim + dims :]))
 
 
 def _transpose(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
@@ -207,14 +207,14 @@ def _transpose(worker: Worker, operation: Operation, array: ByteView) -> ByteVie
     one, other = (_dim(operation, count, option=dim) for dim in dims)
     order = list(range(count))
     order[one], order[other] = other, one
-    return arranged.permuted(array, order)
+    return byte_view.permuted(array, order)
 
 
 def _permute(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     dims = operation.numbers("dims") or ()
     if len(dims) != len(array.shape):
         raise Misfit(f"it has {plural(len(array.shape), 'dimension')}")
-    return arranged.permuted(array, dims)
+    return byte_view.permuted(array, dims)
 
 
 def _rope(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
@@ -227,7 +227,7 @@ def _rope(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     cut = _cut(array, dim, (heads, width // 2, 2) if to_half else (heads, 2, width // 2))
     order = list(range(len(cut.shape)))
     order[dim + 1], order[dim + 2] = dim + 2, dim + 1
-    return _flat(arranged.permuted(cut, order), dim, 3)
+    return _flat(byte_view.permuted(cut, order), dim, 3)
 
 
 def _rows(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
@@ -239,10 +239,10 @@ def _rows(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
     if after > have:
         if "fill" not in operation.options:
             raise Misfit(f"it has {have} rows: add fill=0 to pad it")
-        return arranged.padded(array, dim, after, worker.name)
+        return byte_view.padded(array, dim, after, worker.name)
     if after < have:
         worker.cut.append(f"rows {after} to {have - 1}")
-    return arranged.narrowed(array, dim, 0, after)
+    return byte_view.narrowed(array, dim, 0, after)
 
 
 def _reshape(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
@@ -253,7 +253,7 @@ def _reshape(worker: Worker, operation: Operation, array: ByteView) -> ByteView:
         count *= size
     if count != array.numel:
         raise Misfit(f"{list(shape)} holds {count} elements, but it has {array.numel}")
-    return arranged.reshaped(array, shape)
+    return byte_view.reshaped(array, shape)
 
 
 def _solved(terms: Sequence[Term], shape: Sequence[int]) -> dict[str, int]:

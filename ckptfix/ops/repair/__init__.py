@@ -22,8 +22,8 @@ from ckptfix.io.output import SCRATCH
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
+from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.hazards import is_harmless
-from ckptfix.ops.law.promise import Promise
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned

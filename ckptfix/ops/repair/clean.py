@@ -15,14 +15,14 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
-from ckptfix.ops import inside as scan_inside
+from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.hazards import in_texts
-from ckptfix.ops.inside import LIMIT, HiddenContents
+from ckptfix.ops.hidden_globals import LIMIT, HiddenContents
 from ckptfix.pickles import Call, Dict, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import children_to_write, every_node

@@ -14,9 +14,9 @@ from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp.items import value_item
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey
 from ckptfix.formats.dcp.read import ItemFiles, assembled, chunk_item, place_of, read_folder, tensor_piece
-from ckptfix.io import checking
+from ckptfix.io import background_checks
 from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.joined import mended
+from ckptfix.ops.repair.rank_files import mended
 from ckptfix.ops.repair.torch import LostTensor, Repair
 
 
@@ -89,7 +89,7 @@ def _look(saved: SavedKey, part: SavedChunk, files: ItemFiles) -> None:
         return
     item = chunk_item(saved, part, files)
     if item.check is not None:
-        checking.run([item.check])
+        background_checks.run([item.check])
 
 
 def _rows(saved: SavedKey, part: SavedChunk) -> str:

@@ -22,7 +22,7 @@ from ckptfix.io.layers import MAX_RATIO, Packing, Unpacked, any_packing_of, pack
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
-from ckptfix.ops.repair.wreck import is_noise
+from ckptfix.ops.repair.remains import is_noise
 from ckptfix.urls import as_path
 from ckptfix.zips.read import DEFLATED, read_directory
 from ckptfix.zips.rebuild import RebuiltArchive

@@ -19,19 +19,19 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, open_source
-from ckptfix.ops import pieces
+from ckptfix.ops import rank_shards
 from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.joined import repair_joined
 from ckptfix.ops.repair.layers import Folder, unwrap
-from ckptfix.ops.repair.raw import repair_raw
+from ckptfix.ops.repair.lost_pickle import repair_raw
+from ckptfix.ops.repair.rank_files import repair_joined
+from ckptfix.ops.repair.remains import IntactStorage, Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.repair.safetensors import repair_safetensors
 from ckptfix.ops.repair.shards import is_sharded, repair_shards
 from ckptfix.ops.repair.torch import Repair, repair_torch
-from ckptfix.ops.repair.wreck import IntactStorage, Wreck, read_folder, read_legacy, read_zip
 from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.zips import scan as zip_scan
-from ckptfix.zips.several import WINDOW
+from ckptfix.zips.archive_sequence import WINDOW
 
 HEAD = 4096
 FAR = 1 << 20
@@ -95,7 +95,7 @@ def _piece(path: str) -> Iterator[Finding]:
     """Yield a note if `path` is one rank's file and can be read so far: repaired, it is still one of several."""
     if found_as(path) != "folder":
         with suppress(CkptfixError):
-            yield from pieces.remarks(open_checkpoint(path))
+            yield from rank_shards.remarks(open_checkpoint(path))
 
 
 def _without_tensors(path: str, done: Repair) -> Refused:

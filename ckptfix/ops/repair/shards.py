@@ -14,8 +14,8 @@ from ckptfix.errors import BadIndex, CkptfixError, DamagedFile, NoSuchFile, Refu
 from ckptfix.findings.folders import LOST
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.beside import Beside, beside
-from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.folders.companions import Beside, beside
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.shards import files, slices, write
 from ckptfix.formats.shards import format as shards
 from ckptfix.formats.shards.index import Index, looks_like_index, read_index, written

@@ -18,7 +18,7 @@ from ckptfix.formats.torch.tensors import BadTensor, UnknownTensor, is_tensor, t
 from ckptfix.io.source import found_as, stamp
 from ckptfix.ops.repair.clean import LeftOut, clean, clean_records
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
-from ckptfix.ops.repair.wreck import IntactStorage, Wreck
+from ckptfix.ops.repair.remains import IntactStorage, Wreck
 from ckptfix.pickles import Call, PersId
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import Rewritten, children_to_write, every_node, reemit

@@ -15,7 +15,7 @@ from ckptfix.findings.steps import Step
 from ckptfix.findings.table import found
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
-from ckptfix.ops.law.promise import everything
+from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.sanitize import plan
 from ckptfix.ops.sanitize.objects import EXTRACT
 from ckptfix.ops.sanitize.report import LostValue

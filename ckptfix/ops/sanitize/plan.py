@@ -16,7 +16,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
 from ckptfix.formats.base import ByFile, file_by_file
-from ckptfix.formats.torch import demands, versions, weights_only
+from ckptfix.formats.torch import failing_calls, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
@@ -26,7 +26,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose, tensor_classes
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.inside import TEXT, look
+from ckptfix.ops.hidden_globals import TEXT, look
 from ckptfix.ops.sanitize.convert import Converter
 from ckptfix.ops.sanitize.objects import EXTRACT, WHOLE_MODULE
 from ckptfix.ops.sanitize.report import DROPPED, Asked, ConversionReport, ConversionSettings, LostValue
@@ -202,7 +202,7 @@ def _unloadable(checkpoint: Checkpoint, report: ConversionReport, output: Graph)
     tensors = [finding for finding in known if not is_left_out(finding.where)]
     return tuple(
         found("unloadable", finding.message, where=finding.where)
-        for finding in [*tensors, *demands.findings(output)]
+        for finding in [*tensors, *failing_calls.findings(output)]
     )
 
 

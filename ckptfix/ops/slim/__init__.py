@@ -12,7 +12,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import StrPath
 from ckptfix.formats import detect
 from ckptfix.io.read import Progress
-from ckptfix.ops.law.promise import everything
+from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.slim import plan
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder
 from ckptfix.words import plural

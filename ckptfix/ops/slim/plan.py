@@ -16,12 +16,12 @@ from ckptfix.formats.base import ByFile, file_by_file
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor
+from ckptfix.io.checksums import digest
 from ckptfix.io.read import read_chunks
-from ckptfix.io.sums import digest
 from ckptfix.names import kinds
+from ckptfix.ops.audit.output import storages as storages_of
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
-from ckptfix.ops.law.output import storages as storages_of
 from ckptfix.ops.slim.views import PackedStorage, find_used, references, units_of
 from ckptfix.ops.writing import copy_of
 from ckptfix.pickles import Call, Dict

@@ -20,10 +20,10 @@ from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.io.threads import TASK, Workers
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
+from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
 from ckptfix.ops.diff.content import chunks_of
 from ckptfix.ops.diff.sources import Content, content
-from ckptfix.ops.law.promise import listed
 from ckptfix.ops.stats.moments import ElementMoments, computable, moments
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.shown import html

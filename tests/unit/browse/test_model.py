@@ -16,13 +16,13 @@ from browsed import HOSTILE, floats, hostile, tensors, training
 from builders import safetensors, written
 from click.testing import CliRunner
 
-from ckptfix.browse.model import facts, jobs, marks, pairs, search, summary
+from ckptfix.browse.model import facts, jobs, node_findings, pairs, search, summary
 from ckptfix.browse.model.contents import ContentItem, Contents, Status, parts_of, read
-from ckptfix.browse.model.drawn import bars, shown
 from ckptfix.browse.model.grid import grid_of, window
 from ckptfix.browse.model.histogram import BINS, Histogram
-from ckptfix.browse.model.lines import OpenCommands, literal
 from ckptfix.browse.model.outline import Outline, OutlineNode, leaf
+from ckptfix.browse.model.shown_commands import OpenCommands, literal
+from ckptfix.browse.model.text_drawing import bars, shown
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.cli import commands
 from ckptfix.errors import DamagedFile, Unsupported
@@ -250,7 +250,7 @@ class TestChanged:
         for call in (
             lambda: window(contents, entry, range(1), range(2)),
             lambda: summary.summarise(contents, entry, quiet),
-            lambda: marks.of_contents(contents, quiet),
+            lambda: node_findings.of_contents(contents, quiet),
         ):
             with pytest.raises(DamagedFile, match="changed"):
                 call()
@@ -258,7 +258,7 @@ class TestChanged:
 
 class TestFindings:
     def test_they_are_on_what_they_concern_and_on_all_above(self, tmp_path: Path) -> None:
-        found = marks.of_contents(read(str(training(tmp_path, prefix="module."))), quiet)
+        found = node_findings.of_contents(read(str(training(tmp_path, prefix="module."))), quiet)
         assert found.severities == {"": "warning", "model": "warning"}
         node = Outline(read(str(training(tmp_path, prefix="module."))).items).rows[1]
         assert node.label == "model/module" and found.severity(node.covers) == "warning"
@@ -267,11 +267,11 @@ class TestFindings:
 
     def test_of_a_tensor_that_is_cut_off(self, tmp_path: Path) -> None:
         whole = tensors(tmp_path / "a.safetensors", {"a.x": (1.0, 2.0), "a.y": (3.0,) * 9}).read_bytes()
-        found = marks.of_contents(read(str(written(tmp_path / "cut.safetensors", whole[:-8]))), quiet)
+        found = node_findings.of_contents(read(str(written(tmp_path / "cut.safetensors", whole[:-8]))), quiet)
         assert found.severities == {"": "error", "a": "error", "a.y": "error"}
 
     def test_of_a_file_that_cannot_be_opened(self, tmp_path: Path) -> None:
-        found = marks.of_path(str(written(tmp_path / "page.pth", b"<!DOCTYPE html><html></html>")), quiet)
+        found = node_findings.of_path(str(written(tmp_path / "page.pth", b"<!DOCTYPE html><html></html>")), quiet)
         assert [row.finding.id for row in found.rows] == ["web-page"]
 
 
@@ -346,7 +346,7 @@ class TestHostile:
         contents = read(str(path))
         outline = Outline(contents.items)
         assert outline.expand_all(1000)
-        found = marks.of_contents(contents, quiet)
+        found = node_findings.of_contents(contents, quiet)
         lines = [shown(node.label) for node in outline.rows]
         for item in contents.items:
             about = facts.of_value(item, found) if item.is_value else facts.of_tensor(item, found)
@@ -418,7 +418,7 @@ class TestCommands:
 
 def test_the_model_needs_no_textual() -> None:
     script = (
-        "import sys; import ckptfix.browse.model.session, ckptfix.browse.model.said, ckptfix.browse.model.pairs; "
+        "import sys, ckptfix.browse.model.session, ckptfix.browse.model.screen_text, ckptfix.browse.model.pairs; "
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()

@@ -12,7 +12,7 @@ from builders import Op, Tensor, assemble, push, replace, state_dict_ops, tensor
 
 import ckptfix
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.formats.torch.demands import of_tensors
+from ckptfix.formats.torch.failing_calls import of_tensors
 
 DATA = b"\0\0\x80\x3f\0\0\0\x40"
 WEIGHT = Tensor("0", (2,), 2)

@@ -19,7 +19,7 @@ from ckptfix.checkpoint import Checkpoint, Drop, Edit, Plan
 from ckptfix.cli import commands
 from ckptfix.errors import DamagedFile, UnknownFormat, Unsupported, WouldOverwrite
 from ckptfix.formats import FORMATS, detect, open_checkpoint
-from ckptfix.ops import law, writing
+from ckptfix.ops import audit, writing
 from ckptfix.ops.doctor import doctor
 
 State = dict[str, torch.Tensor]
@@ -147,11 +147,11 @@ def test_a_tensor_that_an_edit_loses_is_named(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("name", ["one.pth", "two.pth", INDEX])
 def test_no_file_of_it_may_change_meanwhile(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source, _ = made(tmp_path / "in")
-    audit = law.audit
+    real = audit.audit
 
     def late(*args: object) -> object:
         os.utime(source / name, ns=(1, 1))
-        return audit(*args)  # type: ignore[arg-type]
+        return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(writing, "audit", late)
     with pytest.raises(DamagedFile, match="changed while it was read") as caught:

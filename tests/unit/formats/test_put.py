@@ -19,7 +19,7 @@ from ckptfix.checkpoint import Derived, Edit, Put, Rename, Storage, TensorEntry,
 from ckptfix.errors import CkptfixError, NoSuchTensor, Unsupported, WouldLoseData
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.io import write as io_write
-from ckptfix.ops.law.promise import listed
+from ckptfix.ops.audit.promise import listed
 
 ZIP = [True, False]
 Shapes = dict[str, tuple[int, ...]]

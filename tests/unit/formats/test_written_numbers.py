@@ -9,7 +9,7 @@ import pytest
 from builders import assemble, push
 
 from ckptfix.errors import Unsupported
-from ckptfix.formats.torch.recode import _int_at
+from ckptfix.formats.torch.containers import _int_at
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles import parse
 from ckptfix.pickles.patch import string_opcode

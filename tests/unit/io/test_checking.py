@@ -12,8 +12,8 @@ import pytest
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck, Segment
 from ckptfix.errors import DamagedFile
 from ckptfix.io.blocks import PAGE, SMALL
+from ckptfix.io.checksums import Checksums
 from ckptfix.io.read import read_chunks
-from ckptfix.io.sums import Checksums
 from ckptfix.io.write import write_plan
 
 SIZE = 3 << 20
@@ -83,7 +83,7 @@ def test_what_is_summed_already_is_not_read_again(
         read.append(part.length)
         return read_chunks(part, size)
 
-    monkeypatch.setattr("ckptfix.io.sums.read_chunks", watched)
+    monkeypatch.setattr("ckptfix.io.checksums.read_chunks", watched)
     whole = ByteRange(path, 0, SIZE)
     check = RangeCheck("whole", whole, zlib.crc32(data))
     write_plan(Plan((OutputFile.of(tmp_path / "unaligned", [b"h", whole]),), checks=(check,)))

@@ -20,12 +20,12 @@ from numpy.lib.stride_tricks import as_strided
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import DamagedFile, Truncated
+from ckptfix.io import checksums as io_sums
 from ckptfix.io import derived as streams
-from ckptfix.io import sums as io_sums
 from ckptfix.io import threads as io_threads
+from ckptfix.io.checksums import Checksums, crc32_joined
 from ckptfix.io.derived import byteswapped, gathered, inflated
 from ckptfix.io.source import Source
-from ckptfix.io.sums import Checksums, crc32_joined
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.write import write_plan
 

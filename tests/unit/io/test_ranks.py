@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, RangeCheck
-from ckptfix.checkpoint.places import Derived
+from ckptfix.checkpoint.byte_ranges import Derived
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldOverwrite
 from ckptfix.io import folders, ranks
 from ckptfix.io.crc import checksum

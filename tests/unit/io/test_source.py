@@ -18,13 +18,13 @@ from ranges import read_exact
 import ckptfix
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.errors import CkptfixError, DamagedFile, WouldOverwrite, WriteFailed
-from ckptfix.io import pool as io_pool
+from ckptfix.io import open_files as io_pool
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import KINDS, LocalFile, forget, open_source, shares_open_files, stamp, threads
 from ckptfix.io.write import write_plan
 from ckptfix.ops import writing
-from ckptfix.ops.law import audit
+from ckptfix.ops.audit import audit
 
 
 @pytest.fixture

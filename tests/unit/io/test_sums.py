@@ -7,8 +7,8 @@ import zlib
 from pathlib import Path
 
 from ckptfix.checkpoint import ByteRange, Segment
-from ckptfix.io.mapped import _Scratch
-from ckptfix.io.sums import PORTION, crc32_of_pieces
+from ckptfix.io.checksums import PORTION, crc32_of_pieces
+from ckptfix.io.parallel_map import _Scratch
 
 
 def test_pieces_large_and_small_have_the_checksum_of_the_whole(tmp_path: Path) -> None:

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptfix.checkpoint import ByteRange, OutputFile, RangeCheck, Segment
-from ckptfix.checkpoint.places import in_one_piece
+from ckptfix.checkpoint.byte_ranges import in_one_piece
 from ckptfix.errors import DamagedFile, Truncated
-from ckptfix.io import tiles
-from ckptfix.io.planned import SplicedFile, SplicedPiece
+from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import open_source
-from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -75,7 +74,7 @@ def test_any_cut_is_joined_and_no_other_is_taken(
     rng.shuffle(boxes)
     chunks = chunks_of(array, boxes, tmp_path_factory.mktemp("tiles") / "data")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "BLOCK", block)
+        patch.setattr("ckptfix.io.chunks.BLOCK", block)
         assert content(tiled(shape, itemsize, chunks)) == array.tobytes()
         if len(chunks) > 1:
             left_out = rng.randrange(len(chunks))

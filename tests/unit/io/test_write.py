@@ -15,8 +15,8 @@ import pytest
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io import copy, durable, system
+from ckptfix.io import open_files as io_pool
 from ckptfix.io import output as io_output
-from ckptfix.io import pool as io_pool
 from ckptfix.io import write as io_write
 from ckptfix.io.output import OutputWriter
 from ckptfix.io.source import BATCH, stamp

@@ -13,7 +13,7 @@ import ckptfix
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.io.source import open_source
 from ckptfix.loaders import reading
-from ckptfix.loaders.model import direct
+from ckptfix.loaders.model import direct_read
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 SIDE = 300
@@ -35,13 +35,13 @@ def value(dtype: torch.dtype) -> torch.Tensor:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each tensor was read directly."""
     seen: list[bool] = []
-    fill = direct.fill
+    fill = direct_read.fill
 
     def counted(*arguments: Any) -> bool:
         seen.append(fill(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(direct, "fill", counted)
+    monkeypatch.setattr(direct_read, "fill", counted)
     return seen
 
 
@@ -60,7 +60,7 @@ def test_the_same_values(
     before = model.weight._version
     ckptfix.load_into(model, tmp_path / "x.pth")
     assert torch.equal(model.weight, wanted)
-    assert taken == [SIDE * SIDE * wanted.itemsize >= direct.SMALL]
+    assert taken == [SIDE * SIDE * wanted.itemsize >= direct_read.SMALL]
     assert model.weight._version > before, "autograd has to see that the tensor was written to"
 
 

@@ -9,7 +9,7 @@ import hidden
 import pytest
 
 from ckptfix.io.source import open_source
-from ckptfix.ops import inside
+from ckptfix.ops import hidden_globals
 from ckptfix.ops.doctor import examine as doctor
 from ckptfix.ops.doctor.report import Diagnosis
 
@@ -64,7 +64,7 @@ def test_numbers_that_begin_as_a_pickle_does_are_numbers(form: str, tmp_path: Pa
         values = struct.unpack(f"{form[0]}{len(number) // width}{form[1]}", number)
         data = struct.pack(f"{form[0]}{len(values) * 4}{form[1]}", *values * 4)
         with open_source(saved(tmp_path / "x", data)) as reader:
-            found = inside.look_into(reader, "archive/data/0", storage=True)
+            found = hidden_globals.look_into(reader, "archive/data/0", storage=True)
         named += [(head, found.names)] if found.names else []
     assert not named
 

@@ -18,19 +18,19 @@ from torch import nn
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment, Storage, tensors
-from ckptfix.checkpoint.places import Spliced
+from ckptfix.checkpoint.byte_ranges import Spliced
 from ckptfix.errors import CkptfixError, DamagedFile, WouldLoseData
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.ties import share_plan
-from ckptfix.io.planned import PlannedFile
+from ckptfix.io.checksums import Checksums
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
-from ckptfix.io.sums import Checksums
-from ckptfix.ops import law, writing
-from ckptfix.ops.law import edits as law_edits
-from ckptfix.ops.law import output as law_output
-from ckptfix.ops.law import promise as law_promise
+from ckptfix.io.virtual_files import PlannedFile
+from ckptfix.ops import audit, writing
+from ckptfix.ops.audit import edits as law_edits
+from ckptfix.ops.audit import output as law_output
+from ckptfix.ops.audit import promise as law_promise
 from ckptfix.ops.writing import Result
 
 PACKAGE = Path(ckptfix.__file__).parent
@@ -91,7 +91,7 @@ def test_an_edit_that_loses_a_key_is_caught(tmp_path: Path, kind: str, monkeypat
     def plan_edit(checkpoint: Any, edits: Any, dest: str) -> Plan:
         return Plan((OutputFile.of(dest, (ByteRange(less.path, 0, less.size),)),))
 
-    monkeypatch.setattr(law, "is_copy", lambda plan, promise: False)
+    monkeypatch.setattr(audit, "is_copy", lambda plan, promise: False)
     monkeypatch.setitem(FORMATS, kind, replace(FORMATS[kind], plan_edit=plan_edit))
     done = ckptfix.strip_module(source, tmp_path / "out.pth")
     assert done.exit_code == 3
@@ -276,13 +276,13 @@ def test_copies_that_leave_out_a_file_or_a_part_are_no_copy(tmp_path: Path) -> N
     files = [ByteRange(mark.path, 0, mark.stamp.size) for mark in checkpoint.files]
     whole = Plan(tuple(OutputFile.of(tmp_path / "out" / Path(file.path).name, [file]) for file in files))
     promise = law_promise.everything(checkpoint)
-    assert law.is_copy(whole, promise)
-    assert not law.audit(promise, whole, checkpoint.format)[1].lost
+    assert audit.is_copy(whole, promise)
+    assert not audit.audit(promise, whole, checkpoint.format)[1].lost
     lacking = Plan(whole.files[:-1])
-    assert not law.is_copy(lacking, promise)
-    assert law.audit(promise, lacking, checkpoint.format)[1].lost == ("w2",)
+    assert not audit.is_copy(lacking, promise)
+    assert audit.audit(promise, lacking, checkpoint.format)[1].lost == ("w2",)
     cut = Plan((*whole.files[:-1], OutputFile.of(whole.files[-1].path, [files[-1].sub(0, files[-1].length - 4)])))
-    assert not law.is_copy(cut, promise)
+    assert not audit.is_copy(cut, promise)
 
 
 def test_unpacked_tensors_under_each_others_names_are_caught(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_unpacked_tensors_under_each_others_names_are_caught(tmp_path: Path) -> 
     promise = law_promise.Promise(kept)
     for entries, lost in ((kept, ()), (swapped, ("a", "b"))):
         plan = FORMATS["safetensors"].plan_write(entries, str(tmp_path / "out"))
-        assert law.audit(promise, plan, "safetensors")[1].lost == lost
+        assert audit.audit(promise, plan, "safetensors")[1].lost == lost
 
 
 def test_one_of_many_views_that_is_missing_is_the_one_that_is_named(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_one_of_many_views_that_is_missing_is_the_one_that_is_named(tmp_path: Pa
         storage = replace(entry.storage, key=entry.key, nbytes=32, data=data, crc32=None)
         made.append(replace(entry, offset=0, storage=storage))
     plan = FORMATS["safetensors"].plan_write(made, str(tmp_path / "out"))
-    assert law.audit(law_promise.Promise(kept, names_stay=False), plan, "safetensors")[1].lost == ("b",)
+    assert audit.audit(law_promise.Promise(kept, names_stay=False), plan, "safetensors")[1].lost == ("b",)
 
 
 @pytest.mark.parametrize(("start", "end", "copied"), [(0, 0, True), (1, 0, False), (0, 1, False), (1, 1, False)])
@@ -321,7 +321,7 @@ def test_a_copy_of_a_part_holds_what_is_in_it(tmp_path: Path, start: int, end: i
     assert isinstance(entry.data, ByteRange)
     data = entry.data.sub(start, entry.data.length - start - end)
     plan = Plan((OutputFile.of(tmp_path / "out", [data]),))
-    assert law.is_copy(plan, law_promise.Promise([entry])) is copied
+    assert audit.is_copy(plan, law_promise.Promise([entry])) is copied
 
 
 @pytest.mark.parametrize("left_out", [None, 0, 1])
@@ -340,11 +340,11 @@ def test_each_tensor_that_another_is_cut_into_has_to_be_there(
     promise = law_promise.Promise([whole, other], made={"qkv": parts})
     written = [part for number, part in enumerate(parts) if number != left_out]
     plan = FORMATS[format].plan_write([*written, other], str(tmp_path / "out"))
-    assert law.audit(promise, plan, format)[1].lost == (() if left_out is None else ("qkv",))
+    assert audit.audit(promise, plan, format)[1].lost == (() if left_out is None else ("qkv",))
     # Bytes that go into none of them are lost too, unless the verb says so itself.
     half = replace(promise, made={"qkv": written})
-    assert law.audit(half, plan, format)[1].lost == (() if left_out is None else ("qkv",))
-    assert not law.audit(replace(half, partly=["qkv"]), plan, format)[1].lost
+    assert audit.audit(half, plan, format)[1].lost == (() if left_out is None else ("qkv",))
+    assert not audit.audit(replace(half, partly=["qkv"]), plan, format)[1].lost
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_a_planned_file_is_opened_without_a_look_at_all_of_it(monkeypatch: pytes
         asked.append(path)
         return True
 
-    monkeypatch.setattr("ckptfix.io.planned.is_local", is_local)
+    monkeypatch.setattr("ckptfix.io.virtual_files.is_local", is_local)
     planned = PlannedFile(OutputFile.of("planned", [ByteRange(f"in{number}", 0, 4) for number in range(10)]))
     for _ in range(3):
         with open_source(planned) as reader:

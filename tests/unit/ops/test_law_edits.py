@@ -15,8 +15,8 @@ import ckptfix
 from ckptfix.checkpoint import ByteRange, Checkpoint, OutputFile, Plan, Storage, TensorEntry
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import pickled_object
-from ckptfix.io.planned import PlannedFile
-from ckptfix.ops.law import edits, pieces, strings
+from ckptfix.io.virtual_files import PlannedFile
+from ckptfix.ops.audit import edits, pieces, strings
 from ckptfix.pickles import parse
 
 WEIGHT = Tensor("0", (2, 3), 12, location="cuda:0", offset=1)

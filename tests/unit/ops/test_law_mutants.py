@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 from ckptfix.formats import FORMATS
 from ckptfix.formats.safetensors import changes as safetensors_changes
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.torch import containers as torch_recode
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout, zip_layout
-from ckptfix.formats.torch import recode as torch_recode
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.ops.repair import torch as repair
 from ckptfix.ops.sanitize import convert as sanitize_convert

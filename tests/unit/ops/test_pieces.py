@@ -21,7 +21,7 @@ import ckptfix
 from ckptfix.errors import CkptfixError, DistributedPart, WouldLoseData
 from ckptfix.formats import open_checkpoint
 from ckptfix.ops.doctor.examine import examine
-from ckptfix.ops.pieces import piece_of
+from ckptfix.ops.rank_shards import piece_of
 
 LOCAL = {"fc.weight": torch.arange(6.0).view(2, 3), "fc.bias": torch.tensor([1.0, 2.0, 3.0])}
 """What lies in the fixtures of rank 0."""

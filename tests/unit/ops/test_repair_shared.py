@@ -14,8 +14,8 @@ from builders import Op, Record, Tensor, assemble, build_zip, push, tensor_ops, 
 import ckptfix
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Unsupported
-from ckptfix.ops.repair.raw import _listed
-from ckptfix.ops.repair.wreck import IntactStorage, Wreck, _note_byteorder
+from ckptfix.ops.repair.lost_pickle import _listed
+from ckptfix.ops.repair.remains import IntactStorage, Wreck, _note_byteorder
 
 WEIGHT: list[Op] = [*tensor_ops(Tensor("0", (2,), 2)), ("BINPUT", 200)]
 AGAIN: list[Op] = [("BINGET", 200)]

@@ -129,7 +129,7 @@ def test_text_is_no_pickle(tmp_path: Path) -> None:
 
 
 def test_generators_of_numpy_and_lists_of_torchscript_are_harmless() -> None:
-    from ckptfix.formats.torch.dangerous import is_dangerous
+    from ckptfix.formats.torch.dangerous_globals import is_dangerous
 
     for name in ("numpy.random._pickle.__generator_ctor", "numpy.random._pickle.__bit_generator_ctor",
                  "torch.jit._pickle.build_intlist", "joblib.numpy_pickle.NumpyArrayWrapper"):  # fmt: skip

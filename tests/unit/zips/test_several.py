@@ -11,9 +11,9 @@ from builders import Record, build_zip, torch_records, torch_zip, written
 import ckptfix
 from ckptfix.errors import BadDirectory, DistributedPart, Unsupported
 from ckptfix.io.source import open_source
+from ckptfix.zips.archive_sequence import ArchiveSpan, several
 from ckptfix.zips.local import read_local, record_data
 from ckptfix.zips.read import read_directory
-from ckptfix.zips.several import ArchiveSpan, several
 
 ONE = build_zip(torch_records(b"\x80\x02}.", {"0": b"\x01" * 100}))
 OTHER = build_zip(torch_records(b"\x80\x02}.", {"0": b"\x02" * 300}))
@@ -64,7 +64,7 @@ def test_archives_end_to_end(tmp_path: Path, parts: list[bytes], which: tuple[in
 def test_the_last_of_two_is_found_behind_more_bytes_than_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptfix.zips.several.WINDOW", len(ONE) + 100)
+    monkeypatch.setattr("ckptfix.zips.archive_sequence.WINDOW", len(ONE) + 100)
     path = written(tmp_path / "in", ONE + JUNK * 10 + OTHER)
     with open_source(path) as reader:
         found = several(reader)

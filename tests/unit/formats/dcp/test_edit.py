@@ -31,8 +31,8 @@ from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.dcp import edit as dcp_edit
 from ckptfix.formats.dcp import format as dcp_format
 from ckptfix.io.folders import write_folder
+from ckptfix.ops.audit import output as law_output
 from ckptfix.ops.doctor import doctor
-from ckptfix.ops.law import output as law_output
 
 Copied = Callable[[str], Path]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ckptfix.errors import CkptfixError
-from ckptfix.formats.folders.beside import beside
+from ckptfix.formats.folders.companions import beside
 
 
 def test_more_files_than_lie_beside_any_checkpoint_are_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ckptfix.formats.folders.beside.MOST", 10)
+    monkeypatch.setattr("ckptfix.formats.folders.companions.MOST", 10)
     for number in range(11):
         (tmp_path / str(number)).touch()
     assert len(beside(str(tmp_path), [str(tmp_path / "0")]).files) == 10

@@ -15,10 +15,10 @@ from stores import Bucket
 
 import ckptfix
 from ckptfix.checkpoint import ByteRange, OutputFile
-from ckptfix.checkpoint.places import segment_length
+from ckptfix.checkpoint.byte_ranges import segment_length
 from ckptfix.errors import CkptfixError, DamagedFile, Refused, WouldOverwrite, WriteFailed
-from ckptfix.io.remote import parts, upload
-from ckptfix.io.remote.parts import Copy, Upload, parts_of
+from ckptfix.io.remote import multipart, s3_upload
+from ckptfix.io.remote.multipart import Copy, Upload, parts_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
@@ -88,13 +88,13 @@ class TestEdits:
         self, strict_bucket: Bucket, large: dict[str, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         url = strict_bucket.put("in", large["model.pth"].read_bytes())
-        send = upload.UploadWriter._send
+        send = s3_upload.UploadWriter._send
 
         def change(*args: Any) -> None:
             strict_bucket.put("in", large["model.safetensors"].read_bytes())
             send(*args)
 
-        monkeypatch.setattr(upload.UploadWriter, "_send", change)
+        monkeypatch.setattr(s3_upload.UploadWriter, "_send", change)
         with pytest.raises(DamagedFile, match="it changed while it was read"):
             ckptfix.strip_module(url, strict_bucket.url("out"))
         assert strict_bucket.keys() == ["in"] and not strict_bucket.uploads()
@@ -126,13 +126,13 @@ class TestWriting:
             ckptfix.strip_module(large["model.pth"], bucket.url("out"))
         small = {"w": torch.zeros(2)}
         torch.save(small, large["model.pth"].with_name("small.pth"))
-        publish = upload.UploadWriter.publish
+        publish = s3_upload.UploadWriter.publish
 
-        def late(self: upload.UploadWriter) -> None:
+        def late(self: s3_upload.UploadWriter) -> None:
             bucket.put("new", b"another")
             publish(self)
 
-        monkeypatch.setattr(upload.UploadWriter, "publish", late)
+        monkeypatch.setattr(s3_upload.UploadWriter, "publish", late)
         for name in ("model.pth", "small.pth"):
             bucket.client.delete_object(Bucket=bucket.name, Key="new")
             with pytest.raises(WouldOverwrite, match="appeared while it was being written"):
@@ -158,16 +158,16 @@ class TestWriting:
             def settled(*args: object) -> None:
                 raise KeyboardInterrupt
 
-            monkeypatch.setattr(upload, "_settled", settled)
+            monkeypatch.setattr(s3_upload, "_settled", settled)
         if stop == "source":
-            read, calls = upload._read, iter(range(9))
+            read, calls = s3_upload._read, iter(range(9))
 
             def broken(part: Upload, saw: Any) -> bytes:
                 if next(calls):
                     raise WriteFailed("an I/O error", path="x")
                 return read(part, saw)
 
-            monkeypatch.setattr(upload, "_read", broken)
+            monkeypatch.setattr(s3_upload, "_read", broken)
         bucket.app.fault = fault
         with pytest.raises(kind):
             ckptfix.strip_module(large["model.pth"], bucket.url("out"))
@@ -283,7 +283,7 @@ def test_any_other_store_through_fsspec(shards: Path, tmp_path: Path, monkeypatc
     def broken(*args: object, **named: object) -> object:
         raise WriteFailed("no")
 
-    monkeypatch.setattr("ckptfix.io.remote.elsewhere.read_chunks", broken)
+    monkeypatch.setattr("ckptfix.io.remote.fsspec_upload.read_chunks", broken)
     with pytest.raises(WriteFailed):
         ckptfix.strip_module(tmp_path / "x.pth", "memory://a/none.pth")
     assert not files.exists("/a/none.pth") and files.exists("/a/x.pth")
@@ -295,7 +295,7 @@ class TestParts:
     def test_they_are_the_file(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a small scale: at least 50 bytes, at most 500 copied, at most 40 parts."""
         for name, value in {"LEAST": 50, "LONGEST": 500, "COPIED": 300, "PART": 80, "MOST_PARTS": 40}.items():
-            monkeypatch.setattr(parts, name, value)
+            monkeypatch.setattr(multipart, name, value)
         draw = random.Random(seed)
         data = bytes(draw.randrange(256) for _ in range(5000))
         segments: list[bytes | ByteRange] = []
@@ -314,7 +314,7 @@ class TestParts:
             data[piece.offset : piece.end] if isinstance(piece, ByteRange) else piece for piece in segments
         )
 
-    def _bytes(self, part: parts.Part, data: bytes) -> bytes:
+    def _bytes(self, part: multipart.Part, data: bytes) -> bytes:
         if isinstance(part, Copy):
             return data[part.where.offset : part.where.end]
         assert part.nbytes == sum(map(segment_length, part.segments))

@@ -9,7 +9,7 @@ import pytest
 from stores import Bucket
 
 from ckptfix.errors import DamagedFile, NoSuchFile
-from ckptfix.io.remote import light, s3
+from ckptfix.io.remote import obstore_s3, s3
 from ckptfix.io.remote.store import Facts
 from ckptfix.io.source import open_source
 
@@ -22,15 +22,15 @@ DATA = bytes(range(256)) * 4
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    light.forget()
+    obstore_s3.forget()
     yield
-    light.forget()
+    obstore_s3.forget()
 
 
 def asked(
     bucket: Bucket, key: str, start: int, length: int, expected: Facts | None = None
 ) -> tuple[bytes, Facts] | None:
-    return light.get(bucket.name, key, start, length, expected, dict)
+    return obstore_s3.get(bucket.name, key, start, length, expected, dict)
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 10), (1000, 5000), (1023, 1), (0, 1024)])
@@ -38,7 +38,7 @@ def test_it_gives_what_botocore_gives(bucket: Bucket, start: int, length: int, m
     bucket.put("a/b.pth", DATA)
     found = asked(bucket, "a/b.pth", start, length)
     assert found is not None and found[0] == DATA[start : start + length]
-    monkeypatch.setattr(light, "get", lambda *args: None)
+    monkeypatch.setattr(obstore_s3, "get", lambda *args: None)
     assert s3.object_of(bucket.url("a/b.pth")).get(start, length, None) == found
 
 
@@ -62,12 +62,12 @@ def test_a_key_that_may_be_spelled_otherwise_is_not_its_own(bucket: Bucket, key:
 def test_where_the_keys_are_elsewhere_botocore_finds_them(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put("x.pth", DATA)
     assert asked(bucket, "x.pth", 0, 10) is not None
-    light.forget()
-    assert light.get(bucket.name, "x.pth", 0, 10, None, lambda: {"profile": "mine"}) is None
+    obstore_s3.forget()
+    assert obstore_s3.get(bucket.name, "x.pth", 0, 10, None, lambda: {"profile": "mine"}) is None
     for name, value in (("AWS_PROFILE", "mine"), ("AWS_SECRET_ACCESS_KEY", ""), ("AWS_CONFIG_FILE", __file__)):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            light.forget()
+            obstore_s3.forget()
             assert asked(bucket, "x.pth", 0, 10) is None, name
 
 

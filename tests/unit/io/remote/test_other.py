@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptfix.checkpoint import OutputFile, Plan
-from ckptfix.checkpoint.places import Derived
+from ckptfix.checkpoint.byte_ranges import Derived
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.folders import write_folder
 from ckptfix.io.write import write_plan
@@ -55,7 +55,7 @@ class _System(spec.AbstractFileSystem):  # type: ignore[misc]
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     STORE.clear()
     one = _System()
-    monkeypatch.setattr("ckptfix.io.remote.other.file_system", lambda name: (one, name.removeprefix("dbfs://")))
+    monkeypatch.setattr("ckptfix.io.remote.fsspec_store.file_system", lambda name: (one, name.removeprefix("dbfs://")))
     return STORE
 
 

@@ -15,14 +15,14 @@ from stores import Bucket
 from unit.io.test_ranks import Shared
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
-from ckptfix.checkpoint.places import Derived
+from ckptfix.checkpoint.byte_ranges import Derived
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io import ranks
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import RankFailed, Team, joined
 from ckptfix.io.ranks.shares import shares
-from ckptfix.io.remote import upload
-from ckptfix.io.remote.together import _Ranks, _take_away, _traces
+from ckptfix.io.remote import s3_upload
+from ckptfix.io.remote.rank_folder import _Ranks, _take_away, _traces
 
 pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -63,7 +63,7 @@ def test_what_a_killed_rank_left_is_taken_away(
         word = team.folder()
         steps = _Ranks(team, word)
         for file in shares(plan, 2)[1].files:
-            output = upload.UploadWriter(file, {}, overwrite=False, began=steps.began)
+            output = s3_upload.UploadWriter(file, {}, overwrite=False, began=steps.began)
             output.write(lambda count: None, lambda path, offset, data: None)
             if named:
                 output.publish()
@@ -92,9 +92,9 @@ def _gone(*_: object) -> bool:
 
 def test_an_object_of_another_stays(bucket: Bucket) -> None:
     url = bucket.put("theirs", b"theirs")
-    upload.take_away({"url": url, "upload": None, "tag": md5(b"ours").hexdigest()})
+    s3_upload.take_away({"url": url, "upload": None, "tag": md5(b"ours").hexdigest()})
     assert bucket.get("theirs") == b"theirs"
-    upload.take_away({"url": url, "upload": None, "tag": md5(b"theirs").hexdigest()})
+    s3_upload.take_away({"url": url, "upload": None, "tag": md5(b"theirs").hexdigest()})
     assert not bucket.below("theirs")
 
 
@@ -144,7 +144,7 @@ def test_the_bytes_are_equal_and_the_index_is_last(bucket: Bucket, source: Path,
 def test_a_rank_that_fails_leaves_nothing(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    monkeypatch.setattr("ckptfix.io.remote.together.digest", lambda *args: "the same")
+    monkeypatch.setattr("ckptfix.io.remote.rank_folder.digest", lambda *args: "the same")
     dest = bucket.url("out")
     plans = [planned(source, dest, None if rank != failing else 3 - rank) for rank in range(2)]
     done = together(2, plans, dest)

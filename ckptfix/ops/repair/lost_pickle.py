@@ -13,8 +13,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import zip_layout
 from ckptfix.names.slots import Slot
+from ckptfix.ops.repair.remains import Wreck
 from ckptfix.ops.repair.torch import LostTensor, Repair
-from ckptfix.ops.repair.wreck import Wreck
 from ckptfix.ops.target.targets import ExpectedModel
 
 LISTED = 12

@@ -8,14 +8,14 @@ from threading import BoundedSemaphore
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Plan, RangeCheck
-from ckptfix.checkpoint.places import segment_length
+from ckptfix.checkpoint.byte_ranges import segment_length
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile
+from ckptfix.io.checksums import PORTION, JoinedSums, crc32_on
 from ckptfix.io.copy import by_kernel
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_from
 from ckptfix.io.source import sums_of, threads
-from ckptfix.io.sums import PORTION, JoinedSums, crc32_on
 from ckptfix.io.threads import Flag
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import Any
 
 from ckptfix.checkpoint import OutputFile
 from ckptfix.errors import CkptfixError, Unsupported, WouldOverwrite, WriteFailed
-from ckptfix.io.checking import Checking
+from ckptfix.io.background_checks import Checking
 from ckptfix.io.read import read_chunks
-from ckptfix.io.remote import other, parts
-from ckptfix.io.remote.together import Steps
+from ckptfix.io.remote import fsspec_store, multipart
+from ckptfix.io.remote.rank_folder import Steps
 from ckptfix.io.source import is_local
 from ckptfix.io.sources import Sources
-from ckptfix.io.written import note, record
+from ckptfix.io.write_log import note, record
 from ckptfix.urls import scheme_of
 
 AZURE = frozenset(("az", "abfs", "abfss", "adl"))
@@ -40,33 +40,33 @@ class Elsewhere:
 
     def write(self, file: OutputFile, advance: Callable[[int], None], checking: Checking) -> None:
         path = self._last = file.path
-        system, inner = other.file_system(path)
+        system, inner = fsspec_store.file_system(path)
         if self._system is None:
             self._system = system
             system.start_transaction()
         elif system is not self._system:
             raise Unsupported("the files of one output belong to several stores", path=path)
-        there = bool(other.asked_again(path, lambda: system.exists(inner)))
+        there = bool(fsspec_store.asked_again(path, lambda: system.exists(inner)))
         self.replaced |= there
         how: dict[str, Any] = {"mode": "wb"}
         if scheme_of(path) in AZURE:
-            size = max(parts.PART, -(-file.nbytes // parts.MOST_PARTS))
+            size = max(multipart.PART, -(-file.nbytes // multipart.MOST_PARTS))
             how = {"mode": "wb" if self._overwrite else "xb", "block_size": size}
-        target = other.asked_once(path, lambda: system.open(inner, **how))
+        target = fsspec_store.asked_once(path, lambda: system.open(inner, **how))
         if not _commits(target):
             self._held.append((path, target, not there))
         count = 0
         for segment in file.segments:
             for data in (segment,) if isinstance(segment, bytes) else read_chunks(segment):
-                other.asked_once(path, partial(target.write, data))
+                fsspec_store.asked_once(path, partial(target.write, data))
                 count += len(data)
                 advance(len(data))
         if count != file.nbytes:
             raise WriteFailed(f"{file.nbytes} bytes were planned, but {count} arrived", path=path)
         if _commits(target):
-            other.asked_once(path, target.close)
+            fsspec_store.asked_once(path, target.close)
         same = {where for where in self._sources.stamps if scheme_of(where) == scheme_of(path)}
-        if any(not is_local(where) for where in same) and file.nbytes > parts.LEAST:
+        if any(not is_local(where) for where in same) and file.nbytes > multipart.LEAST:
             self._through += count
 
     def publish(self) -> None:
@@ -77,11 +77,11 @@ class Elsewhere:
             except FileExistsError:
                 raise WouldOverwrite("appeared while it was being written", path=path) from None
             except Exception as error:
-                other.asked_once(path, partial(_again, error))
+                fsspec_store.asked_once(path, partial(_again, error))
             del self._held[0]
             if new:
                 self._closed.append(path)
-        other.asked_once(self._last, lambda: self._system.end_transaction())
+        fsspec_store.asked_once(self._last, lambda: self._system.end_transaction())
         self._system = None
         if self._through:
             scheme = scheme_of(self._last)
@@ -92,12 +92,12 @@ class Elsewhere:
             target.closed = True  # closing it would send the rest, and publish its name
         for path in self._closed:
             with suppress(CkptfixError):
-                system, inner = other.file_system(path)
-                other.asked_again(path, partial(system.rm_file, inner))
+                system, inner = fsspec_store.file_system(path)
+                fsspec_store.asked_again(path, partial(system.rm_file, inner))
         system, self._system = self._system, None
         if system is not None:
             try:
-                other.asked_once(self._last, lambda: system.transaction.complete(commit=False))
+                fsspec_store.asked_once(self._last, lambda: system.transaction.complete(commit=False))
             except CkptfixError as error:
                 record(f"{self._last}: the uploaded data could not be removed: {error}")
             system._intrans = False

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from ckptfix.browse.model import facts
 from ckptfix.browse.model.contents import ContentItem
-from ckptfix.browse.model.drawn import shown
 from ckptfix.browse.model.facts import Line
 from ckptfix.browse.model.outline import OutlineNode
 from ckptfix.browse.model.session import RUNNING, Session
+from ckptfix.browse.model.text_drawing import shown
 from ckptfix.words import plural, short, size
 
 STALE = "The file changed on disk: r reads it again."

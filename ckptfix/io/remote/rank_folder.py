@@ -14,14 +14,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError
-from ckptfix.io import checking
+from ckptfix.io import background_checks
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.ranks import Team
 from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress
-from ckptfix.io.remote import upload
+from ckptfix.io.remote import s3_upload
 from ckptfix.io.sources import Sources
 
 CLOCKS = timedelta(minutes=5)
@@ -39,7 +39,7 @@ class Write(Protocol):
 class Steps:
     """Callbacks that are called while the files of a plan are written to a store; here they do nothing."""
 
-    def began(self, trace: upload.Trace) -> None:
+    def began(self, trace: s3_upload.Trace) -> None:
         """Note that an upload has begun, or is about to get its name; the trace lets another process remove it."""
 
     def up(self) -> None:
@@ -54,7 +54,7 @@ class _Ranks(Steps):
         self._team, self._word = team, word
         self._count = 0
 
-    def began(self, trace: upload.Trace) -> None:
+    def began(self, trace: s3_upload.Trace) -> None:
         self._team.say(f"{self._word}/began/{self._team.rank}/{self._count}", json.dumps(trace))
         self._count += 1
 
@@ -93,19 +93,19 @@ def write_with(
         if share.files:
             write(share, Sources(share, inputs), overwrite, team.checked(progress), steps)
         else:
-            checking.run(share.checks)
+            background_checks.run(share.checks)
             steps.up()
             steps.named()
     except BaseException as raised:
         with quiet:
             error = team.give_up(raised)
-            if team.cleans() and parts and upload.in_s3(dest):
+            if team.cleans() and parts and s3_upload.in_s3(dest):
                 for rank in team.gone:
                     _take_away(_traces(team, word, rank, parts[rank].files))
         raise error from error.__cause__
 
 
-def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[upload.Trace]:
+def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[s3_upload.Trace]:
     """Yield the traces that a rank has reported; if they are unavailable, those that the store lists for its files."""
     number = 0
     try:
@@ -118,11 +118,11 @@ def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> It
         since = datetime.fromtimestamp(team.began, UTC) - CLOCKS
         for file in files:
             with suppress(CkptfixError):
-                yield from upload.begun(file.path, since)
+                yield from s3_upload.begun(file.path, since)
 
 
-def _take_away(traces: Iterable[upload.Trace]) -> None:
+def _take_away(traces: Iterable[s3_upload.Trace]) -> None:
     for trace in traces:
         with suppress(CkptfixError):
-            upload.take_away(trace)
+            s3_upload.take_away(trace)
 

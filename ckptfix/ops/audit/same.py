@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ckptfix.checkpoint import ByteRange, Data
 from ckptfix.io.read import read_from
-from ckptfix.ops.law.pieces import in_pieces
+from ckptfix.ops.audit.pieces import in_pieces
 
 Place = tuple[str, int, int]
 """The start of a tensor's bytes: a file, an offset in it, and an offset in the data that is made of the bytes there."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, RangeCheck, Segment, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile
-from ckptfix.formats.zero.cuts import Cut, Shape, rows_of
+from ckptfix.formats.zero.partitions import Cut, Shape, rows_of
 from ckptfix.formats.zero.states import Lost
-from ckptfix.io.planned import SplicedFile, SplicedPiece
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 
 LOST = "copy it from where it was saved, or use an older step; or run `ckptfix repair FOLDER OUT` to keep the rest"
 

@@ -87,9 +87,9 @@ class OpenCommands:
         """Return the name that `stats` has for a tensor; it names tensors of a whole module differently."""
         if self.contents is None:
             return None
+        from ckptfix.ops.audit.promise import listed
         from ckptfix.ops.candidates import view
         from ckptfix.ops.choose import refuse_damaged
-        from ckptfix.ops.law.promise import listed
 
         if self._names is None:
             self._names = {}

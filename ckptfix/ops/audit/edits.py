@@ -3,7 +3,7 @@
 An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, as the
 directory of the output shows, and the object is the same. The pickles are compared opcode by opcode if only keys and
 location tags differ (`strings`), otherwise node by node, without strings and devices. If this comparison fails, it
-proves nothing: `law.audit` then checks each tensor.
+proves nothing: `audit.audit` then checks each tensor.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object, promised_bytes
 from ckptfix.formats.torch.legacy_layout import LegacyLayout
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint
-from ckptfix.io.planned import PlannedFile
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
-from ckptfix.ops.law import strings
+from ckptfix.io.virtual_files import PlannedFile
+from ckptfix.ops.audit import strings
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import DirectoryRecord, same_rows

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment
-from ckptfix.checkpoint.places import pieces_of
+from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.io.crc import checksum
 from ckptfix.io.read import CHECKSUM, read_chunks, read_from
 from ckptfix.io.source import sums_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment
-from ckptfix.checkpoint.places import pieces_of, segment_length
-from ckptfix.io.planned import part_of
+from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
+from ckptfix.io.virtual_files import part_of
 
 LEAST = 5 << 20
 """The fewest bytes of a part, except for the last one: the rule of S3."""

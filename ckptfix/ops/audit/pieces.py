@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ckptfix.checkpoint import ByteRange, Data, Segment, TensorEntry, segment_length
-from ckptfix.checkpoint.places import Spliced, pieces_of
-from ckptfix.io.planned import PlannedFile
+from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
+from ckptfix.io.virtual_files import PlannedFile
 
 Trail = tuple[tuple[object, int, int], ...]
 """The pieces in order: (file, or another origin; first byte; end, the byte after the last)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
-from ckptfix.checkpoint.places import in_one_piece, pieces_of
+from ckptfix.checkpoint.byte_ranges import in_one_piece, pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.loaders.tensors import TensorMaker, bytes_of, unmoved
 

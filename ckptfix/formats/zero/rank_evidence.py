@@ -21,7 +21,7 @@ from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.deepspeed import rank_of
 from ckptfix.formats.torch.tensors import is_tensor
-from ckptfix.formats.zero.cuts import Cuts
+from ckptfix.formats.zero.partitions import Cuts
 from ckptfix.formats.zero.states import Model, Optim
 from ckptfix.io.read import read_chunks
 

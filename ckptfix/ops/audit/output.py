@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Plan, RangeCheck, Storage, TensorEntry, dtypes, same_bytes
-from ckptfix.checkpoint.places import Spliced, pieces_of
+from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, HEAD, by_content
 from ckptfix.formats.base import Format
-from ckptfix.io.planned import PlannedFile, checks_of
 from ckptfix.io.read import read_from
 from ckptfix.io.source import open_source
-from ckptfix.ops.law.pieces import Trail, in_pieces, planned_trail, trail
-from ckptfix.ops.law.promise import Promise, listed, referred
-from ckptfix.ops.law.same import Place, Same
+from ckptfix.io.virtual_files import PlannedFile, checks_of
+from ckptfix.ops.audit.pieces import Trail, in_pieces, planned_trail, trail
+from ckptfix.ops.audit.promise import Promise, listed, referred
+from ckptfix.ops.audit.same import Place, Same
 
 Kind = tuple[str, tuple[int, ...], tuple[str, ...]]
 """dtype, shape, and the flags (conj, neg) that the input bytes need, or that a stream of the output has resolved."""

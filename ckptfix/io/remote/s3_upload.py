@@ -16,16 +16,16 @@ from datetime import datetime
 from typing import Any
 
 from ckptfix.checkpoint import ByteRange, OutputFile
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError, DamagedFile, NoSuchFile, WouldOverwrite, WriteFailed
 from ckptfix.io.copy import Saw
 from ckptfix.io.read import read_chunks
-from ckptfix.io.remote.parts import LEAST, Copy, Part, parts_of
-from ckptfix.io.remote.parts import Upload as Bytes
+from ckptfix.io.remote.multipart import LEAST, Copy, Part, parts_of
+from ckptfix.io.remote.multipart import Upload as Bytes
 from ckptfix.io.remote.s3 import call, location
 from ckptfix.io.remote.store import retried
 from ckptfix.io.source import BATCH, open_source
-from ckptfix.io.written import note
+from ckptfix.io.write_log import note
 from ckptfix.urls import scheme_of
 
 Trace = Mapping[str, str | None]

@@ -9,9 +9,9 @@ from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.folders.nodes import number
-from ckptfix.formats.zero.cuts import Cuts, Shape, rows_of
+from ckptfix.formats.zero.partitions import Cuts, Shape, rows_of
+from ckptfix.formats.zero.rank_evidence import Ranks
 from ckptfix.formats.zero.states import Lost, Model, Optim, step_values
-from ckptfix.formats.zero.verified import Ranks
 from ckptfix.io.read import read_chunks
 from ckptfix.urls import as_path
 from ckptfix.words import some

@@ -17,7 +17,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import element_sizes, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.tensors import BadTensor, viewed
-from ckptfix.io.planned import crc32_of
+from ckptfix.io.virtual_files import crc32_of
 from ckptfix.pickles import Call, Graph, Patch, PersId, Text, parse, splice
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node

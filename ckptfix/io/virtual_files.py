@@ -10,11 +10,11 @@ from itertools import accumulate
 from typing import TypeGuard
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, OutputFile, RangeCheck, Segment, segment_length
-from ckptfix.checkpoint.places import Spliced, pieces_of
+from ckptfix.checkpoint.byte_ranges import Spliced, pieces_of
 from ckptfix.errors import DamagedFile
+from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.read import CHECKSUM, cut
 from ckptfix.io.source import BATCH, Name, Readers, Source, is_local
-from ckptfix.io.sums import crc32_joined
 
 
 class VirtualFile(Name):

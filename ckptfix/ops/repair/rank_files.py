@@ -10,15 +10,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, RangeCheck, TensorEntry
-from ckptfix.checkpoint.places import pieces_of
+from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import FORMATS, open_checkpoint
-from ckptfix.formats.folders.assembled import Assembly
+from ckptfix.formats.folders.assembly import Assembly
 from ckptfix.formats.torch.common import pickled_object
-from ckptfix.io import checking
+from ckptfix.io import background_checks
 from ckptfix.io.elements import row_major
-from ckptfix.io.planned import checks_of, is_spliced
 from ckptfix.io.read import read_from
+from ckptfix.io.virtual_files import checks_of, is_spliced
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant
 from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
 from ckptfix.pickles import Call, Dict
@@ -149,7 +149,7 @@ class _Damage:
         self._rows: dict[str, list[tuple[int, str]]] = {}
         for check in sorted(checks, key=lambda check: (str(check.data.path), check.data.offset)):  # type: ignore[union-attr]
             try:
-                checking.run([check])
+                background_checks.run([check])
             except CkptfixError as error:
                 where = check.data
                 assert isinstance(where, ByteRange)

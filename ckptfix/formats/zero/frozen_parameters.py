@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.errors import DamagedFile
 from ckptfix.formats.deepspeed import Save, rank_of
-from ckptfix.formats.zero.cuts import Cut, Each, share_of
-from ckptfix.formats.zero.joined import Joiner
-from ckptfix.formats.zero.lost import lost_rank
+from ckptfix.formats.zero.joined_tensors import Joiner
+from ckptfix.formats.zero.missing_ranks import lost_rank
 from ckptfix.formats.zero.object import Parameter, ZeroCheckpoint
+from ckptfix.formats.zero.partitions import Cut, Each, share_of
 from ckptfix.formats.zero.states import Lost, Model
 from ckptfix.urls import as_path
 

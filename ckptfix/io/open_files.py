@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from ckptfix.checkpoint.stamp import FileStat
+from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.io.system import named, open_regular
-from ckptfix.io.unfinished import busy, refuse_unfinished
+from ckptfix.io.unfinished_edits import busy, refuse_unfinished
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_stride
-from ckptfix.checkpoint.places import Spliced, in_one_piece
+from ckptfix.checkpoint.byte_ranges import Spliced, in_one_piece
 from ckptfix.checkpoint.tensors import is_contiguous
+from ckptfix.io.checksums import crc32_joined
+from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.derived import block_of, gathered
-from ckptfix.io.planned import SplicedFile, SplicedPiece, VirtualFile
 from ckptfix.io.read import cut
-from ckptfix.io.sums import crc32_joined
-from ckptfix.io.tiles import Chunk, tiled
+from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, VirtualFile
 
 _NUMBERS = count()
 ZEROS = 1 << 20

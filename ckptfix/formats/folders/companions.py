@@ -11,10 +11,10 @@ from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import CkptfixError, Refused, not_readable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.folders.inside import file_inside
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.source import stamp
-from ckptfix.io.unfinished import JOURNAL, UNDO
+from ckptfix.io.unfinished_edits import JOURNAL, UNDO
 from ckptfix.urls import as_path, scan_folder
 
 

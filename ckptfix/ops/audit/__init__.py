@@ -15,9 +15,9 @@ from dataclasses import replace
 from ckptfix.checkpoint import ByteRange, Plan
 from ckptfix.checkpoint.address import is_inside_any
 from ckptfix.io.read import read_from
-from ckptfix.ops.law import edits as law_edits
-from ckptfix.ops.law.output import PlannedOutput, bytes_of, covered_by, leaves, storages
-from ckptfix.ops.law.promise import Account, Promise, damaged, everything, referred
+from ckptfix.ops.audit import edits as law_edits
+from ckptfix.ops.audit.output import PlannedOutput, bytes_of, covered_by, leaves, storages
+from ckptfix.ops.audit.promise import Account, Promise, damaged, everything, referred
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ckptfix.errors import CkptfixError
 from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.dangerous import is_dangerous
+from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import (
     BZIP2,
     FAULTS,
