@@ -648,7 +648,7 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class OtherShards:
     """The tensors that an index lists in the other shards of a checkpoint.
 
     Attributes:
@@ -660,7 +660,7 @@ class Elsewhere:
     entries: Mapping[str, TensorEntry] = field(default_factory=dict)
 
 
-NOWHERE = Elsewhere()
+NOWHERE = OtherShards()
 """No other shards."""
 
 _CODES_OF: Mapping[str, tuple[str, ...]] = {

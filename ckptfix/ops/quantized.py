@@ -15,7 +15,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import (
     NOWHERE,
-    Elsewhere,
+    OtherShards,
     Quantization,
     Quantized,
     Role,
@@ -54,7 +54,7 @@ def _quantization(checkpoint: Checkpoint) -> Quantization:
     return recognised(entries, methods_of(checkpoint), _elsewhere(checkpoint, entries))
 
 
-def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> Elsewhere:
+def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherShards:
     """Return what the index beside a lone shard lists in other shards."""
     if not is_local(checkpoint.path) or found_as(checkpoint.path) != "file":
         return NOWHERE
@@ -75,7 +75,7 @@ def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> Elsewh
         return NOWHERE
     wanted = {name for entry in entries if not entry.at for name in linked_names(entry) if name in shard_of}
     read = (entry for shard in sorted({shard_of[name] for name in wanted}) for entry in _shard(place.parent, shard))
-    return Elsewhere(frozenset(wanted), {entry.key: entry for entry in read if entry.key in wanted and not entry.at})
+    return OtherShards(frozenset(wanted), {entry.key: entry for entry in read if entry.key in wanted and not entry.at})
 
 
 def _shard(folder: Path, name: str) -> tuple[TensorEntry, ...]:

@@ -27,7 +27,7 @@ AZURE = frozenset(("az", "abfs", "abfss", "adl"))
 """Schemes whose files can be opened as new ones (``xb``), and are uploaded in blocks of a given size."""
 
 
-class Elsewhere:
+class FsspecUpload:
     """The files of one output."""
 
     def __init__(self, sources: Sources, overwrite: bool, steps: Steps) -> None:

@@ -20,7 +20,7 @@ from ckptfix.io.open_files import forget
 from ckptfix.io.read import Progress
 from ckptfix.io.remote import folders, fsspec_store, rank_folder, s3, s3_upload
 from ckptfix.io.remote.clients import client_of
-from ckptfix.io.remote.fsspec_upload import Elsewhere
+from ckptfix.io.remote.fsspec_upload import FsspecUpload
 from ckptfix.io.remote.rank_folder import Steps
 from ckptfix.io.source import shares_open_files
 from ckptfix.io.sources import Sources
@@ -159,7 +159,7 @@ def _write(
         if progress is not None:
             progress(min(done, total), total)
 
-    files: _Files = (_InS3 if s3_upload.in_s3(plan.files[0].path) else Elsewhere)(sources, overwrite, steps)
+    files: _Files = (_InS3 if s3_upload.in_s3(plan.files[0].path) else FsspecUpload)(sources, overwrite, steps)
     checks = Checking(plan)
     quiet = Undisturbed()
     with ExitStack() as stack:

@@ -11,7 +11,7 @@ import hidden
 import pytest
 import torch
 from builders import Tensor, assemble, legacy, push, replace, state_dict_ops, tensor_ops, torch_zip, written
-from unit.ops.test_inside import HOW, NAME, dangers
+from unit.ops.test_hidden_globals import HOW, NAME, dangers
 
 import ckptfix
 from ckptfix.errors import CkptfixError
