@@ -698,7 +698,7 @@ SUFFIXES: Mapping[str, tuple[Scheme, ...]] = {
 
 
 def recognised(
-    entries: Iterable[TensorEntry], methods: Sequence[str] = (), elsewhere: Elsewhere = NOWHERE
+    entries: Iterable[TensorEntry], methods: Sequence[str] = (), elsewhere: OtherShards = NOWHERE
 ) -> Quantization:
     """Return the quantized weights among `entries`.
 
