@@ -222,13 +222,13 @@ KILLED = """
 import os, sys
 sys.path[:0] = {path!r}
 if os.environ.get("RANK") == "{rank}" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-    from ckptfix.io.remote import upload
+    from ckptfix.io.remote import s3_upload
     import ckptfix.io.folders as folders
 
     def killed(*args, **more):
         os.kill(os.getpid(), 9)
 
-    upload.Output._put = killed
+    s3_upload.UploadWriter._put = killed
     folders.write_plan = killed
 """
 

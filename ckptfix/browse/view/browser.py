@@ -146,7 +146,7 @@ class Browser(Screen[None]):
         panel.show(screen_text.details(self.session, node, room, height, everything=node is tree.outline.root), top=top)
         self._tick()
 
-    def on_rows_moved(self, event: LineList.Moved) -> None:
+    def on_line_list_moved(self, event: LineList.Moved) -> None:
         event.stop()
         self._show()
         if self._resting is not None:
@@ -168,7 +168,7 @@ class Browser(Screen[None]):
 
     # Keys
 
-    def on_rows_chosen(self, event: LineList.Chosen) -> None:
+    def on_line_list_chosen(self, event: LineList.Chosen) -> None:
         event.stop()
         tree = self.query_one(Tree)
         node = tree.node

@@ -89,7 +89,7 @@ class FilesScreen(Screen[None]):
         Binding("question_mark", "app.help", "Help", key_display="?"),
         Binding("q", "app.quit", "Quit"),
     ]
-    CSS = "Files FileRows { height: 1fr; }"
+    CSS = "FilesScreen FileRows { height: 1fr; }"
 
     def __init__(self, folder: str, paths: Sequence[str]) -> None:
         super().__init__()
@@ -144,10 +144,10 @@ class FilesScreen(Screen[None]):
         words += [f"A is {shown(self.marked, 100)}: d on a second one compares"] if self.marked is not None else []
         self.query_one(StatusLine).show("   ".join(words))
 
-    def on_rows_moved(self, event: LineList.Moved) -> None:
+    def on_line_list_moved(self, event: LineList.Moved) -> None:
         event.stop()
 
-    def on_rows_chosen(self, event: LineList.Chosen) -> None:
+    def on_line_list_chosen(self, event: LineList.Chosen) -> None:
         event.stop()
         if not event.clicked:
             self.action_choose()

@@ -73,7 +73,7 @@ class Findings(Screen[str | None]):
         rows.focus()
         self.query_one(Title).show(f"{plural(len(self.marks.rows), 'finding')}, without reading tensors")
 
-    def on_rows_moved(self, event: LineList.Moved) -> None:
+    def on_line_list_moved(self, event: LineList.Moved) -> None:
         event.stop()
         self.query_one(Details).show(self._lines())
 
@@ -95,7 +95,7 @@ class Findings(Screen[str | None]):
             lines += [("", ""), ("", " ".join(entry.story.split()))]
         return lines
 
-    def on_rows_chosen(self, event: LineList.Chosen) -> None:
+    def on_line_list_chosen(self, event: LineList.Chosen) -> None:
         event.stop()
         if not event.clicked:
             self.dismiss(self.marks.rows[self.query_one(FindingRows).cursor].address)

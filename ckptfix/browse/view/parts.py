@@ -41,8 +41,8 @@ class StatusLine(Static):
     """The line above the keys: running jobs and findings."""
 
     DEFAULT_CSS = """
-    State { height: 1; background: $panel; padding: 0 1; }
-    State.-error { background: $error; color: $text; text-style: bold; }
+    StatusLine { height: 1; background: $panel; padding: 0 1; }
+    StatusLine.-error { background: $error; color: $text; text-style: bold; }
     """
 
     _shown: tuple[str, bool] | None = None

@@ -43,7 +43,7 @@ class LineList(ScrollView, can_focus=True):
         *("rows--changed", "rows--strong", "rows--size", "rows--value"),
     }
     DEFAULT_CSS = """
-    Rows {
+    LineList {
         background: $surface;
         & > .rows--cursor { background: $block-cursor-blurred-background; text-style: bold; }
         &:focus > .rows--cursor { background: $block-cursor-background; color: $block-cursor-foreground; }

@@ -42,7 +42,7 @@ class ValuesScreen(Screen[None]):
         Binding("q", "app.quit", "Quit"),
     ]
     CSS = """
-    Values {
+    ValuesScreen {
         Cells { height: 1fr; }
         #index { display: none; height: 1; border: none; padding: 0 1; }
     }

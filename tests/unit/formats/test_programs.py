@@ -239,7 +239,7 @@ def test_an_edit_says_to_extract_first(folder: Path, tmp_path: Path, verb: str) 
 
 def test_it_is_not_written(tmp_path: Path, folder: Path) -> None:
     for name in ("torchscript", "exported-program"):
-        with pytest.raises(errors.Unsupported, match=f"the format {name} is read and not written"):
+        with pytest.raises(errors.Unsupported, match=f"ckptfix reads the format {name}, but does not write it"):
             ckptfix.convert(folder / "state.pth", tmp_path / "out", to=name)  # type: ignore[arg-type]
 
 

@@ -355,7 +355,7 @@ def test_a_file_in_the_middle_of_a_write_is_read_twice(
     path, old, new = made(tmp_path, kind)
     put(path, old)
     times = path.stat()
-    monkeypatch.setattr("ckptfix.checkpoint.file_version.Stamp.same", lambda self, other: True)
+    monkeypatch.setattr("ckptfix.checkpoint.file_version.FileStat.same", lambda self, other: True)
     look = reading.Reading.refuse_changes
 
     def late(self: reading.Reading) -> None:

@@ -106,7 +106,7 @@ def test_found_rules_that_do_not_fit_name_the_file_and_what_to_do(tmp_path: Path
     torch.save({f"h.0.attn.{name}.weight": torch.ones(8, 8, dtype=kind) for name, kind in kinds.items()},
                tmp_path / "in.pth")  # fmt: skip
     torch.save({"blocks.0.attn.qkv.weight": torch.ones(24, 8)}, tmp_path / "like.pth")
-    with pytest.raises(Refused, match="are of float32, float16") as caught:
+    with pytest.raises(Refused, match="have different dtypes: float32, float16") as caught:
         ckptfix.match(tmp_path / "in.pth", tmp_path / "out.pth", tmp_path / "like.pth")
     assert caught.value.path == str(tmp_path / "in.pth") and caught.value.where is None
     assert "--rules FILE" in (caught.value.hint or "") and "| concat" in (caught.value.hint or "")

@@ -138,9 +138,9 @@ def test_a_mistake_in_a_process_is_one_line_too(here: Path) -> None:
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from ckptfix.trainer import Job, launch, run\n"
+        "from ckptfix.trainer import TrainingJob, launch, run\n"
         "if __name__ == '__main__':\n"
-        "    sys.exit(launch(run, Job(parallel=('ddp',), epochs=0, save=Path('absent/x.pth')), 2))\n"
+        "    sys.exit(launch(run, TrainingJob(parallel=('ddp',), epochs=0, save=Path('absent/x.pth')), 2))\n"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -224,7 +224,7 @@ GROUP = """
 import json, sys
 from pathlib import Path
 import torch
-from ckptfix.trainer import Job, launch, run
+from ckptfix.trainer import TrainingJob, launch, run
 from ckptfix.trainer.processes import rank
 
 CASES = {
@@ -247,15 +247,15 @@ def work(folder):
     for name, (model, stack, container) in CASES.items():
         path = folder / name
         how = {"model": model, "parallel": stack, "log": silent}
-        whole = run(Job(epochs=2, **how))
-        first = run(Job(epochs=1, save=path, nested=True, container=container, **how))
-        found[name] = [whole.losses, run(Job(epochs=2, resume=path, **how)).losses]
+        whole = run(TrainingJob(epochs=2, **how))
+        first = run(TrainingJob(epochs=1, save=path, nested=True, container=container, **how))
+        found[name] = [whole.losses, run(TrainingJob(epochs=2, resume=path, **how)).losses]
         torch._dynamo.reset()
     # From one way of sharing to another: by the numbers of parameters, and by their names.
     for source, stack in (("ddp", ("fsdp2",)), ("fsdp2-dcp", ("ddp",))):
-        other = run(Job(epochs=2, resume=folder / source, parallel=stack, log=silent)).losses
+        other = run(TrainingJob(epochs=2, resume=folder / source, parallel=stack, log=silent)).losses
         found[f"{source} into {stack[0]}"] = [found[source][0], other]
-    run(Job(model="mlp", parallel=("ddp",), epochs=1, save=folder / "module", container="module", log=silent))
+    run(TrainingJob(model="mlp", parallel=("ddp",), epochs=1, save=folder / "module", container="module", log=silent))
     if rank() == 0:
         (folder / "losses.json").write_text(json.dumps(found))
 

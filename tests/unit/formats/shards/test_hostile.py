@@ -135,7 +135,7 @@ def test_an_index_beyond_measure_is_not_read(tmp_path: Path, monkeypatch: pytest
         open_checkpoint(folder)
     assert {Path(name).name for name in names(opened)} <= {"model.safetensors.index.json"}
     index.write_text(json.dumps({"weight_map": dict.fromkeys(map(str, range(1_000_000)), "a.safetensors")}))
-    with pytest.raises(BadIndex, match="the index has 1,000,000 names"):
+    with pytest.raises(BadIndex, match="the index has 1,000,000 keys"):
         open_checkpoint(folder)
 
 
