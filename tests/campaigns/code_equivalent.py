@@ -25,7 +25,9 @@ EQUIVALENT: dict[str, str] = {
     "pickles/paged.py: Pages.__getitem__: comparison: 0 <= here < len(self._page) -> 0 < here < len(self._page) #1": (
         "the page that begins there is read once more, and is the same"
     ),
-    "zips/records.py: DirectoryRecords.with_ending: constant: 0 -> 1 #0": "no name ends at the first bytes of a directory",
+    "zips/records.py: DirectoryRecords.with_ending: constant: 0 -> 1 #0": (
+        "no name ends at the first bytes of a directory"
+    ),
     "zips/archive_sequence.py: _zips: comparison: 0 <= place < length -> 0 <= place <= length #2": (
         "a signature of four bytes cannot begin at the last but two of what was read"
     ),

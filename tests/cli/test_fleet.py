@@ -563,7 +563,7 @@ def test_an_array_of_tasks(planned: Fleet, inputs: Path) -> None:
 CANCELLED = """
 import os, signal, sys, time
 from ckptfix.fleet import arrays
-from ckptfix.fleet.states import Shard
+from ckptfix.fleet.states import PlanShard
 from ckptfix.fleet.run import tasks
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as submitit does
@@ -577,7 +577,7 @@ def done(task):
     finally:
         print("cleaned", flush=True)
 arrays.do = done
-arrays.do_share(arrays.Share(sys.argv[1], Shard(0, 1), like))
+arrays.do_share(arrays.Share(sys.argv[1], PlanShard(0, 1), like))
 """
 
 

@@ -108,9 +108,13 @@ class Chain:
     def carry_out(self, commands: Sequence[Invocation]) -> bool:
         """Plan these commands, each on the result of the one before it; return whether any of them was new."""
         new = False
+        last = next((one for one in reversed(commands) if one.step.command == "convert"), None)
         for one in commands:
             key = (one.step.command, one.step.options)
-            if COMMANDS[one.step.command].chained is None or key in self._done or self._is_against_name(one):
+            if COMMANDS[one.step.command].chained is None or key in self._done:
+                continue
+            # The output gets the format of the last conversion; one before it only rewrites the file.
+            if one is last and self._is_against_name(one):
                 continue
             self._done.add(key)
             self._carry_out(one.step, Virtual(one.dest))

@@ -282,7 +282,7 @@ def test_a_tie_is_asked_for_by_every_verb(saved: Callable[[str], Path], tmp_path
         choices = caught.value.choices
         # A verb that takes no whole module does not offer one.
         assert choices == ats or (choices and set(ats) - set(choices) <= modules), verb
-        assert ", ".join(ats) in str(caught.value)
+        assert ", ".join(choices) in str(caught.value)
         argument = "like_at" if "like" in verb else "at"
         choice: Any = (choices[0], "") if verb == "diff" else choices[0]
         assert (caught.value.hint or "").startswith(f"choose one with {argument}={choice!r}")

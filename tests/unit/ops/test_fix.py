@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 import torch
-from builders import written
+from builders import safetensors, written
 from forks import MAIN, Forks
 
 import ckptfix
@@ -389,3 +389,11 @@ def test_an_error_of_data_that_no_command_fixes_is_looked_for_again(
     with pytest.raises(Refused, match="the last half is zero"):
         ckptfix.fix(tmp_path / "in.pth", tmp_path / "out.pth")
     assert not (tmp_path / "out.pth").exists()
+
+
+def test_a_conversion_there_and_back_is_carried_out_for_a_named_output(tmp_path: Path) -> None:
+    """safetensors without its `format` entry is converted to zip and back, although the output's name is no zip's."""
+    (tmp_path / "a.safetensors").write_bytes(safetensors([("w", "F32", [2], bytes(8))]))
+    done = ckptfix.fix(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert [step.command[1] for step in done.steps] == ["convert", "convert"]
+    assert "no-format-metadata" not in {row.id for row in ckptfix.doctor(tmp_path / "b.safetensors").findings}
