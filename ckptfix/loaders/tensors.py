@@ -458,7 +458,7 @@ def restore_location(map_location: MapLocation) -> Move:
             return moved
         except (RuntimeError, AssertionError):
             if not warned:
-                message = f"saved on {location}, which this machine does not have: loaded to the CPU (see map_location)"
+                message = f"saved on {location}, which this machine does not have; loaded on the CPU (see map_location)"
                 warnings.warn(message, stacklevel=caller())
                 warned = True
             return storage

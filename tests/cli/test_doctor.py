@@ -65,7 +65,7 @@ def test_a_message_that_the_file_does_not_explain(cli: Cli, tmp_path: Path) -> N
 
 def test_a_message_that_nobody_knows(cli: Cli, tmp_path: Path) -> None:
     path = written(tmp_path / "a.pth", state(fc__weight=(1, 2)))
-    assert "I don't recognise that error message." in cli("doctor", path, "--error", "xyzzy").stdout
+    assert "I don't recognize that error message." in cli("doctor", path, "--error", "xyzzy").stdout
 
 
 def test_explain(cli: Cli) -> None:

@@ -221,7 +221,7 @@ def test_a_message_without_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.
         assert done.exit_code == 0
         assert "`model.`" in done.stdout and "ckptfix strip-module FILE OUT --prefix model" in done.stdout
     assert "ckptfix repair FILE OUT" in cli("doctor", "--error", "failed finding central directory").stdout
-    assert "I don't recognise that error message." in cli("doctor", "--error", "xyzzy").stdout
+    assert "I don't recognize that error message." in cli("doctor", "--error", "xyzzy").stdout
     assert cli("doctor", "--error", f"@{tmp_path / 'absent'}").exit_code == 2
     document = json.loads(cli("doctor", "--error", message, "--json").stdout)
     assert document["fix"] is None and document["advice"].startswith("ckptfix strip-module")

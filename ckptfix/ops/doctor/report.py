@@ -134,7 +134,7 @@ class Diagnosis:
             return group.text()
         if not self.path:
             meanings = self.message.meanings if self.message is not None else ()
-            unknown = "I don't recognise that error message."
+            unknown = "I don't recognize that error message."
             return f"This message usually means that {meanings[0]}" if meanings else unknown
         if self.message is not None and self.message.meanings:
             return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
@@ -268,7 +268,7 @@ class Diagnosis:
         if message.explained:
             return [ReportLine("text", f"This matches your error message ({', '.join(message.explained)}).")]
         said = [f"This message usually means: {meaning}" for meaning in message.meanings[:3]]
-        return [ReportLine("text", text) for text in said or ["I don't recognise that error message."]]
+        return [ReportLine("text", text) for text in said or ["I don't recognize that error message."]]
 
     def _group_lines(self, group: FindingGroup, most: int) -> list[ReportLine]:
         """Return a finding that is not the cause, with any new advice; a note's advice appears only if asked for."""
