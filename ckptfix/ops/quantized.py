@@ -58,6 +58,9 @@ def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherS
     """Return what the index beside a lone shard lists in other shards."""
     if not is_local(checkpoint.path) or found_as(checkpoint.path) != "file":
         return NOWHERE
+    linked = {name for entry in entries if not entry.at for name in linked_names(entry)}
+    if not linked:
+        return NOWHERE  # no tensor could be codes or a companion, so the folder is not looked at
     place = as_path(checkpoint.path)
     shard_of: dict[str, str] = {}
     try:
@@ -73,7 +76,7 @@ def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherS
             shard_of |= {key: shard for key, shard in rows.items() if shard != place.name}
     if not shard_of:
         return NOWHERE
-    wanted = {name for entry in entries if not entry.at for name in linked_names(entry) if name in shard_of}
+    wanted = linked & shard_of.keys()
     read = (entry for shard in sorted({shard_of[name] for name in wanted}) for entry in _shard(place.parent, shard))
     return OtherShards(frozenset(wanted), {entry.key: entry for entry in read if entry.key in wanted and not entry.at})
 

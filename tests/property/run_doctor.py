@@ -42,6 +42,8 @@ def main(folder: Path) -> None:
             return
         if event == "open" and str(arguments[0]) in allowed and "w" not in (arguments[1] or ""):
             return
+        if event == "os.scandir" and str(arguments[0]) == str(folder):  # an index beside a file that may hold codes
+            return
         events.append(f"{event} {arguments!r:.200}")
 
     sys.addaudithook(hook)

@@ -12,6 +12,7 @@ import pytest
 
 import ckptfix.io
 from ckptfix import hooks
+from ckptfix.command_table import COMMANDS
 from ckptfix.hooks import Hook
 
 PACKAGE = Path(hooks.__file__).parent
@@ -26,6 +27,9 @@ def declared() -> set[str]:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for name in re.findall(r" = Hook\((.*)\)", path.read_text(encoding="utf-8")):
+            if name == 'f"command.{command}"':
+                found |= {f"command.{row.name}" for row in COMMANDS.values() if row.home}
+                continue
             written = re.fullmatch(r'"([\w.]+)"', name)
             assert written or path.name == "shown.py", f"{path}: {name}"
             found |= {written[1]} if written else set()

@@ -29,9 +29,9 @@ class Client:
 
 
 _S3 = Client("s3", "botocore", "s3fs")
-_GCS = Client("other", "gcsfs", "gcsfs")
-_AZURE = Client("other", "adlfs", "adlfs")
-_SSH = Client("other", "paramiko", "paramiko")
+_GCS = Client("fsspec_store", "gcsfs", "gcsfs")
+_AZURE = Client("fsspec_store", "adlfs", "adlfs")
+_SSH = Client("fsspec_store", "paramiko", "paramiko")
 
 CLIENTS: Mapping[str, Client] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
@@ -39,10 +39,10 @@ CLIENTS: Mapping[str, Client] = {
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), _AZURE),
     **dict.fromkeys(("http", "https"), Client("http")),
     "hf": Client("hub", "huggingface_hub", "huggingface_hub"),
-    "oss": Client("other", "ossfs", "ossfs"),
-    **dict.fromkeys(("memory", "ftp", "webhdfs", "dbfs"), Client("other")),
-    "hdfs": Client("other", "pyarrow", "pyarrow"),
-    "github": Client("other", "requests", "requests"),
+    "oss": Client("fsspec_store", "ossfs", "ossfs"),
+    **dict.fromkeys(("memory", "ftp", "webhdfs", "dbfs"), Client("fsspec_store")),
+    "hdfs": Client("fsspec_store", "pyarrow", "pyarrow"),
+    "github": Client("fsspec_store", "requests", "requests"),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
 }
 """Scheme -> the client that opens its names."""
@@ -56,7 +56,7 @@ def client_of(name: str) -> Client:
     """
     scheme = scheme_of(name)
     client = CLIENTS[scheme]
-    needed = {"other": ("fsspec", client.package)}.get(client.module, (client.package,))
+    needed = {"fsspec_store": ("fsspec", client.package)}.get(client.module, (client.package,))
     for package in filter(None, needed):
         try:
             import_module(package)
