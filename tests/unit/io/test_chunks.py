@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from ckptfix.checkpoint import ByteRange, OutputFile, RangeCheck, Segment
 from ckptfix.checkpoint.byte_ranges import in_one_piece
 from ckptfix.errors import DamagedFile, Truncated
-from ckptfix.io.chunks import BLOCK, MAX_WORK, Chunk, tiled
+from ckptfix.io.chunks import MAX_WORK, Chunk, tiled
+from ckptfix.io.derived import BLOCK
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import open_source
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
