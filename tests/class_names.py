@@ -81,7 +81,7 @@ def shared() -> frozenset[Defined]:
     for module in modules():
         for there, name, _ in _imports(module):
             defined = origin(there, name)
-            # The front of the package hands names out, and the command line is nobody's vocabulary.
+            # The front of the package only hands names out.
             if defined is not None and room_of(module) not in ("", defined.room):
                 found.add(defined)
     return frozenset(found)

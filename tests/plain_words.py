@@ -114,7 +114,7 @@ def hits_of_text(path: Path, line: int, text: str) -> Iterator[Hit]:
 def _is_noun(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether the function reads as an attribute, so that its docstring is a noun phrase."""
     names = {ast.unparse(node).rpartition(".")[2].partition("(")[0] for node in function.decorator_list}
-    return bool(names & {"property", "cached_property", "setter", "fixture", "once_property"})
+    return bool(names & {"property", "cached_property", "setter", "fixture"})
 
 
 def hits_of_code(path: Path) -> Iterator[Hit]:

@@ -21,7 +21,7 @@ from ckptfix.commands import word as shell_word
 
 
 class Field(Enum):
-    """A value that is known only when there is a finding, and what stands for it in general."""
+    """A value that is known only when there is a finding, with its placeholder."""
 
     WHERE = "PATH"
     LIKE = "TARGET"

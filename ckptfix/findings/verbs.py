@@ -24,8 +24,8 @@ VERBS: tuple[FindingKind, ...] = (
           "They match none of the keys that changed."),
     FindingKind("optimizer-left", "info", "the optimizer still has the state of parameters that were dropped",
           "select drops tensors of a model. The optimizer numbers its parameters by their position in the whole "
-          "model, so after a selection its state would refer to the wrong "
-          "parameters. slim --no-optimizer leaves it out."),
+          "model, so after a selection its state would refer to the wrong parameters. slim --no-optimizer leaves it "
+          "out."),
     FindingKind("out-of-range", "warning", "numbers outside the range of a dtype",
           "cast turned them into infinity, NaN or the largest number of the dtype, as torch does. --keep leaves "
           "their tensors unchanged, --on-overflow error writes nothing, and bfloat16 has the range of float32."),

@@ -339,8 +339,7 @@ def outside(checkpoint: Checkpoint, rows: Sequence[Candidate]) -> Outside | None
     """Return what is outside the candidates `rows`; None if a key names one of them, or there is nothing else.
 
     Three kinds of tensors do not count: recognized ones (`kinds.RECOGNISED`), copies with the keys and shapes of a
-    chosen
-    state dict, and other names of the chosen tensors.
+    chosen state dict, and other names of the chosen tensors.
     """
     ats = {row.at for row in rows}
     if not rows or any(map(is_named, rows)):
@@ -519,8 +518,7 @@ def refuse_damaged(
         below: an address; findings about tensors elsewhere do not count.
         left_out: names and addresses that the output will not have; findings about them do not count either.
         listed: list the tensors first, which creates the findings about them. A verb that keeps and reports a tensor
-            that
-            it cannot read passes False, to check only the container.
+            that it cannot read passes False, to check only the container.
 
     Raises:
         WouldLoseData: a tensor cannot be read as its writer meant it.
@@ -618,8 +616,7 @@ def own_keys(checkpoint: Checkpoint, site: NameList) -> tuple[str, ...]:
     """Return the keys of a state dict that belong to its model, without those that a trainer added.
 
     Left out are numbers and dicts under a plain key, and an optimizer's keys. If there are any of these, tensors that
-    are
-    counters or scores are left out too.
+    are counters or scores are left out too.
     """
     tensors = _tensor_keys(checkpoint, site.at) | (set() if site.at else format_of(checkpoint).ties(checkpoint).keys())
     gone = kinds.optimizer_names(site.names)

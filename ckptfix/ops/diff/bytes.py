@@ -31,8 +31,7 @@ class ElementComparison:
 
     Attributes:
         spans: the bytes between the first and last element, for strided views of the same layout; equal spans mean
-            equal
-            elements.
+            equal elements.
         equal: ranges of elements that are equal and not yet in any sum.
         identical: no byte differs.
         result: the differences; None if no value differs.

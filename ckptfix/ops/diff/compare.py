@@ -39,8 +39,7 @@ def diff(
     """Compare checkpoint `a` with `b`: keys, properties, elements, and the values that are not tensors.
 
     Tensors are matched by address and key; then by key without wrapper prefixes; then by content. Memory use is bounded
-    by
-    a few MiB a core, whatever the tensors' sizes.
+    by a few MiB a core, whatever the tensors' sizes.
 
     Args:
         keys_only: compare keys, shapes and dtypes; no tensor byte is read.

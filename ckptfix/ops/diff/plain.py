@@ -18,8 +18,7 @@ def compare_values(a: DiffInput, b: DiffInput, *, rtol: float, atol: float) -> t
     """Return the values that differ, in the order of A and then of B, and the number of values on either side.
 
     Floats are the same within the tolerance, and NaN equals NaN. Names of parameters (an optimizer's ``param_names``)
-    are
-    compared like keys, without the prefixes to ignore.
+    are compared like keys, without the prefixes to ignore.
     """
     found_a, found_b = dict(_values(a)), dict(_values(b))
     if a.everything and all(states(side.checkpoint, "metadata") for side in (a, b)):

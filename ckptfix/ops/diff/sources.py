@@ -28,8 +28,7 @@ class Content:
     """The elements of a tensor in row-major order: `nbytes` of `data`, from `start` on.
 
     `endless` is true for a view that repeats its storage too often to be read through. `values` converts the stored
-    bytes
-    to elements, if they are not the elements themselves.
+    bytes to elements, if they are not the elements themselves.
     """
 
     data: Data

@@ -11,8 +11,7 @@ class ValueDiff:
     """The differences in value between two tensors of one shape.
 
     Sums are over the elements that are finite on both sides. A statistic is None where it is undefined (no such
-    element, a
-    zero norm, a dtype without arithmetic) or beyond the range of float64.
+    element, a zero norm, a dtype without arithmetic) or beyond the range of float64.
 
     Attributes:
         elements: of either tensor.

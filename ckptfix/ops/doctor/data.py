@@ -1,8 +1,7 @@
 """The one pass over all bytes: checksums, NaN and Inf, zeros. Several threads read at the speed of the disk.
 
 A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima over
-a
-chunk therefore show whether it has one, and whether it is all zeros; values are counted only in a chunk that has one.
+a chunk therefore show whether it has one, and whether it is all zeros; values are counted only in a chunk that has one.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class CheckedRange:
         dtype: of the elements; ``""`` for bytes that do not belong to a tensor.
         entries: the tensors that are in it.
         apart: the same bytes by file, if `crc32` is combined from the files' checksums. On a mismatch, they show which
-            file
-            is damaged.
+            file is damaged.
     """
 
     where: str

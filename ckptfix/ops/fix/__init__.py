@@ -56,8 +56,7 @@ def fix(
     """Write a checkpoint that ``torch.load(weights_only=True)`` accepts on a CPU, under plain keys.
 
     The commands that doctor proposes are carried out in its order, and the result is examined again, until nothing is
-    left
-    to fix. Each command works on the plan of the one before it, so the file is copied only once.
+    left to fix. Each command works on the plan of the one before it, so the file is copied only once.
 
     Args:
         dest: by default the name that doctor would propose, beside `source`.

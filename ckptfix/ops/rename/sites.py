@@ -160,8 +160,7 @@ def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
     """Remove every known wrapper's component from the keys, in any order and at any depth.
 
     Components that only wrappers have are removed anywhere. ``module`` and ``_module``, which a model may have itself,
-    are
-    removed only from the front, and only if every key of the state dict begins with them.
+    are removed only from the front, and only if every key of the state dict begins with them.
     """
     findings: list[Finding] = []
     everywhere = frozenset[str]().union(*(attributes_at(checkpoint, site) for site in chosen_sites(checkpoint, at)))
@@ -231,8 +230,7 @@ def rename(
     Args:
         subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
         mapping: old key -> new key. An old key with placeholders is a rule (`names.rules`): an exact key takes
-            precedence
-            over all rules, and otherwise the first matching rule wins.
+            precedence over all rules, and otherwise the first matching rule wins.
 
     Raises:
         Refused: a pattern or replacement is not a regular expression, or a rule is malformed.

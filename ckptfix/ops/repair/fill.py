@@ -122,8 +122,7 @@ class Donor:
         """Find the tensor with that name, or the only one whose name is the same without wrapper components.
 
         A state dict at the top is paired with one inside a training checkpoint, if only one of them has the key.
-        Averaged
-        weights never replace other weights, nor the reverse.
+        Averaged weights never replace other weights, nor the reverse.
         """
         if name in self.entries:
             return self.entries[name]

@@ -24,8 +24,7 @@ def repair_raw(wreck: Wreck, like: ExpectedModel | None = None) -> Repair:
     """Plan a flat state dict of the storages of `wreck`, whose pickle is lost.
 
     Without `like`, each is ``storage_KEY``, a uint8 tensor of its bytes, because only the pickle had the dtype. With
-    it,
-    they become the tensors of a model, if numbers and sizes allow exactly one assignment.
+    it, they become the tensors of a model, if numbers and sizes allow exactly one assignment.
 
     Raises:
         DamagedFile: no storage is intact.

@@ -201,10 +201,8 @@ class _Lookup(StorageTable):
     """The storages of a wreck as the object refers to them: intact ones with their data, lost ones without.
 
     `counts` has the elements of each storage that was asked for, and `viewed` the keys that a reference names with a
-    view.
-    Storages in `filled` are complete at any size. `unusable` maps ``id`` of a node to why it does not describe a
-    tensor, so
-    that every loader fails on it; nodes with an unknown name only are not among them.
+    view. Storages in `filled` are complete at any size. `unusable` maps ``id`` of a node to why it does not describe a
+    tensor, so that every loader fails on it; nodes with an unknown name only are not among them.
     """
 
     def __init__(self, wreck: Wreck, filled: frozenset[str] = frozenset()) -> None:
