@@ -53,17 +53,7 @@ def read(format: str, program: Reader, path: str) -> Checkpoint:
     storages.sums = {key: crc32 for key, _, crc32 in made.storages}
     with open_source(path) as reader:
         size = reader.size
-    checkpoint = torch_common.build(
-        path,
-        format=format,
-        size=size,
-        graph=graph,
-        container=storages,
-        storages=torch_common.Storages(storages),
-        traits={},
-        byteorder=weights.byteorder,
-        findings=list(_findings(weights)),
-    )
+    checkpoint = common.checkpoint(path, format, size, graph, storages, {}, list(_findings(weights)), weights.byteorder)
     # The pickle that was written here says nothing about the file.
     return replace(checkpoint, traits={"storages": len(storages.data)})
 
@@ -95,8 +85,7 @@ def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Pla
         Unsupported: always.
     """
     way = command("extract", checkpoint.path, "OUT.pth", **({"at": CONSTANTS} if _is_frozen(checkpoint) else {}))
-    message = f"a file of the format {checkpoint.format} can be read but not edited"
-    raise Unsupported(message, path=checkpoint.path, hint=f"run `{way}` first, and edit the result")
+    raise common.not_edited(checkpoint, way)
 
 
 def _is_frozen(checkpoint: Checkpoint) -> bool:

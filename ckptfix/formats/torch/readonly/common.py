@@ -102,6 +102,7 @@ def checkpoint(
     found: FoundStorages,
     traits: Mapping[str, Any],
     findings: list[Finding],
+    byteorder: torch_common.ByteOrder = "little",
 ) -> Checkpoint:
     """Return the checkpoint of an object in the form of a zip; see `torch_common.build`."""
     return torch_common.build(
@@ -112,7 +113,7 @@ def checkpoint(
         container=found,
         storages=torch_common.Storages(found),
         traits=traits,
-        byteorder="little",
+        byteorder=byteorder,
         findings=findings,
     )
 
@@ -123,9 +124,13 @@ def refuse_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Pla
     Raises:
         Unsupported: always.
     """
-    way = command("convert", checkpoint.path, "OUT.pth")
+    raise not_edited(checkpoint, command("convert", checkpoint.path, "OUT.pth"))
+
+
+def not_edited(checkpoint: Checkpoint, way: str) -> Unsupported:
+    """Return the error for an edit of a format that is only read; the command `way` writes one that can be edited."""
     message = f"a file of the format {checkpoint.format} can be read but not edited"
-    raise Unsupported(message, path=checkpoint.path, hint=f"run `{way}` first, and edit the result")
+    return Unsupported(message, path=checkpoint.path, hint=f"run `{way}` first, and edit the result")
 
 
 def refuse_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
