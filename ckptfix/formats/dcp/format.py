@@ -22,7 +22,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import Aspect, Format, plain_weights
 from ckptfix.formats.dcp import ranks
 from ckptfix.formats.dcp.edit import in_place, keeps_all, plan_edit, refuse_edit
-from ckptfix.formats.dcp.judge import judge, skim
+from ckptfix.formats.dcp.judge import validate, validate_headers
 from ckptfix.formats.dcp.metadata import NAME as METADATA
 from ckptfix.formats.dcp.planned import read_planned
 from ckptfix.formats.dcp.read import IMAGES, NAME, RANKS, read
@@ -73,7 +73,7 @@ READERS = {
 """The readers of a folder, by its format."""
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield findings that apply to every folder."""
     yield found("dcp-folder", f"torch.load cannot read a folder; {READERS[checkpoint.format]}", severity="info")
 
@@ -85,15 +85,15 @@ FORMAT = Format(
     states=STATES,
     score=score,
     read=read,
-    validate=judge,
-    validate_headers=("metadata (and no items)", skim),
+    validate=validate,
+    validate_headers=("metadata (and no items)", validate_headers),
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=plan_write,
     folder=True,
-    notes=remarks,
+    notes=notes,
     sized=sized,
     recode=recode,
     sized_recode=sized_recode,

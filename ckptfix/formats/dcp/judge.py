@@ -25,12 +25,12 @@ MOST = 200
 """The limit of tensors that are reported one by one."""
 
 
-def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings of reading, and each tensor whose chunks and items do not match."""
     yield from _judge(checkpoint, items=True)
 
 
-def skim(checkpoint: Checkpoint) -> Iterator[Finding]:
+def validate_headers(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that need only the metadata and the sizes of the files."""
     yield from _judge(checkpoint, items=False)
 

@@ -106,7 +106,7 @@ def _score(marker: str, path: str, head: bytes, size: int) -> int:
     return 95 if open_program(path, marker) is not None else 0
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the finding that every program has, whose id is the name of its format."""
     yield found(checkpoint.format)
 
@@ -126,7 +126,7 @@ TORCHSCRIPT = Format(
     edits=False,
     writes=False,
     program=True,
-    notes=remarks,
+    notes=notes,
 )
 
 EXPORTED = replace(

@@ -72,7 +72,7 @@ def read(path: str) -> Checkpoint:
     )
 
 
-def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield all faults of the file; see the contract in `base`."""
     header = header_of(checkpoint)
     yield from header.findings
@@ -180,7 +180,7 @@ def tied_names(checkpoint: Checkpoint) -> Mapping[str, str]:
     return ties(checkpoint.metadata, {entry.key for entry in checkpoint.entries}) if checkpoint.metadata else {}
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield findings that apply to every safetensors file."""
     if checkpoint.entries and checkpoint.metadata.get("format") is None:
         yield found("no-format-metadata")
@@ -203,7 +203,7 @@ FORMAT = Format(
     states=frozenset({"metadata"}),
     score=score,
     read=read,
-    validate=judge,
+    validate=validate,
     weights=weights,
     refuses=refuses,
     plan_edit=plan_edit,
@@ -212,6 +212,6 @@ FORMAT = Format(
     plan_like=plan_like,
     split_ties=share_plan,
     ties=tied_names,
-    notes=remarks,
+    notes=notes,
     plan_packed=plan_packed,
 )

@@ -36,9 +36,9 @@ from ckptfix.formats.torch import zip as torch_zip
 NAME, TORCH, SLICES = "hf", "hf-bin", "hf-dcp"
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield findings for folders of safetensors shards; newly written shards have the metadata that these lack."""
-    for finding in safetensors.remarks(checkpoint):
+    for finding in safetensors.notes(checkpoint):
         if finding.id == "no-format-metadata":
             finding = finding.fixed_by(step("convert", to="hf", shard_size="5GB"))
         yield finding
@@ -154,7 +154,7 @@ def _metadata(layout: ShardedLayout) -> dict[str, str]:
     return pairs
 
 
-def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield all faults of the index and the shards; see the contract in `base`."""
     layout = layout_of(checkpoint)
     said = dict.fromkeys(checkpoint.findings)
@@ -199,7 +199,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
     return edit.in_place(layout_of(checkpoint), plan, block)
 
 
-def by_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
+def edit_each_file(checkpoint: Checkpoint, make: Callable[[Checkpoint, str], Plan], dest: str) -> Plan:
     """Plan the folder with each shard as `make` plans it."""
     return edit.plan_files(layout_of(checkpoint), make, dest)
 
@@ -233,7 +233,7 @@ FORMAT = Format(
     states=frozenset({"metadata"}),
     score=score,
     read=read,
-    validate=judge,
+    validate=validate,
     weights=weights,
     refuses=safetensors.refuses,
     plan_edit=plan_edit,
@@ -242,10 +242,10 @@ FORMAT = Format(
     folder=True,
     companions=around,
     sized=write.sized,
-    edits_each_file=by_file,
+    edits_each_file=edit_each_file,
     split_ties=share_plan,
     ties=tied_names,
-    notes=remarks,
+    notes=notes,
 )
 
 TORCH_FORMAT = Format(
@@ -255,7 +255,7 @@ TORCH_FORMAT = Format(
     states=OF_OBJECTS | {"checksums"},
     score=never,
     read=read,
-    validate=judge,
+    validate=validate,
     weights=weights,
     refuses=torch_zip.refuses,
     plan_edit=plan_edit,
@@ -264,7 +264,7 @@ TORCH_FORMAT = Format(
     folder=True,
     companions=around,
     writes=False,
-    edits_each_file=by_file,
+    edits_each_file=edit_each_file,
 )
 
 SLICES_FORMAT = Format(
@@ -274,7 +274,7 @@ SLICES_FORMAT = Format(
     states=frozenset({"metadata"}),
     score=never,
     read=read,
-    validate=judge,
+    validate=validate,
     weights=weights,
     refuses=safetensors.refuses,
     plan_edit=plan_edit_slices,
@@ -283,6 +283,6 @@ SLICES_FORMAT = Format(
     edits=False,
     companions=around,
     writes=False,
-    notes=safetensors.remarks,
+    notes=safetensors.notes,
 )
 

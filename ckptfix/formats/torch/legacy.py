@@ -106,7 +106,7 @@ def read_stream(path: str) -> tuple[LegacyLayout, bytes]:
     return LegacyLayout(graph.start, graph.end, storages), graph.data[graph.start : graph.end]
 
 
-def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings of reading, and the storage counts that differ from the pickle."""
     yield from torch_common.all_findings(checkpoint)
     yield from compared(checkpoint)
@@ -169,7 +169,7 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
     return Plan((OutputFile.of(dest, fresh(pickle, sized, dest)),))
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every legacy file has."""
     yield found("no-mmap")
     yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data would go unnoticed")
@@ -182,14 +182,14 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    validate=judge,
+    validate=validate,
     validate_headers=("pickles (and no counts of storages)", torch_common.all_findings),
     weights=plain_weights,
     refuses=refuses,
     plan_edit=plan_edit,
     in_place=in_place,
     plan_write=plan_write,
-    notes=remarks,
+    notes=notes,
     one_stream=True,
     plan_state_dict=partial(plan_torch, legacy=True),
     recode=torch_recode.to_legacy,

@@ -27,7 +27,7 @@ def score(path: str, head: bytes, size: int) -> int:
     return 0 if head or size or find(path) is None else 90
 
 
-def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
+def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield findings of the reader, ranks with an optimizer at another step, and moments with damaged files."""
     yield from all_findings(checkpoint)
     for entry in checkpoint.entries if read_save(checkpoint.path).universal else ():
@@ -40,7 +40,7 @@ def judge(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield found("other-save", message, where=path)
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report the ranks whose files have nothing in them that shows their rank, and could have been exchanged."""
     ranks = ranks_of(checkpoint)
     left = [] if ranks is None else ranks.unverified()
@@ -50,7 +50,7 @@ def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield found("ranks-unverified", message)
 
 
-def take(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> SelectedWeights:
+def select_weights(checkpoint: Checkpoint, weights: str | None, optimizer: bool) -> SelectedWeights:
     """Return the fp32 weights or the model's weights; with the optimizer, everything except the other weights.
 
     Raises:
@@ -105,14 +105,14 @@ FORMAT = Format(
     states=OF_OBJECTS,
     score=score,
     read=read,
-    validate=judge,
+    validate=validate,
     weights=plain_weights,
     refuses=torch_zip.refuses,
     plan_edit=plan_edit,
     plan_write=plan_write,
     folder=True,
-    notes=remarks,
+    notes=notes,
     edits=False,
     writes=False,
-    select_weights=take,
+    select_weights=select_weights,
 )

@@ -131,7 +131,7 @@ def _head(reader: Source, place: UnreadBytes) -> bytes:
     return reader.read(place.offset, max(min(place.length, HEAD, reader.size - place.offset), 0))
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
     what = f"the file is an archive of several checkpoints: {checkpoint.traits['members']}"
     yield found("other-archive", what, fix=step("extract"))
@@ -151,5 +151,5 @@ FORMAT = Format(
     plan_write=common.refuse_write,
     edits=False,
     writes=False,
-    notes=remarks,
+    notes=notes,
 )

@@ -112,7 +112,7 @@ def _replacements(reader: Source, graph: Graph, streams: Streams) -> dict[int, N
     return replaced | streams.texts
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
     # A refusal by weights_only=True has its own remedy, which writes a zip too.
     plain = weights_only.refusal(torch_common.pickled_object(checkpoint).graph) is None
@@ -134,5 +134,5 @@ FORMAT = Format(
     plan_write=common.refuse_write,
     edits=False,
     writes=False,
-    notes=remarks,
+    notes=notes,
 )

@@ -277,7 +277,7 @@ def read(path: str) -> Checkpoint:
     return common.checkpoint(path, NAME, size, fresh, files.found, traits, files.findings)
 
 
-def remarks(checkpoint: Checkpoint) -> Iterator[Finding]:
+def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings that every such file has."""
     plain = weights_only.refusal(torch_common.pickled_object(checkpoint).graph) is None
     yield found("torch-tar", fix=None if plain else "")
@@ -299,5 +299,5 @@ FORMAT = Format(
     plan_write=common.refuse_write,
     edits=False,
     writes=False,
-    notes=remarks,
+    notes=notes,
 )
