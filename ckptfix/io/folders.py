@@ -148,7 +148,7 @@ def _write_with(
     def made() -> str:
         nonlocal there, ours, real
         real, there = _free(dest, overwrite)
-        team.say(f"{word}/making", os.path.basename(temp))
+        team.say(f"{word}/making", temp)
         os.mkdir(temp)
         ours = identity(temp)
         return os.path.basename(temp)
@@ -158,7 +158,8 @@ def _write_with(
         nonlocal temp, ours
         with suppress(Exception):
             if ours is None and 0 in team.gone and team.said(f"{word}/naming") is None:
-                temp = os.path.join(os.path.dirname(real), team.said(f"{word}/making") or temp)
+                made = team.said(f"{word}/making") or temp
+                temp = os.path.join(os.path.dirname(real), os.path.basename(made))
                 ours = identity(temp)
 
     try:
@@ -196,6 +197,25 @@ def _write_with(
             if ours is not None and isinstance(error, ranks.RankFailed) and _is(real, ours):
                 error.hint = f"{dest} is complete: it was written before that"
         raise error from error.__cause__
+
+
+def remove_abandoned(team: ranks.Team) -> None:
+    """Remove what ranks that are gone wrote of the next folder, if this rank has not begun to write that folder.
+
+    A rank may be stopped while it still plans: then neither `_write_together` nor its counterpart for buckets has run.
+    """
+    if not team.gone or not team.cleans():
+        return
+    word = f"folder{team.begun + 1}"
+    with suppress(Exception):
+        temp = team.said(f"{word}/making")
+        if temp is not None and 0 in team.gone and team.said(f"{word}/naming") is None:
+            persist(partial(_discard, temp, None))
+        for rank in team.gone:
+            if team.said(f"{word}/began/{rank}/0") is not None:
+                from ckptfix.io.remote.rank_folder import take_away
+
+                take_away(team, word, rank)
 
 
 def _is(path: str, ours: tuple[int, int]) -> bool:

@@ -19,7 +19,8 @@ from stores import Bucket
 
 from ckptfix.cli.shared.ranks import World, world
 
-KILLS = [*product([False, True], [0, 1], [0, 1])] if LONG else [(False, 0, 1), (True, 1, 0)]
+ALL_KILLS = [*product([False, True], [0, 1], [0, 1], [False, True])]
+KILLS = ALL_KILLS if LONG else [(False, 0, 1, False), (False, 0, 0, True), (True, 1, 0, True)]
 MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29411"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
 
@@ -219,9 +220,14 @@ def test_torchrun_in_a_bucket(bucket: Bucket, cli: Cli, large: Path, tmp_path: P
 
 
 KILLED = """
-import os, sys
+import os, sys, time
 sys.path[:0] = {path!r}
-if os.environ.get("RANK") == "{rank}" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+if first and {late} and os.environ.get("RANK") == "{other}":
+    from ckptfix.io.ranks import Team
+
+    Team.all_said = lambda team, key: time.sleep(60)
+if first and os.environ.get("RANK") == "{rank}":
     from ckptfix.io.remote import s3_upload
     import ckptfix.io.folders as folders
 
@@ -235,14 +241,17 @@ if os.environ.get("RANK") == "{rank}" and os.environ.get("TORCHELASTIC_RESTART_C
 
 @pytest.mark.campaign
 @pytest.mark.xdist_group("stores")
-@pytest.mark.parametrize(("to_bucket", "rank", "restarts"), KILLS)
+@pytest.mark.parametrize(("to_bucket", "rank", "restarts", "late"), KILLS)
 def test_a_rank_is_killed_under_torchrun(
-    bucket: Bucket, cli: Cli, large: Path, tmp_path: Path, to_bucket: bool, rank: int, restarts: int
+    bucket: Bucket, cli: Cli, large: Path, tmp_path: Path, to_bucket: bool, rank: int, restarts: int, late: bool
 ) -> None:
-    """One error, nothing left behind; where torchrun starts all ranks again, the output is whole."""
+    """One error, nothing left behind; where torchrun starts all ranks again, the output is whole.
+
+    `late`: the other rank has not begun to write when torchrun stops it.
+    """
     site = tmp_path / "site"
     site.mkdir()
-    written(site / "sitecustomize.py", KILLED.format(path=sys.path, rank=rank).encode())
+    written(site / "sitecustomize.py", KILLED.format(path=sys.path, rank=rank, other=1 - rank, late=late).encode())
     out = bucket.url("out") if to_bucket else tmp_path / "out"
     words = ["convert", large, out, "--to", "hf", "--shard-size", "6MB"]
     code, shown, said = torchrun(2, *words, site=site, restarts=restarts)

@@ -22,6 +22,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, describe
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
+from ckptfix.io.folders import remove_abandoned
 from ckptfix.io.ranks import AGAIN, POLL, RankFailed, Team, Watching, joined
 
 SWITCH = "CKPTFIX_RANKS"
@@ -30,6 +31,7 @@ SWITCH = "CKPTFIX_RANKS"
 TIMEOUT = "CKPTFIX_RANKS_TIMEOUT"
 """Environment variable: seconds of silence after which a rank counts as dead; 60 by default."""
 
+_NOT_A_RANK = f"if one process of a larger job runs this command, set {SWITCH}=off"
 
 ALONE = "ckptfix.alone"
 """Key in the context's meta: this process works alone, whatever ranks its environment describes."""
@@ -109,8 +111,9 @@ def with_ranks(console: Console, here: World, alone: bool, work: Callable[[], in
             return 0
         console.note(f"{here.size} ranks: rank 0 works alone")
         return work()
-    team = _team(here)
+    team = _meet(here)
     try:
+        _wait_for_all(team)
         with joined(team):
             code = work()
         team.say(f"code/{here.rank}", str(code))
@@ -152,6 +155,7 @@ def _failed(console: Console, team: Team, error: BaseException) -> int:
         team.fail("stopped", said=True)
         # A launcher stops the other ranks when one is killed: report that, once.
         gone = team.gone or team.stop()
+        remove_abandoned(team)
         if gone and isinstance(error, Stopped) and error.number != signal.SIGINT:
             console.silent = not team.first("told")
             console.note(team.lost(min(gone)).message, "damage")
@@ -160,31 +164,36 @@ def _failed(console: Console, team: Team, error: BaseException) -> int:
     raise error
 
 
-def _team(here: World) -> Team:
-    """Return the team of ranks, once all have arrived.
+def _meet(here: World) -> Team:
+    """Return the team of ranks.
 
     Raises:
-        CkptfixError: some ranks do not arrive.
+        CkptfixError: the address where the ranks meet cannot be reached.
     """
     need_torch("writing with several ranks")
     from torch.distributed.rendezvous import rendezvous
 
     seconds = float(os.environ.get(TIMEOUT) or 60)
-    hint = f"if one process of a larger job runs this command, set {SWITCH}=off"
     url = f"env://?rank={here.rank}&world_size={here.size}"
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = here.host, str(here.port)
     try:
         meeting: Any = rendezvous(url, timeout=timedelta(seconds=seconds))
         store, _, _ = next(meeting)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        team = Team(store, here.rank, here.size, seconds, attempt)
+        return Team(store, here.rank, here.size, seconds, attempt)
     except (RuntimeError, OSError, ValueError) as error:
         message = f"rank {here.rank} of {here.size} cannot meet the others at {here.host}:{here.port}"
-        raise CkptfixError(f"{message}: {str(error).splitlines()[0]}", hint=hint) from None
+        raise CkptfixError(f"{message}: {str(error).splitlines()[0]}", hint=_NOT_A_RANK) from None
+
+
+def _wait_for_all(team: Team) -> None:
+    """Wait until all ranks have arrived.
+
+    Raises:
+        CkptfixError: some ranks do not arrive.
+    """
     try:
-        team.say(f"here/{here.rank}")
+        team.say(f"here/{team.rank}")
         team.all_said("here")
     except RankFailed as error:
-        team.end()
-        raise CkptfixError(error.message, hint=hint) from None
-    return team
+        raise CkptfixError(error.message, hint=_NOT_A_RANK) from None

@@ -58,6 +58,7 @@ class Team:
 
     Attributes:
         gone: ranks that never reported that they had stopped after a failure.
+        begun: the number of folders that this rank has begun to write.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float, attempt: str = "0") -> None:
@@ -69,7 +70,7 @@ class Team:
         self._lock = threading.Lock()
         self._failed = threading.Event()
         self._ended = threading.Event()
-        self._folders = 0
+        self.begun = 0
         self.gone: frozenset[int] = frozenset()
         self.began = time.time()
         self._beats: dict[int, tuple[bytes, float]] = {}
@@ -184,9 +185,9 @@ class Team:
 
     def folder(self) -> str:
         """Return the key prefix for the next folder."""
-        self._folders += 1
+        self.begun += 1
         self.say("begun")
-        return f"folder{self._folders}"
+        return f"folder{self.begun}"
 
     def checked(self, progress: Progress | None) -> Progress:
         """Return `progress` extended by a check whether another rank has failed."""

@@ -101,7 +101,7 @@ def write_with(
             error = team.give_up(raised)
             if team.cleans() and parts and s3_upload.in_s3(dest):
                 for rank in team.gone:
-                    _take_away(_traces(team, word, rank, parts[rank].files))
+                    take_away(team, word, rank, parts[rank].files)
         raise error from error.__cause__
 
 
@@ -121,8 +121,9 @@ def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> It
                 yield from s3_upload.begun(file.path, since)
 
 
-def _take_away(traces: Iterable[s3_upload.Trace]) -> None:
-    for trace in traces:
+def take_away(team: Team, word: str, rank: int, files: Iterable[OutputFile] = ()) -> None:
+    """Remove the uploads and objects of a rank that is gone."""
+    for trace in _traces(team, word, rank, files):
         with suppress(CkptfixError):
             s3_upload.take_away(trace)
 
