@@ -227,6 +227,11 @@ if first and {late} and os.environ.get("RANK") == "{other}":
     from ckptfix.io.ranks import Team
 
     Team.all_said = lambda team, key: time.sleep(60)
+if os.environ.get("RANK") == "{other}":
+    from datetime import timedelta
+    from ckptfix.io.remote import rank_folder
+
+    rank_folder.CLOCKS = timedelta(days=36_500)  # moto says that every upload began in 2010
 if first and os.environ.get("RANK") == "{rank}":
     from ckptfix.io.remote import s3_upload
     import ckptfix.io.folders as folders

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Protocol
 
 from ckptfix.checkpoint import OutputFile, Plan
@@ -106,19 +107,28 @@ def write_with(
 
 
 def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[s3_upload.Trace]:
-    """Yield the traces that a rank has reported; if they are unavailable, those that the store lists for its files."""
-    number = 0
+    """Yield the traces that a rank has reported, and those that the bucket lists where it reported no upload id.
+
+    If the store of the ranks is gone, the bucket is asked about all `files`.
+    """
+    urls: dict[str, bool] = {}
     try:
-        while (text := team.said(f"{word}/began/{rank}/{number}")) is not None:
-            yield json.loads(text)
-            number += 1
+        for number in count():
+            text = team.said(f"{word}/began/{rank}/{number}")
+            if text is None:
+                break
+            trace: s3_upload.Trace = json.loads(text)
+            urls[str(trace["url"])] = trace["upload"] is None and trace["tag"] is None
+            yield trace
     except CkptfixError:
         raise
     except Exception:
-        since = datetime.fromtimestamp(team.began, UTC) - CLOCKS
-        for file in files:
+        urls = {file.path: True for file in files}
+    since = datetime.fromtimestamp(team.began, UTC) - CLOCKS
+    for url, unknown in urls.items():
+        if unknown:
             with suppress(CkptfixError):
-                yield from s3_upload.begun(file.path, since)
+                yield from s3_upload.begun(url, since)
 
 
 def take_away(team: Team, word: str, rank: int, files: Iterable[OutputFile] = ()) -> None:

@@ -67,7 +67,8 @@ class UploadWriter:
     Args:
         stamps: the states of the inputs when they were read: parts are copied only from those versions.
         overwrite: replace an object that has the name.
-        began: called with its trace (`take_away`) when the store knows of it, and before it gets its name.
+        began: called with its trace (`take_away`) before the store knows of it (``upload`` and ``tag`` are None),
+            when the store knows of it, and before it gets its name.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class UploadWriter:
         return in_s3(where.path) and where.path in self._stamps
 
     def _send(self, parts: list[Part], advance: Callable[[int], None], saw: Saw) -> None:
+        self._began(self._trace(None))
         answer = asked(self.file.path, "create_multipart_upload", **self._place, **self._given())
         self._id = answer["UploadId"]
         self._began(self._trace(None))
@@ -209,7 +211,8 @@ class UploadWriter:
         Raises:
             WouldOverwrite: an object has appeared meanwhile.
         """
-        self._began(self._trace(self._tag()))
+        if self._id is not None or self.is_new:
+            self._began(self._trace(self._tag()))
         try:
             self._publish({} if self._overwrite else {"IfNoneMatch": "*"})
         except DamagedFile:  # the condition is not met

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from hashlib import md5
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from ckptfix.io import ranks
 from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import RankFailed, Team, joined
 from ckptfix.io.ranks.shares import shares
-from ckptfix.io.remote import s3_upload
-from ckptfix.io.remote.rank_folder import _Ranks, _take_away, _traces
+from ckptfix.io.remote import rank_folder, s3_upload
+from ckptfix.io.remote.rank_folder import _Ranks, take_away
 
 pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -72,6 +73,7 @@ def test_what_a_killed_rank_left_is_taken_away(
         if not heard:
             monkeypatch.setattr(Shared, "check", _gone)
 
+    monkeypatch.setattr(rank_folder, "CLOCKS", timedelta(days=36_500))  # moto says that every upload began in 2010
     with ThreadPoolExecutor(1) as pool:
         team = Team(store, 0, 2, timeout=0.3)
         with joined(team):
@@ -80,14 +82,37 @@ def test_what_a_killed_rank_left_is_taken_away(
                 write_folder(plan, dest)
         alone.result()
         if not heard:
-            team.began = 0  # moto says that every upload began in 2010
-            _take_away(_traces(team, "folder1", 1, shares(plan, 2)[1].files))
+            take_away(team, "folder1", 1, shares(plan, 2)[1].files)
         team.end()
     assert not bucket.below("out/") and not bucket.uploads()
 
 
 def _gone(*_: object) -> bool:
     raise ConnectionError
+
+
+def test_an_upload_whose_id_was_never_reported(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank was killed while the bucket created it."""
+    if bucket.kind == "localbucket":
+        pytest.skip("this bucket lists no uploads")
+    monkeypatch.setattr(rank_folder, "CLOCKS", timedelta(days=36_500))
+    file = OutputFile.of(bucket.url("out/part"), [bytes(LARGE)])
+    store = Shared()
+    killed, left = Team(store, 1, 2, timeout=1), Team(store, 0, 2, timeout=1)
+    word = killed.folder()
+    steps = _Ranks(killed, word)
+
+    def began(trace: s3_upload.Trace) -> None:
+        if trace["upload"] is None:
+            steps.began(trace)
+
+    output = s3_upload.UploadWriter(file, {}, overwrite=False, began=began)
+    output.write(lambda count: None, lambda path, offset, data: None)
+    assert bucket.uploads()
+    take_away(left, word, 1)
+    assert not bucket.uploads()
+    killed.end()
+    left.end()
 
 
 def test_an_object_of_another_stays(bucket: Bucket) -> None:
