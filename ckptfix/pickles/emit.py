@@ -14,9 +14,9 @@ from ckptfix.errors import Unsupported
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.fresh import TUPLES, NewTensorArguments, ints, tail
 from ckptfix.pickles.graph import Call, Dict, Global, Node, PersId, Set, Text
+from ckptfix.pickles.machine import UNRESOLVABLE
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import int_opcode, string_opcode
-from ckptfix.pickles.rare import UNRESOLVABLE
 
 BATCH = 1000
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import collector_paused
-from ckptfix.pickles.rare import UNRESOLVABLE
+from ckptfix.pickles.machine import UNRESOLVABLE
 
 Read = Callable[[int, int], bytes]
 """Function from (offset, length) to the bytes there."""

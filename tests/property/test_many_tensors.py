@@ -21,7 +21,7 @@ from ckptfix.formats.torch.common import pickled_object
 from ckptfix.ops.audit.promise import Account
 from ckptfix.ops.rename import sites
 from ckptfix.pickles import Dict, parse
-from ckptfix.pickles.rare import RareOpcodes
+from ckptfix.pickles.machine import RareOpcodes
 from ckptfix.pickles.rows import Rows, rows_of
 
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool, torch.complex64, torch.bfloat16)

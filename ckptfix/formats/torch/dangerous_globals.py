@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptfix.formats.torch import weights_only
-from ckptfix.pickles.rare import UNRESOLVABLE
+from ckptfix.pickles.machine import UNRESOLVABLE
 
 _DANGEROUS_MODULES = frozenset({
     "os", "posix", "nt", "subprocess", "sys", "shutil", "importlib", "runpy", "pip", "webbrowser", "socket", "pty",
