@@ -9,11 +9,12 @@ is certain already. An assignment that another one comes close to is ambiguous, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ckptfix.align import assignment
-from ckptfix.align import classes as match_classes
 from ckptfix.align import roles as match_roles
 from ckptfix.align.depth import same_depth
 from ckptfix.align.groups import MOST, Sides, UnitGroup, alike, buckets, levelled, lonely_units
@@ -21,13 +22,90 @@ from ckptfix.align.groups import groups as by_template
 from ckptfix.align.levels import surroundings, turned
 from ckptfix.align.nesting import crossed, turnable
 from ckptfix.align.pairs import PROOF, Link, matching
-from ckptfix.align.placed import placed_by_name, untold
 from ckptfix.align.result import Matching
+from ckptfix.align.roles import RoleEvidence, singular
 from ckptfix.align.same_names import same_names, same_values
 from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import Unit, side
+from ckptfix.align.units import ModelSide, Unit, counted, side, words
 from ckptfix.names.slots import Slot
+
+
+def placed_by_name(side: ModelSide, groups: Sequence[UnitGroup], parts: Sequence[RoleEvidence]) -> list[bool]:
+    """Return for each of the rival `groups` whether its name shows where it belongs.
+
+    Numbers show it if they count up as modules are defined. So does a word, or a block of its own, that it shares with
+    the module defined before or after it: ``expand_bn`` is the norm of ``expand_conv``. If only one group shows
+    nothing, it belongs in the remaining place. If the names of two norms show nothing, the first defined need not run
+    first.
+    """
+    order = sorted(groups, key=lambda group: group.units[0].first)
+    if all(counted(one.label, other.label) for one, other in pairwise(order)):
+        return [True] * len(groups)
+    homes = [_homes(group.units[0]) for group in groups]
+    found = []
+    for group, part, home in zip(groups, parts, homes, strict=True):
+        own = {front for front in home if sum(front in other for other in homes) == 1}
+        near = [unit for unit in side.beside(group.units[0]) if unit is not None]
+        found.append(any(part.terms.intersection(words(unit.path)) or own & _homes(unit) for unit in near))
+    return found if found.count(False) > 1 else [True] * len(groups)
+
+
+def _homes(unit: Unit) -> set[str]:
+    """Return the paths of the modules that contain it, except lists of modules."""
+    components = unit.path.split(".")
+    return {".".join(components[:count]) for count in range(1, len(components)) if not components[count].isdecimal()}
+
+
+def untold(sides: Sides, parts: Sequence[Sequence[RoleEvidence]]) -> Sides:
+    """Return the groups of each side that no word connects with a group of the other side."""
+    told = [[singular(one, other) for other in parts[1]] for one in parts[0]]
+    return (
+        [group for group, row in zip(sides[0], told, strict=True) if not any(row)],
+        [group for group, column in zip(sides[1], zip(*told, strict=True), strict=True) if not any(column)],
+    )
+
+
+def whole(unit: Unit) -> Hashable:
+    """Return a key for all tensors of a module; a matrix by itself has the key of a module with just that matrix."""
+    if len(unit.slots) == 1 and unit.slots.keys() <= {"", "weight"}:
+        return main(unit) or unit.signature
+    return unit.signature
+
+
+def main(unit: Unit) -> Hashable:
+    """Return a key for what is left then: modules with or without a bias, and parameters outside a module."""
+    slot = unit.slots.get("weight") or unit.slots.get("")
+    if slot is None or (not unit.slots.get("weight") and len(slot.shape) == 2 and slot.shape[0] == slot.shape[1]):
+        return ()  # a square matrix by itself may be the transpose of a Linear's weight
+    return ("weight", slot.shape)
+
+
+def vector(unit: Unit) -> Hashable:
+    """Return a key for what is left then: single vectors under any name (a norm's ``scale``, a lone bias)."""
+    if len(unit.slots) != 1:
+        return ()
+    (slot,) = unit.slots.values()
+    return ("vector", slot.shape) if len(slot.shape) == 1 else ()
+
+
+def flat(unit: Unit) -> Hashable:
+    if len(unit.slots) != 1:
+        return tuple(sorted((leaf, math.prod(slot.shape)) for leaf, slot in unit.slots.items()))
+    return ("one", math.prod(next(iter(unit.slots.values())).shape))
+
+
+def reshaped(one: Sequence[Unit], other: Sequence[Unit]) -> frozenset[Hashable]:
+    """Return the keys by `flat` for which the two sides have different shapes, so equal shapes alone decide nothing."""
+    sides = (Counter(unit.signature for unit in one), Counter(unit.signature for unit in other))
+    unlike = {signature for signature in sides[0] | sides[1] if sides[0][signature] != sides[1][signature]}
+    return frozenset(flat(unit) for unit in (*one, *other) if unit.signature in unlike)
+
+
+def without(key: Callable[[Unit], Hashable], held: frozenset[Hashable]) -> Callable[[Unit], Hashable]:
+    """Return `key`, changed to return an empty key for the modules whose key by `flat` is in `held`."""
+    return (lambda unit: () if flat(unit) in held else key(unit)) if held else key
+
 
 ENOUGH = 2.5
 """Margin by which an assignment must beat the next best to be certain. Definition order alone gives 2: it distinguishes
@@ -61,11 +139,11 @@ def match(
     """Match by structure; see `ckptfix.align.match.match`."""
     state = AlignState(side(source), side(target))
     state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
-    held = match_classes.reshaped(state.a.units, state.b.units) if reshape else frozenset()
-    for key in (match_classes.whole, match_classes.main, match_classes.vector):
-        _by_class(state, match_classes.without(key, held))
+    held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
+    for key in (whole, main, vector):
+        _by_class(state, without(key, held))
     if reshape:
-        _by_class(state, match_classes.flat)
+        _by_class(state, flat)
     _doubt_blocks(state)
     return matching(state.links, (state.a, state.b), source, target)
 

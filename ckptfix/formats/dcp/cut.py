@@ -14,10 +14,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptfix.formats.dcp.entries import TUPLES, Otherwise
-from ckptfix.formats.dcp.phrases import GET, INT
 from ckptfix.formats.dcp.respell import names_of
-from ckptfix.formats.dcp.skim import ITEMS, KEYS, OTHERWISE, READ, Skimmer, opcodes_of
+from ckptfix.formats.dcp.skim import GET, INT, ITEMS, KEYS, OTHERWISE, READ, TUPLES, Otherwise, Skimmer, opcodes_of
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import gc_paused
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import DamagedFile, Truncated
-from ckptfix.formats.dcp.entries import Sizes
+from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.formats.dcp.window import ItemWindow, in_file
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.io.source import open_source

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data, Derived, RangeCheck, TensorEntry, dtypes
 from ckptfix.errors import DamagedFile, Unsupported
-from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.images import Images
 from ckptfix.formats.dcp.molds import Molds
+from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.formats.dcp.window import ItemWindow, in_file
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import ByteOrder, Storages, little_endian

@@ -24,8 +24,7 @@ from typing import NamedTuple, cast
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.address import of_keys
 from ckptfix.errors import DamagedFile, Unsupported, about
-from ckptfix.formats.dcp.entries import MAX_PARTS, MAX_SIZE, Boxes, Sizes, StoredItem
-from ckptfix.formats.dcp.skim import Skimmed, skim
+from ckptfix.formats.dcp.skim import MAX_PARTS, MAX_SIZE, Boxes, Sizes, Skimmed, StoredItem, skim
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name
 from ckptfix.pickles import Call, Dict, Graph, parse
 from ckptfix.pickles.graph import Node, attributes, pairs

@@ -12,9 +12,9 @@ from typing import cast
 
 from ckptfix.checkpoint import Edit, TensorEntry, dtypes
 from ckptfix.formats.dcp.cut import without
-from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.metadata import Metadata, Path, SavedKey, StorageInfo, fields_of
 from ckptfix.formats.dcp.respell import Moves, respelled
+from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.pickles import Call, Dict, Global, Graph
 from ckptfix.pickles.graph import Node, pairs
 from ckptfix.pickles.reemit import reemit

@@ -21,8 +21,8 @@ from ckptfix.checkpoint import ByteRange, FileVersion, dtypes
 from ckptfix.errors import DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.dcp.entries import Sizes
 from ckptfix.formats.dcp.metadata import Metadata, SavedChunk, SavedKey, check_volume
+from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.urls import as_path

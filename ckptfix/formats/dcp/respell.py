@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ckptfix.formats.dcp.entries import Otherwise, StoredItem
 from ckptfix.formats.dcp.metadata import Path, StorageInfo, fields_of
-from ckptfix.formats.dcp.phrases import GET, INT
-from ckptfix.formats.dcp.skim import OTHERWISE, Skimmed, Skimmer, opcodes_of
+from ckptfix.formats.dcp.skim import GET, INT, OTHERWISE, Otherwise, Skimmed, Skimmer, StoredItem, opcodes_of
 from ckptfix.pickles import Graph, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.collector import gc_paused

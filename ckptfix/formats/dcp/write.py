@@ -32,8 +32,8 @@ from ckptfix.findings.table import found
 from ckptfix.formats.base import PlanWrite
 from ckptfix.formats.dcp import metadata as dcp_metadata
 from ckptfix.formats.dcp import pickled
-from ckptfix.formats.dcp.entries import MAX_PARTS
 from ckptfix.formats.dcp.metadata import SavedChunk, SavedKey, StorageInfo
+from ckptfix.formats.dcp.skim import MAX_PARTS
 from ckptfix.formats.folders.assembly import grafted
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.common import PickledObject, fields, little_endian, pickled_object, view_of

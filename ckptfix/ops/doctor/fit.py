@@ -7,21 +7,80 @@ Keys are paired as `load_into` pairs them: unchanged, without wrapper components
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
-from ckptfix.findings.steps import LIKE, Fix, step
+from ckptfix.findings.steps import LIKE, Fix, Step, step
 from ckptfix.findings.table import found
 from ckptfix.names import bases, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
-from ckptfix.ops.doctor.match import offered
+from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
+
+_ABOUT_NAMES = (
+    *("no-names-match", "missing-keys", "unexpected-keys", "other-spelling"),
+    *("matched-by-structure", "names-prefixed"),
+)
+
+_OTHER_MODEL = "no renaming makes it fit: check that TARGET is the model that the file was saved from"
+
+
+def offered(
+    findings: Iterable[Finding],
+    checkpoint: Checkpoint,
+    side: ExpectedModel,
+    target: ExpectedModel,
+    agreeing: int,
+    *,
+    several: bool,
+    most: int,
+) -> Iterator[Finding]:
+    """Yield `findings` about the keys of `side`, with `match` as their remedy only where it works.
+
+    Args:
+        agreeing: how many keys agree without it.
+        several: whether the file has further state dicts, so that the command must name one.
+        most: tensors of a side up to which it is tried.
+    """
+    rows = list(findings)
+    about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None and row.steps is None]
+    small = max(len(side.slots), len(target.slots)) <= most
+    fix = _step(checkpoint, side, target, agreeing) if about and small else None
+    if fix is not None and several and side.at:
+        fix = fix.having(at=side.at)
+    for row in rows:
+        if row not in about:
+            yield row
+        elif fix is not None:
+            yield row.fixed_by((fix,))
+        else:
+            yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
+
+
+def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | None:
+    """Return `match` with the options with which it works and makes more keys agree; None where it does not."""
+    try:
+        plain = match(side.slots, target.slots, by="structure")
+        matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
+        planned = match_plan.plan(checkpoint, side, matching, operations)
+    except CkptfixError:
+        return None
+    if not (planned.names or planned.tensors) or len(matching.pairs) <= agreeing:
+        return None
+    (plain_step,) = step("match", like=LIKE)
+    if not match_plan.refusals(side, target, matching, operations):
+        return plain_step
+    partial = not match_plan.refusals(side, target, matching, operations, partial=True)
+    return plain_step.having(partial=True) if partial else None
+
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
 

@@ -21,7 +21,7 @@ from real.truth import Leaf, Truth, tensors
 from safetensors.torch import save_file
 
 from ckptfix.formats import FORMATS
-from ckptfix.formats.safetensors import changes as safetensors_changes
+from ckptfix.formats.safetensors import edit as safetensors_edit
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import containers as torch_recode
 from ckptfix.formats.torch import emit as torch_emit
@@ -75,13 +75,13 @@ def splice_removes(patch: Patch) -> None:
 
 def names_drop(patch: Patch) -> None:
     """An edit of a safetensors header takes a row out."""
-    real = safetensors_changes.Names.rename
+    real = safetensors_edit.Names.rename
 
     def rename(self: Any, edit: Any) -> None:
         real(self, edit)
         self.new[next(name for name in self.new if name.endswith(VICTIM))] = None
 
-    patch.setattr(safetensors_changes.Names, "rename", rename)
+    patch.setattr(safetensors_edit.Names, "rename", rename)
 
 
 def share_plan_forgets(patch: Patch) -> None:

@@ -6,9 +6,11 @@ object. The bytes stay in the file; only the pickles that describe them are read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import codecs
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Data, Storage
+from ckptfix.checkpoint import ByteRange, Data, Derived, Storage
 from ckptfix.errors import BadPickle, CkptfixError, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found as finding
@@ -16,16 +18,88 @@ from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.common import expected_bytes, fields
 from ckptfix.formats.torch.readonly.common import FoundStorages
-from ckptfix.formats.torch.readonly.latin1 import EncodedPart, encoded_text
 from ckptfix.formats.torch.tensors import BadTensor, viewed
 from ckptfix.formats.torch.zip_layout import ZipStorages
 from ckptfix.io.layers import WindowName
+from ckptfix.io.read import cut, read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Call, Graph, Text
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.paged import HEAD, UnreadBytes
 from ckptfix.pickles.reemit import children_to_write, every_node
 from ckptfix.zips.local import record_data
+
+_HEADS = {0x58: 5, 0x8C: 2, 0x8D: 9}
+"""Opcode that pushes text -> number of bytes before the text."""
+
+
+def encoded_text(node: object) -> Text | None:
+    """Return the text of bytes that are written as text; None for any other node."""
+    if type(node) is Call and node.is_call_of("_codecs", "encode") and len(node.arguments) == 2:
+        text, encoding = node.arguments
+        if type(text) is Text and encoding in ("latin1", "latin-1"):
+            return text
+    return None
+
+
+class EncodedPart(WindowName):
+    """The name of a virtual file whose bytes are the characters of a text in another file.
+
+    Python 3 pickles bytes this way with protocols 0 to 2; bytes from 128 on take two bytes of the text's UTF-8::
+
+        _codecs.encode(TEXT, 'latin1')
+
+    Every read decodes the text from its beginning, so the bytes of a tensor are a stream instead of a range.
+    """
+
+    raw: ByteRange
+
+    @classmethod
+    def of(cls, path: str, text: Text, opcode: int) -> EncodedPart:
+        """Return the part for the bytes of `text`, which `opcode` pushes.
+
+        Raises:
+            BadPickle: a different opcode pushes it, such as those of protocol 0.
+        """
+        written = text.origin or text
+        if opcode not in _HEADS:
+            raise BadPickle("the pickle stores bytes as text of protocol 0", path=path, offset=written.start)
+        start = written.start + _HEADS[opcode]
+        part = cls(f"{path} @ {start:#x}", path, start, len(text))
+        part.raw = ByteRange(path, start, written.end - start)
+        return part
+
+    def opened(self) -> Source:
+        return _Characters(self)
+
+    def in_whole(self, data: Data) -> Data:
+        if not isinstance(data, ByteRange):
+            return replace(data, sources=(self.raw,), blank=b"")
+        first, count = data.offset, data.length
+        return Derived(count, lambda: cut(_decoded(self.raw), first, count), "bytes of a text", (self.raw,))
+
+
+class _Characters(Source):
+    """The text as a file of its characters."""
+
+    def __init__(self, part: EncodedPart) -> None:
+        super().__init__(part, part.length, base=part.offset)
+        self.raw = part.raw
+
+    def _read(self, offset: int, length: int) -> bytes:
+        end = min(2 * (offset + length), self.raw.length)
+        return b"".join(cut(_decoded(self.raw.sub(0, end)), offset, length))
+
+
+def _decoded(raw: ByteRange) -> Iterator[bytes]:
+    """Yield the bytes that the text in `raw` encodes."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for chunk in read_chunks(raw):
+            yield decoder.decode(chunk).encode("latin-1")
+    except UnicodeError as error:
+        raise DamagedFile(f"a text does not encode bytes: {error}", path=raw.path, offset=raw.offset) from None
+
 
 WINDOW = 1 << 10
 """Bytes of a stream that are read first: the five pickles around one storage take some 400."""

@@ -25,8 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.formats.dcp import metadata as dcp_metadata
-from ckptfix.formats.dcp.entries import Boxes, StoredItem
-from ckptfix.formats.dcp.skim import skim
+from ckptfix.formats.dcp.skim import Boxes, StoredItem, skim
 from ckptfix.pickles.opcodes import walk
 
 
