@@ -12,7 +12,7 @@ from ckptfix.cli.shared.operands import Last
 from ckptfix.cli.shared.options import in_place_option, link_option
 from ckptfix.errors import Refused
 from ckptfix.ops import relocate
-from ckptfix.ops.relocate.plan import device
+from ckptfix.ops.relocate import device
 from ckptfix.ops.writing import WriteOptions
 
 

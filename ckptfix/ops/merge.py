@@ -15,7 +15,7 @@ from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, in_little
 from ckptfix.io.read import Progress
-from ckptfix.ops.extract import plan
+from ckptfix.ops.extract import open_weights, plan_extraction
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file, existing
 from ckptfix.words import plural, some
 
@@ -72,7 +72,7 @@ def merge(
     def make(path: str, dest: str) -> Draft[MergeResult]:
         taken = [_opened(path, at), *(_opened(located(existing(other)), at) for other in paths[1:])]
         merged = _merged(taken)
-        done = plan.plan(merged, dest, to=to)
+        done = plan_extraction(merged, dest, to=to)
         counts = tuple((one.path, len(one.entries)) for one in taken)
         lines = [f"merged {plural(len(merged.entries), 'tensor')} from {plural(len(taken), 'input')}, as {done.format}"]
         if merged.left:
@@ -95,7 +95,7 @@ def merge(
 
 def _opened(path: str, at: str | None) -> Weights:
     with about(path):
-        weights, _ = plan.open_weights(path, at, ema=False)
+        weights, _ = open_weights(path, at, ema=False)
     return in_little(weights) if weights.byteorder == "big" else weights
 
 

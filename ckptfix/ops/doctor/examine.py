@@ -45,7 +45,7 @@ from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
-from ckptfix.ops.convert.plan import refuse_state_dict
+from ckptfix.ops.convert import refuse_state_dict
 from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records

@@ -29,7 +29,7 @@ from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.extract.plan import read_program
+from ckptfix.ops.extract import read_program
 from ckptfix.ops.hidden_globals import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory

@@ -1,28 +1,37 @@
-"""Conversions: the same tensors in a different file format."""
+"""``ckptfix.convert``: the same tensors in another format."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, cast
 
+from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
-from ckptfix.errors import Refused, WouldLoseData
-from ckptfix.formats import FORMATS, format_of, states, weights_of, without_optimizer
+from ckptfix.commands import command
+from ckptfix.errors import Refused, StrPath, UnknownFormat, WouldLoseData
+from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint, states, weights_of, without_optimizer
 from ckptfix.formats.base import Format, SelectedWeights
+from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.shards.write import parse_size
-from ckptfix.formats.target import fitting, not_written, target_format
+from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, target_format
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
+from ckptfix.io.read import Progress
+from ckptfix.io.source import shares_open_files
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Promise, everything
 from ckptfix.ops.candidates import Candidate
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
-from ckptfix.ops.writing import copy_of
-from ckptfix.words import some
+from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_note, copy_of, refuse_destination
+from ckptfix.pickles.collector import gc_paused
+from ckptfix.urls import as_path
+from ckptfix.words import plural, some
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class Conversion:
     copied: bool = False
 
 
-def convert(
+def plan_conversion(
     checkpoint: Checkpoint,
     dest: str,
     *,
@@ -144,7 +153,7 @@ def refuse_state_dict(checkpoint: Checkpoint, target: Format, at: str | None) ->
     """Raise the error of a conversion to a format that holds one state dict; no tensor byte is read.
 
     Raises:
-        CkptfixError: as `convert`.
+        CkptfixError: as `plan_conversion`.
     """
     _fitting(checkpoint, target, at, drop_unsupported=False)
     refuse_damaged(checkpoint)
@@ -258,3 +267,129 @@ def _every_tensor(checkpoint: Checkpoint, dest: str, target: Format) -> Conversi
     views = {entry.name: entry for entry in entries if entry != stored.get(entry.key, entry)}
     promise = replace(promise, puts=views)
     return Conversion(plan, target.name, "", len(entries), promise, behind, (), max(ties, 0))
+
+
+NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps", "left-behind"})
+"""Findings of reading a checkpoint of many files that matter to the user of the output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConvertResult(Result):
+    """The result of a conversion.
+
+    `at` is the address of the state dict that was written, None for the whole object; `left` lists what the output
+    lacks.
+    """
+
+    at: str | None = None
+    tensors: int = 0
+    left: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    def _details(self) -> dict[str, Any]:
+        return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
+
+
+@checks_types
+def convert(
+    source: StrPath | Sequence[StrPath],
+    dest: StrPath,
+    *,
+    to: FormatName | None = None,
+    at: str | None = None,
+    drop_unsupported: bool = False,
+    weights: Literal["fp32", "model"] | None = None,
+    optimizer: bool = False,
+    shard_size: int | str | None = None,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write `source` to `dest` in a different format.
+
+    Args:
+        source: a file or a folder; or the files of all ranks of a job, which are joined.
+        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
+            decides.
+        at: address of the state dict to write, if there are several.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
+        shard_size: bytes of tensors per file in a folder of shards, or a string such as ``"500MB"``; 5GB by default.
+        weights: for a DeepSpeed folder: ``"fp32"``, the master weights, by default; or ``"model"``, the weights that
+            the model computed with.
+        optimizer: for a DeepSpeed folder: write the optimizer state too, by parameter name; not to safetensors.
+
+    The other arguments are those of `strip_module`.
+    """
+
+    def make(checkpoint: Checkpoint, dest: str) -> Draft[ConvertResult]:
+        done = plan_conversion(
+            checkpoint,
+            dest,
+            to=to,
+            at=at,
+            drop_unsupported=drop_unsupported,
+            weights=weights,
+            optimizer=optimizer,
+            shard_size=shard_size,
+        )
+        of = f" of {done.at}" if done.at else ""
+        titles = f"{FORMATS[checkpoint.format].title} -> {FORMATS[done.format].title}"
+        line = f"converted {plural(done.tensors, 'tensor')}{of}: {titles}"
+        shards = sum(not file.along and not file.path.endswith((".json", "/.metadata")) for file in done.plan.files)
+        if shards > 1 and FORMATS[done.format].sized is not None:
+            line += f", {plural(shards, 'file')}"
+        if done.copied:
+            line = f"nothing to do: it is already {done.format}{copy_note(True)}"
+        if done.ties:
+            line += f"; {plural(done.ties, 'key')} tied to another"
+        lines = [line]
+        if done.lost:
+            lines.append(f"LOST ({done.format} cannot hold them): {some(done.lost)}")
+        behind = [address for address in done.left if address not in done.lost]
+        behind += [row.where for row in checkpoint.findings if row.id == "left-behind"]
+        if behind:
+            lines.append(f"left behind: {some(behind)}")
+        takes = format_of(checkpoint).select_weights is not None and "objects" in FORMATS[done.format].states
+        if takes and "optimizer" in behind:
+            lines.append("--optimizer writes the optimizer state too")
+        return Draft(
+            result=partial(ConvertResult, at=done.at, tensors=done.tensors, left=done.left, lost=done.lost),
+            format=done.format,
+            plan=done.plan,
+            promise=done.promise,
+            lines=lines,
+            findings=(*done.plan.findings, *(row for row in checkpoint.findings if row.id in NOTED)),
+            exit_code=LOSSES if done.lost else 0,
+        )
+
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    if to is None and shard_size is not None and not as_path(dest).suffix:
+        to = "hf"
+    folder = is_folder(to)
+    if isinstance(source, list | tuple):
+        refuse_destination(dest, source, how, folder=folder)
+        return carry_out(_joined(source), dest, make, how, converts=True, folder=folder)
+    return carry_out(cast("StrPath", source), dest, make, how, converts=True, folder=folder)
+
+
+@gc_paused
+@shares_open_files()
+def _joined(paths: Sequence[StrPath]) -> Checkpoint:
+    """Open the files of all ranks as one checkpoint.
+
+    Raises:
+        Refused: `paths` is empty, or one of the files is not from a rank of a job.
+    """
+    if not paths:
+        raise Refused("there is no file to convert")
+    if len(paths) == 1:
+        return open_checkpoint(paths[0])
+    try:
+        return read_files(paths)
+    except UnknownFormat as error:
+        path = error.path or ""
+        what = detect(path).title
+        message = f"this is {what}; several inputs can be joined only if they are the rank files of one job"
+        hint = f"for shards, name the folder: `{command('convert', as_path(path).parent, 'OUT')}`"
+        raise Refused(message, path=path, hint=hint) from None
