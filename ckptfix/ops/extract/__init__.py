@@ -90,7 +90,9 @@ def choose(checkpoint: Checkpoint, at: str | None, ema: bool) -> tuple[Weights, 
     return read(checkpoint, chosen), others
 
 
-def plan_extraction(weights: Weights, dest: str, *, to: str | None = None, drop_unsupported: bool = False) -> Extraction:
+def plan_extraction(
+    weights: Weights, dest: str, *, to: str | None = None, drop_unsupported: bool = False
+) -> Extraction:
     """Plan a file at `dest` that holds `weights`.
 
     Raises:
