@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.command_table import COMMANDS as _COMMANDS
 from ckptfix.hooks import register as _register
+from ckptfix.version import VERSION
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Checkpoint as Checkpoint
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.stats import stats as stats
     from ckptfix.ops.undo import undo as undo
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     **{row.function: row.home for row in _COMMANDS.values() if row.home},

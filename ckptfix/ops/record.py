@@ -22,6 +22,7 @@ from ckptfix.io.source import found_as
 from ckptfix.io.threads import Workers
 from ckptfix.io.virtual_files import PlannedFile, part_of
 from ckptfix.urls import as_path
+from ckptfix.version import VERSION
 
 KEY = "ckptfix.record"
 NAME = "ckptfix.record.json"
@@ -49,7 +50,7 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[FileVersion])
     command = _command.get()
     if command is None:
         return plan, None
-    text = json.dumps({"ckptfix": version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
+    text = json.dumps({"ckptfix": VERSION, "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
     row = FORMATS[format]
     if row.folder:
         place = str(as_path(dest, NAME))
@@ -60,17 +61,6 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[FileVersion])
     others = tuple(file for file in plan.files if file.path != place)
     made = OutputFile.of(place, [text.encode("utf-8", "surrogatepass") + b"\n"], along=True)
     return replace(plan, files=(made, *others)), f"record: {place}"
-
-
-def version() -> str:
-    """Return the version of ckptfix that is installed."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("ckptfix")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _inputs(read: Iterable[FileVersion]) -> list[dict[str, object]]:

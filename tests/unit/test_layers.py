@@ -27,7 +27,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "arguments", "extras", "command_table", "commands", "hooks", "shown", "words", "numbers", "docs"),
-        "urls",
+        *("urls", "version"),
     ),
     ("findings",),
     ("checkpoint", "pickles"),
