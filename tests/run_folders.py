@@ -31,7 +31,7 @@ def trained(step: int) -> tuple[torch.nn.Module, Any, Any]:
     return model, optimizer, scheduler
 
 
-def numpy_free_rng() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
     return {"python": (3, (1, 2, 3), None), "cpu": torch.get_rng_state()}
 
 
@@ -43,7 +43,7 @@ def trainer(run: Path, step: int) -> None:
     torch.save(optimizer.state_dict(), place / "optimizer.pt")
     torch.save(scheduler.state_dict(), place / "scheduler.pt")
     for rank in range(2):
-        torch.save(numpy_free_rng(), place / f"rng_state_{rank}.pth")
+        torch.save(generators(), place / f"rng_state_{rank}.pth")
     history = [{"loss": 2.5, "step": step // 2}, {"loss": 1.25, "step": step}]
     state = {"global_step": step, "epoch": step / 100, "log_history": history}
     (place / "trainer_state.json").write_text(json.dumps(state))
@@ -130,8 +130,12 @@ def plain_dcp(run: Path, step: int) -> None:
     distributed(run / f"ckpt_{step}", {"model": model.state_dict(), "optimizer": state})
 
 
+def nemo_name(step: int) -> str:
+    return f"gpt--val_loss=1.25-step={step}-consumed_samples={step * 8}.0{'-last' * (step == STEPS[-1])}"
+
+
 def nemo(run: Path, step: int) -> None:
-    place = run / f"gpt--val_loss=1.25-step={step}-consumed_samples={step * 8}.0{'-last' * (step == STEPS[-1])}"
+    place = run / nemo_name(step)
     model, optimizer, _ = trained(step)
     state = {"state": {"weight": optimizer.state_dict()["state"][0]}}
     distributed(place / "weights", {"module": model.state_dict(), "optimizer": state})
@@ -189,10 +193,7 @@ LAYOUTS: dict[str, RunSample] = {
         copied("iter_0000100/mp_rank_01/model_optim_rng.pt", "iter_0000200/mp_rank_01/model_optim_rng.pt"),
     ),
     "torchtitan": RunSample(torchtitan, "step-{}".format, "__0_0.distcp", "__0_0.distcp"),
-    "nemo": RunSample(
-        nemo, lambda step: f"gpt--val_loss=1.25-step={step}-consumed_samples={step * 8}.0{'-last' * (step == STEPS[-1])}",
-        "weights/__0_0.distcp", "weights/__0_0.distcp",
-    ),
+    "nemo": RunSample(nemo, nemo_name, "weights/__0_0.distcp", "weights/__0_0.distcp"),
     "dcp": RunSample(plain_dcp, "ckpt_{}".format, "__0_0.distcp", "__0_0.distcp"),
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ class RunLayout(NamedTuple):
         evidence: pattern of a path in the folder of a checkpoint that shows the layout.
         parts: the parts of a checkpoint.
         resume: how to resume, with the fields ``{run}``, ``{path}``, ``{name}`` and ``{step}``.
-        files: checkpoints may be files.
+        files: checkpoints may be files, and have this key; empty where they are folders.
         pointers: files of the run, or of a checkpoint, that name the newest checkpoint.
         tag: the name of the checkpoint for the number in a pointer; empty where the pointer has the name itself.
         steps: the places that have the step.
@@ -94,7 +94,7 @@ class RunLayout(NamedTuple):
     evidence: str
     parts: tuple[RunPart, ...]
     resume: str
-    files: bool = False
+    files: str = ""
     pointers: tuple[str, ...] = ()
     tag: str = ""
     steps: tuple[SavedStep, ...] = ()
@@ -137,7 +137,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
             RunPart("optimizer", names=r"mp_rank_(?P<rank>\d+(_\d+)*)/(distrib_)?optim\.pt", need="if others"),
             RunPart("common state", names=r"common\.pt", need="if others"),
         ),
-        "--load {run} --ckpt-step {step}",
+        "pass --load {run} --ckpt-step {step} to the training script",
         pointers=("latest_checkpointed_iteration.txt",), tag="iter_{:07d}",
         steps=(SavedStep(r"mp_rank_[\d_]+/model_(optim_)?rng\.pt|common\.pt", "iteration"),),
     ),
@@ -152,7 +152,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
             RunPart("training state", keys=r"train_state", need="if others"),
             RunPart("data loader", keys=r"dataloader", need="if others"),
         ),
-        "--checkpoint.load_step {step}",
+        "pass --checkpoint.load_step {step} to torchtitan",
     ),
     RunLayout(
         "trainer", "transformers' Trainer", "transformers/trainer.py: _save_checkpoint",
@@ -160,7 +160,10 @@ LAYOUTS: tuple[RunLayout, ...] = (
         r"trainer_state\.json|optimizer\.pt|scheduler\.pt|rng_state(_\d+)?\.pth",
         (
             RunPart("model", names=_WEIGHTS, inside=rf"global_step\d+/({_MODEL_STATES})"),
-            RunPart("optimizer", names=rf"optimizer\.(pt|bin)|optimizer_\d+/\.metadata|global_step\d+/({_OPTIM_STATES})"),
+            RunPart(
+                "optimizer",
+                names=rf"optimizer\.(pt|bin)|optimizer_\d+/\.metadata|global_step\d+/({_OPTIM_STATES})",
+            ),
             RunPart("scheduler", names=r"scheduler\.pt", inside=r"global_step\d+/.*_states\.pt"),
             RunPart("gradient scaler", names=r"scaler\.pt", need="if others"),
             RunPart("trainer state", names=r"trainer_state\.json"),
@@ -196,7 +199,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
     ),
     RunLayout(
         "deepspeed", "DeepSpeed", "deepspeed/runtime/engine.py: save_checkpoint",
-        r"(.*step[-_]?(?P<step>\d+)|.*)",
+        r".*step[-_=]?(?P<step>\d+)|.*\d",
         _MODEL_STATES,
         (
             RunPart("model", names=_MODEL_STATES),
@@ -208,7 +211,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
     ),
     RunLayout(
         "lightning", "Lightning", "lightning/pytorch/trainer/connectors/checkpoint_connector.py: dump_checkpoint",
-        r"(.*\bstep=(?P<step>\d+).*|.*)\.ckpt",
+        r"(.*step[=_-]?(?P<step>\d+).*|.*epoch[=_-]?\d+.*|(.*-)?last(-v\d+)?)\.ckpt",
         r"meta\.pt|\.metadata|checkpoint/.*_states\.pt",
         (
             RunPart("model", keys=r"state_dict", names=rf"\.metadata|checkpoint/({_MODEL_STATES})"),
@@ -217,7 +220,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
             RunPart("loops", keys=r"loops", names=r"meta\.pt|checkpoint/.*", need="if others"),
         ),
         "trainer.fit(model, ckpt_path={path!r})",
-        files=True,
+        files="pytorch-lightning_version",
         pointers=("last.ckpt",),
         steps=(SavedStep("", "global_step", sure=False),),
         marker="-unfinished",
@@ -240,6 +243,9 @@ INSIDE = ("checkpoints", "checkpoint", "lightning_logs")
 
 MOST = 100_000
 """The number of entries of a folder that are looked at."""
+
+MOST_TRIED, MOST_SHOWN = 64, 5_000
+"""Numbers of folders, and of entries of each, that are looked at to recognize a layout."""
 
 MOST_TEXT = 1024
 """Greatest number of bytes of a pointer that are read."""
@@ -273,7 +279,7 @@ class RunPointer:
     Attributes:
         path: its path.
         place: the folder whose entries it names.
-        tag: the name of the checkpoint; None if the text is no name.
+        tag: the name of the checkpoint; None if the text cannot be a name.
         text: the text, or the target of the link.
         link: it is a link that leads nowhere.
     """
@@ -330,12 +336,12 @@ class _Entry(NamedTuple):
     lost: bool
 
 
-def _entries(folder: str) -> dict[str, _Entry]:
+def _entries(folder: str, most: int = MOST) -> dict[str, _Entry]:
     """Return the files, the folders and the links that lead nowhere in `folder`; nothing if it cannot be read."""
     found: dict[str, _Entry] = {}
     try:
         with scan_folder(folder) as rows:
-            for row in islice(rows, MOST):
+            for row in islice(rows, most):
                 try:
                     inner = row.is_dir()
                     regular = not inner and row.is_file()
@@ -350,14 +356,14 @@ def _entries(folder: str) -> dict[str, _Entry]:
     return found
 
 
-def _members(folder: str) -> dict[str, int]:
+def _members(folder: str, most: int = MOST) -> dict[str, int]:
     """Return the files of a checkpoint and of the folders in it: path in the folder -> bytes."""
     found: dict[str, int] = {}
-    for name, row in _entries(folder).items():
+    for name, row in _entries(folder, most).items():
         if not row.folder and not row.lost:
             found[name] = row.size
         elif row.folder:
-            inner = _entries(str(as_path(folder, name)))
+            inner = _entries(str(as_path(folder, name)), most)
             found |= {f"{name}/{below}": one.size for below, one in inner.items() if not one.folder and not one.lost}
     return found
 
@@ -365,15 +371,16 @@ def _members(folder: str) -> dict[str, int]:
 def _run_in(folder: str) -> RunFolder | None:
     entries = _entries(folder)
     members: dict[str, dict[str, int]] = {}
-    best: tuple[int, RunLayout] | None = None
+    best: tuple[int, RunLayout, list[str]] | None = None
     for layout in LAYOUTS:
-        shown = sum(_is_shown(layout, folder, name, row, members) for name, row in entries.items())
-        if shown and (best is None or shown > best[0]):
-            best = shown, layout
+        fitting = [name for name in entries if re.fullmatch(layout.checkpoint, name)]
+        tried = sorted(fitting, key=natural_key)[-MOST_TRIED:]
+        shown = [name for name in tried if _is_shown(layout, folder, name, entries[name], members)]
+        if shown and (best is None or len(shown) > best[0]):
+            best = len(shown), layout, shown
     if best is None:
         return None
-    layout = best[1]
-    shown_names = [name for name, row in entries.items() if _is_shown(layout, folder, name, row, members)]
+    _, layout, shown_names = best
     families = {_family(name) for name in shown_names}
     checkpoints = []
     for name, row in entries.items():
@@ -384,7 +391,7 @@ def _run_in(folder: str) -> RunFolder | None:
         if not staged and name not in shown_names and _family(name) not in families:
             continue
         path = str(as_path(folder, name))
-        inside = (members[name] if name in members else _members(path)) if row.folder else {name: row.size}
+        inside = _members(path) if row.folder else {name: row.size}
         marker = f"{name.removesuffix('.ckpt')}{layout.marker}" if layout.marker else ""
         why = "its name is that of an unfinished save" if staged else ""
         why = why or (f"{marker} is beside it" if marker in entries and not entries[marker].folder else "")
@@ -400,19 +407,20 @@ def _run_in(folder: str) -> RunFolder | None:
 
 def natural_key(name: str) -> list[tuple[int, str]]:
     """Return a sort key that places ``epoch=9`` before ``epoch=10``."""
-    return [(int(part[:18]), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+    stem = name.removesuffix(".ckpt")  # Lightning writes a second file of the same name as NAME-v1.ckpt
+    return [(int(part[:18]), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", stem)]
 
 
 def _is_shown(
     layout: RunLayout, folder: str, name: str, row: _Entry, members: dict[str, dict[str, int]]
 ) -> bool:
     """Return whether an entry of a folder is certainly a checkpoint of `layout`; `members` keeps what was listed."""
-    if row.lost or re.fullmatch(layout.checkpoint, name) is None:
+    if row.lost:
         return False
     if not row.folder:
-        return layout.files
+        return bool(layout.files)
     if name not in members:
-        members[name] = _members(str(as_path(folder, name)))
+        members[name] = _members(str(as_path(folder, name)), MOST_SHOWN)
     return any(re.fullmatch(layout.evidence, path) for path in members[name])
 
 
@@ -456,7 +464,7 @@ def _text(path: str) -> str:
 
 
 def _tag(layout: RunLayout, text: str) -> str | None:
-    """Return the name of the checkpoint that the text of a pointer means; None if it is no name."""
+    """Return the name of the checkpoint that the text of a pointer means; None if it cannot be a name."""
     if layout.tag:
         if text == "release":
             return text

@@ -154,5 +154,5 @@ class RunReport:
 
 
 def _line(row: Sequence[str], kept: Sequence[int], widths: dict[int, int]) -> str:
-    cells = [row[column].rjust(widths[column]) if 0 < column < 5 else row[column].ljust(widths[column]) for column in kept]
-    return "  ".join(cells).rstrip()
+    sides = {column: ">" if 0 < column < 5 else "<" for column in kept}
+    return "  ".join(f"{row[column]:{sides[column]}{widths[column]}}" for column in kept).rstrip()
