@@ -320,7 +320,7 @@ def find_run(folder: str) -> RunFolder | None:
     return None
 
 
-def _places(folder: str, depth: int = 2) -> Iterator[str]:
+def _places(folder: str, depth: int = 3) -> Iterator[str]:
     yield folder
     inner = [name for name, row in _entries(folder).items() if row.folder]
     versions = sorted((int(name[8:]), name) for name in inner if re.fullmatch(r"version_\d{1,9}", name))
@@ -469,7 +469,7 @@ def _tag(layout: RunLayout, text: str) -> str | None:
         if text == "release":
             return text
         return layout.tag.format(int(text)) if re.fullmatch(r"[0-9]{1,18}", text) else None
-    plain = text and text not in (".", "..") and not re.search(r"[/\\\x00\n]", text)
+    plain = 0 < len(text) < 256 and text not in (".", "..") and not re.search(r"[/\\\x00\n]", text)
     return text if plain else None
 
 

@@ -124,8 +124,7 @@ class ExaminedCheckpoint:
         if part.inside and any(re.fullmatch(part.inside, path) for path in self.one.members):
             return True
         by_keys = part.keys and (not self.one.folder or not part.names)
-        # What cannot be read is reported as damage, and not as missing.
-        return bool(by_keys and (self.content is None or any(re.fullmatch(part.keys, key) for key in self.keys)))
+        return bool(by_keys and any(re.fullmatch(part.keys, key) for key in self.keys))
 
     def judged(self) -> JudgedCheckpoint:
         one = self.one
@@ -177,7 +176,7 @@ class ExaminedCheckpoint:
             if self.has(part):
                 self._ranks(part)
                 continue
-            if damaged and not part.names:
+            if damaged and (not part.names or not self.one.folder):
                 continue  # keys that cannot be read are a part of the damage
             others = any(other.has(part) for other in self.peers)
             if part.need != "always" and not others:
