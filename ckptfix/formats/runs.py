@@ -81,6 +81,7 @@ class RunLayout(NamedTuple):
         resume: how to resume, with the fields ``{run}``, ``{path}``, ``{name}`` and ``{step}``.
         files: checkpoints may be files, and have this key; empty where they are folders.
         pointers: files of the run, or of a checkpoint, that name the newest checkpoint.
+        pointed: the library resumes only from the checkpoint that a pointer of the run names.
         tag: the name of the checkpoint for the number in a pointer; empty where the pointer has the name itself.
         steps: the places that have the step.
         staging: pattern of the name of a folder that is still being written.
@@ -96,6 +97,7 @@ class RunLayout(NamedTuple):
     resume: str
     files: str = ""
     pointers: tuple[str, ...] = ()
+    pointed: bool = False
     tag: str = ""
     steps: tuple[SavedStep, ...] = ()
     staging: str = ""
@@ -138,7 +140,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
             RunPart("common state", names=r"common\.pt", need="if others"),
         ),
         "pass --load {run} --ckpt-step {step} to the training script",
-        pointers=("latest_checkpointed_iteration.txt",), tag="iter_{:07d}",
+        pointers=("latest_checkpointed_iteration.txt",), pointed=True, tag="iter_{:07d}",
         steps=(SavedStep(r"mp_rank_[\d_]+/model_(optim_)?rng\.pt|common\.pt", "iteration"),),
     ),
     RunLayout(
@@ -206,7 +208,7 @@ LAYOUTS: tuple[RunLayout, ...] = (
             RunPart("optimizer", names=_OPTIM_STATES, need="if others", inside=r"zero/.*"),
         ),
         "engine.load_checkpoint({run!r}, tag={name!r})",
-        pointers=LATEST,
+        pointers=LATEST, pointed=True,
         steps=(SavedStep(r"(mp_rank_\d+|.*zero_pp_rank_\d+_mp_rank_\d+)_model_states\.pt", "global_steps"),),
     ),
     RunLayout(

@@ -14,6 +14,7 @@ from ckptfix.errors import CkptfixError, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, found, remedy_of
 from ckptfix.formats import is_folder_checkpoint, located
+from ckptfix.formats.foreign import kinds
 from ckptfix.formats.runs import RunFolder, RunPointer, find_run, natural_key
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor.report import Diagnosis
@@ -41,20 +42,16 @@ def _is_several(path: str, run: RunFolder) -> bool:
     if not run.checkpoints:
         return False
     try:
-        whole = is_folder_checkpoint(path)
-        own = path if whole else located(path)
+        if run.path == path and run.layout.pointed:
+            if len(run.checkpoints) > 1 or any(row.place == path and _is_lost(row) for row in run.pointers):
+                return True
+        own = located(path)
+        inside = {one.path for one in run.checkpoints}
+        if is_folder_checkpoint(path) or (own != path and own not in inside):
+            return False
+        return len(run.checkpoints) > 1 or kinds.describe(path, b"", 0).id == "no-checkpoint"
     except (CkptfixError, OSError):
-        whole, own = False, path
-    if run.path == path and run.layout.pointers and whole:
-        names = {one.name for one in run.checkpoints}
-        lost = any(row.place == path and row.tag not in names for row in run.pointers)
-        return len(run.checkpoints) > 1 or lost
-    if whole:
-        return False
-    inside = {one.path for one in run.checkpoints}
-    if own != path and not any(own == one or own.startswith(f"{one}/") for one in inside):
-        return False
-    return len(run.checkpoints) > 1 or own == path
+        return True
 
 
 def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
@@ -118,6 +115,11 @@ def _how(run: RunFolder, one: JudgedCheckpoint) -> str:
 def _latest(run: RunFolder, judged: Sequence[JudgedCheckpoint], resume: JudgedCheckpoint | None) -> Iterator[Finding]:
     """Yield what is wrong with the files of the run that name its newest checkpoint."""
     states = {one.name: one for one in judged}
+    if run.layout.pointed and resume is not None and not any(row.place == run.path for row in run.pointers):
+        name = run.layout.pointers[0]
+        pointer = RunPointer(str(as_path(run.path, name)), run.path, None, "")
+        message = f"{name} is missing: without it, {run.layout.title} finds no checkpoint unless it is named"
+        yield found("run-latest", message, where=name, severity="warning", fix=_pointed(run, pointer, resume))
     for row in run.pointers:
         if row.place != run.path:
             continue  # each checkpoint reports its own
@@ -129,13 +131,18 @@ def _latest(run: RunFolder, judged: Sequence[JudgedCheckpoint], resume: JudgedCh
             text = repr(printable(row.text[:40]))
             yield found("run-latest", f"{name} names no checkpoint: its text is {text}", where=name, fix=fix)
         elif row.tag not in states:
-            if found_as(str(as_path(row.place, row.tag))) != "folder":
+            if _is_lost(row):
                 yield found("run-latest", f"{name} names {row.tag}, which is missing", where=name, fix=fix)
         elif states[row.tag].state in ("broken", "unfinished"):
             yield found("run-latest", f"{name} names {row.tag}, which {states[row.tag].brief}", where=name, fix=fix)
         elif resume is not None and judged.index(resume) > judged.index(states[row.tag]):
             message = f"{name} names {row.tag}, which is older than {resume.name}"
             yield found("run-latest", message, where=name, severity="warning", fix=fix)
+
+
+def _is_lost(row: RunPointer) -> bool:
+    """Return whether a pointer names no folder that exists."""
+    return row.tag is None or found_as(str(as_path(row.place, row.tag))) != "folder"
 
 
 def _pointed(run: RunFolder, row: RunPointer, resume: JudgedCheckpoint | None) -> str:
