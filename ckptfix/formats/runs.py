@@ -426,6 +426,15 @@ def _is_shown(
     return any(re.fullmatch(layout.evidence, path) for path in members[name])
 
 
+def step_in_name(name: str) -> int | None:
+    """Return the step that the name of a checkpoint states in the way of a library; None for any other name."""
+    for layout in LAYOUTS:
+        found = re.fullmatch(layout.checkpoint, name) if layout.name != "dcp" else None
+        if (step := _number(found, "step")) is not None:
+            return step
+    return None
+
+
 def _family(name: str) -> str:
     """Return a name without its numbers, by which checkpoints of one run are recognized."""
     return re.sub(r"\d+(\.\d+)?", "", name)

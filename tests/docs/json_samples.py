@@ -150,7 +150,7 @@ def plan(name: str) -> str:
 _RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
                 "inspect run", "inspect module.pth", "inspect quantized.pth"),
-    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth"),
+    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth", "ls trainer --check"),
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
                "doctor page.pth", "doctor rich.pth"),

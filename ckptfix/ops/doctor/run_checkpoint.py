@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,11 @@ from ckptfix.findings.table import RANK, found
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.members import CHECKPOINTS
 from ckptfix.formats.runs import RunCheckpoint, RunFolder, RunPart, SavedStep, natural_key, ranks_of
-from ckptfix.io.source import open_source
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.run_report import JudgedCheckpoint, PartState, RunState, RunTrouble
+from ckptfix.ops.inspect.training import Progress, json_object, progress_of
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural, some
-
-MOST_JSON = 1 << 26
-"""Greatest size of a trainer's state that is read, in bytes; it has a row for each logged step."""
 
 MOST_RANKS = 1 << 20
 """Greatest number of ranks that names may state; more is not a job."""
@@ -109,7 +105,7 @@ class ExaminedCheckpoint:
             names = [entry.name for entry in content.entries] + [address for address, _ in content.values()]
         except CkptfixError:
             return frozenset()
-        names += [row.at for row in (*content.state_dicts, *content.sites)]
+        names += [row.at for row in content.state_dicts] + [site.at for site in content.sites]
         tops = {name.partition("/")[0] for name in names}
         return frozenset(tops | {top.partition(".")[0] for top in tops})
 
@@ -251,7 +247,7 @@ class ExaminedCheckpoint:
     def _judge(self, unit: _Unit) -> None:
         """Report the damage of a file or folder."""
         if unit.within.endswith(".json") and not unit.within.endswith(".index.json"):
-            if _json(unit.path) is None:
+            if json_object(unit.path) is None:
                 self._report(unit, unit.within, "damaged", "is not a JSON object")
             return
         if unit.within and self.one.members.get(unit.within) == 0:
@@ -355,7 +351,7 @@ class ExaminedCheckpoint:
         """Return the numbers at the top level of a file of the checkpoint; nothing if it is damaged."""
         place = str(as_path(self.one.path, path))
         if path.endswith(".json"):
-            return _json(place) or {}
+            return json_object(place) or {}
         try:
             return _scalars(open_checkpoint(place))
         except (CkptfixError, OSError):
@@ -372,7 +368,7 @@ class ExaminedCheckpoint:
             text = f"{name} names {row.tag or repr(printable(row.text[:40]))}, which is missing"
             self.add("run-latest", f"has a wrong file {name}", text, name, fix=fix)
 
-    def _progress(self, rows: Sequence[tuple[SavedStep, str, int]]) -> tuple[int | None, float | None, float | None]:
+    def _progress(self, rows: Sequence[tuple[SavedStep, str, int]]) -> Progress:
         """Return step, epoch and loss, where the checkpoint records them."""
         inside = next((number for saved, _, number in rows if saved.named), None)
         step = inside if self.one.step is None or (not self.one.folder and inside is not None) else self.one.step
@@ -381,8 +377,8 @@ class ExaminedCheckpoint:
             values = self._content_values()
         else:
             state = next((path for path in self.one.members if path.endswith("trainer_state.json")), None)
-            values = {} if state is None else _json(str(as_path(self.one.path, state))) or {}
-        return step, _real(values.get("epoch")), _loss(values)
+            values = {} if state is None else json_object(str(as_path(self.one.path, state))) or {}
+        return progress_of(values)._replace(step=step)
 
 
 def _is_far(number: int, named: int) -> bool:
@@ -419,29 +415,3 @@ def _scalars(checkpoint: Checkpoint) -> dict[str, Any]:
         return {address: value for address, value in rows if type(value) in (int, float) and address.count("/") < 2}
     except CkptfixError:
         return {}
-
-
-def _json(path: str) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None if it cannot be read, is too large, or is not an object."""
-    try:
-        with open_source(path) as source:
-            if source.size > MOST_JSON:
-                return None
-            value = json.loads(source.read(0, source.size))
-    except (CkptfixError, OSError, ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _real(value: object) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18 else None
-
-
-def _loss(values: Mapping[str, Any]) -> float | None:
-    """Return the last loss that a trainer logged."""
-    history = values.get("log_history")
-    for row in reversed(history if isinstance(history, list) else []):
-        if isinstance(row, dict) and (loss := _real(row.get("loss"))) is not None:
-            return loss
-    losses = (_real(values.get(key)) for key in ("loss", "train_loss", "val_loss"))
-    return next((loss for loss in losses if loss is not None), None)

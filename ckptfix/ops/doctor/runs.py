@@ -26,12 +26,16 @@ from ckptfix.words import plural
 
 def diagnosis_of(path: str) -> Diagnosis | None:
     """Examine the run folder at `path`; None if it is a model, a single checkpoint, or no run."""
+    run = run_of(path)
+    return None if run is None else _diagnosed(path, run)
+
+
+def run_of(path: str) -> RunFolder | None:
+    """Return the run in the folder `path`, judged by names; None if it is a model, a single checkpoint, or no run."""
     if found_as(path) != "folder":
         return None
     run = find_run(path)
-    if run is None or not _is_several(path, run):
-        return None
-    return _diagnosed(path, run)
+    return run if run is not None and _is_several(path, run) else None
 
 
 def _is_several(path: str, run: RunFolder) -> bool:
@@ -42,14 +46,15 @@ def _is_several(path: str, run: RunFolder) -> bool:
     if not run.checkpoints:
         return False
     try:
-        if run.path == path and run.layout.pointed:
-            if len(run.checkpoints) > 1 or any(row.place == path and _is_lost(row) for row in run.pointers):
-                return True
+        several = len(run.checkpoints) > 1
+        wrong = any(row.place == path and _is_lost(row) for row in run.pointers)
+        if run.path == path and run.layout.pointed and (several or wrong):
+            return True
         own = located(path)
         inside = {one.path for one in run.checkpoints}
         if is_folder_checkpoint(path) or (own != path and own not in inside):
             return False
-        return len(run.checkpoints) > 1 or kinds.describe(path, b"", 0).id == "no-checkpoint"
+        return several or kinds.describe(path, b"", 0).id == "no-checkpoint"
     except (CkptfixError, OSError):
         return True
 
