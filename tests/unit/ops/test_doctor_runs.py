@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from run_folders import LAYOUTS, STEPS, built, cut, trained
+from run_folders import LAYOUTS, STEPS, built, cut, distributed, trained
 
 import ckptfix
 from ckptfix.formats.runs import LAYOUTS as ROWS
@@ -215,6 +215,25 @@ def test_parts_in_other_forms(run: Run, whole: Run) -> None:
         (place / "model.safetensors.index.json").write_text(json.dumps(index))
     done, ids = examined(shards)
     assert states(done) == ["broken", "broken"] and "model-00002-of-00002.safetensors" in str(done)
+
+
+def test_the_folders_of_fsdp(run: Run) -> None:
+    """The sharded state dicts of FSDP in the folders of Trainer and accelerate."""
+    for layout, optimizer in (("trainer", "optimizer.pt"), ("accelerate", "optimizer.bin")):
+        path = run(layout)
+        for step in STEPS:
+            place = path / name_of(layout, step)
+            (place / optimizer).unlink()
+            (place / "model.safetensors").unlink()
+            model, state, _ = trained(step)
+            distributed(place / "pytorch_model_fsdp_0", {"model": model.state_dict()})
+            distributed(place / "optimizer_0", {"optimizer": {"state": {"weight": state.state_dict()["state"][0]}}})
+        assert states(examined(path)[0]) == ["whole", "whole"]
+        cut(path / name_of(layout, NEW) / "optimizer_0" / "__0_0.distcp", 60)
+        done, ids = examined(path)
+        assert ids == {"run-damaged"} and "lacks its optimizer (cut at 60 %)" in done.sentence
+        (path / name_of(layout, OLD) / "pytorch_model_fsdp_0" / ".metadata").unlink()
+        assert states(examined(path)[0]) == ["unfinished", "broken"]
 
 
 def test_the_checkpoints_may_be_in_a_folder_of_the_run(whole: Run, tmp_path: Path) -> None:
