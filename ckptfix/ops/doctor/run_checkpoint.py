@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import quoted
@@ -56,6 +56,18 @@ class _Unit:
     part: RunPart
 
 
+class _Content(NamedTuple):
+    """The content of a checkpoint, as far as it shows parts and progress; empty if it cannot be read.
+
+    Attributes:
+        keys: the keys at the top level.
+        numbers: the numbers at the top level, and of dicts one level below, by address.
+    """
+
+    keys: frozenset[str] = frozenset()
+    numbers: Mapping[str, Any] = {}
+
+
 class ExaminedCheckpoint:
     """The examination of one checkpoint of a run; `peers` are those of the other checkpoints."""
 
@@ -85,33 +97,25 @@ class ExaminedCheckpoint:
         }
 
     @cached_property
-    def content(self) -> Checkpoint | None:
-        """The checkpoint itself, if it is one file, or a folder whose keys show its parts; None if it is damaged."""
-        keyed = any(part.keys and (not self.one.folder or not part.names) for part in self.run.layout.parts)
-        if not keyed:
-            return None
-        try:
-            return open_checkpoint(self.one.path)
-        except (CkptfixError, OSError):
-            return None
+    def content(self) -> _Content:
+        """The keys and numbers of a checkpoint that is one file, or a folder whose keys show its parts.
 
-    @cached_property
-    def keys(self) -> frozenset[str]:
-        """The keys at the top level of `content`."""
-        content = self.content
-        if content is None:
-            return frozenset()
+        The checkpoint itself is not kept: a run may have hundreds.
+        """
+        if not any(part.keys and (not self.one.folder or not part.names) for part in self.run.layout.parts):
+            return _Content()
         try:
-            names = [entry.name for entry in content.entries] + [address for address, _ in content.values()]
-        except CkptfixError:
-            return frozenset()
-        names += [row.at for row in content.state_dicts] + [site.at for site in content.sites]
+            checkpoint = open_checkpoint(self.one.path)
+            names = [entry.name for entry in checkpoint.entries] + [address for address, _ in checkpoint.values()]
+        except (CkptfixError, OSError):
+            return _Content()
+        names += [row.at for row in checkpoint.state_dicts] + [site.at for site in checkpoint.sites]
         tops = {name.partition("/")[0] for name in names}
-        return frozenset(tops | {top.partition(".")[0] for top in tops})
+        return _Content(frozenset(tops | {top.partition(".")[0] for top in tops}), _scalars(checkpoint))
 
     def is_of_layout(self) -> bool:
         """Return whether the checkpoint is a folder, or a file with the key of its layout."""
-        return self.one.folder or self.run.layout.files in self.keys
+        return self.one.folder or self.run.layout.files in self.content.keys
 
     def has(self, part: RunPart) -> bool:
         """Return whether the checkpoint has a part, whole or not."""
@@ -120,7 +124,7 @@ class ExaminedCheckpoint:
         if part.inside and any(re.fullmatch(part.inside, path) for path in self.one.members):
             return True
         by_keys = part.keys and (not self.one.folder or not part.names)
-        return bool(by_keys and any(re.fullmatch(part.keys, key) for key in self.keys))
+        return bool(by_keys and any(re.fullmatch(part.keys, key) for key in self.content.keys))
 
     def judged(self) -> JudgedCheckpoint:
         one = self.one
@@ -321,7 +325,7 @@ class ExaminedCheckpoint:
         rows: list[tuple[SavedStep, str, int]] = []
         for saved in self.run.layout.steps:
             if not self.one.folder:
-                number = self._content_values().get(saved.key)
+                number = self.content.numbers.get(saved.key)
                 rows += [(saved, "", number)] if type(number) is int else []
                 continue
             for path in sorted(self.one.members):
@@ -343,9 +347,6 @@ class ExaminedCheckpoint:
             mixed = f"{number:,} and {named if off else own[0][1]:,}"
             self.add("run-steps", f"mixes steps {mixed}", text, path, warning=not saved.sure)
         return rows
-
-    def _content_values(self) -> dict[str, Any]:
-        return {} if self.content is None else _scalars(self.content)
 
     def _values(self, path: str) -> Mapping[str, Any]:
         """Return the numbers at the top level of a file of the checkpoint; nothing if it is damaged."""
@@ -374,7 +375,7 @@ class ExaminedCheckpoint:
         step = inside if self.one.step is None or (not self.one.folder and inside is not None) else self.one.step
         values: Mapping[str, Any] = {}
         if not self.one.folder:
-            values = self._content_values()
+            values = self.content.numbers
         else:
             state = next((path for path in self.one.members if path.endswith("trainer_state.json")), None)
             values = {} if state is None else json_object(str(as_path(self.one.path, state))) or {}
