@@ -127,8 +127,8 @@ def command(
     """Explain why FILE does not load, and which commands fix it.
 
     FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error you can leave it out.
-    With several files, or a folder of checkpoints, those with problems are listed. Files are read as text and never
-    run.
+    With several files, or a folder of checkpoints, those with problems are listed. For a folder with the checkpoints of
+    a training run, the one to resume from is named; only their headers are read. Files are read as text and never run.
 
     The first lines name the problem and the commands that fix it; each command reads the output of the one before it.
     The exit code is 1 if there is an error: damage, content that weights_only=True refuses, a mismatch with --like, or

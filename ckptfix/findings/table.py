@@ -17,11 +17,12 @@ from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding, FindingKind, Severity
+from ckptfix.findings.runs import RUNS
 from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, operand, shell_line
 from ckptfix.findings.verbs import VERBS
 from ckptfix.urls import as_path, folder_beside, is_url
 
-ENTRIES: dict[str, FindingKind] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *VERBS)}
+ENTRIES: dict[str, FindingKind] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *RUNS, *VERBS)}
 
 RANK: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 

@@ -219,6 +219,28 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return True
 
 
+SNIFFED = 1 << 16
+"""First bytes of a file without a checkpoint's suffix that are looked at to tell whether it may be one."""
+
+
+def may_be_checkpoint(path: str) -> bool:
+    """Return whether the first bytes of the file at `path` are those of a file format; no other bytes are read.
+
+    A pickle must name torch's loader of storages in these bytes. Any zip or tar may be a checkpoint.
+    """
+    try:
+        with open_source(path) as source:
+            head = source.read(0, min(SNIFFED, source.size))
+    except (CkptfixError, OSError):
+        return False
+    if head.startswith(b"PK\x03\x04"):
+        return True
+    try:
+        return any(format.score(path, head, len(head)) for format in FORMATS.of(folder=False))
+    except (CkptfixError, OSError):
+        return False
+
+
 @gc_paused
 @shares_open_files()
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -165,10 +165,24 @@ def _damage(path: str) -> Iterator[tuple[Finding, Remedy]]:
         yield found("damaged", f"cannot be read: {error.message}", where=name, severity="warning", fix=""), Remedy()
         return
     for finding, remedy in zip(done.findings, done.remedies, strict=True):
-        if finding.severity == "error" and finding.id in DAMAGE:
+        if is_damage(finding):
             where = f"{name}: {finding.where}" if finding.where else name
             advice = f"`{remedy.text}`" if remedy.invocations else remedy.advice
             yield replace(finding, where=where), Remedy(advice=advice or _WITHOUT)
+
+
+def is_damage(finding: Finding) -> bool:
+    """Return whether a finding is structural damage of a file, and not only a need for its classes."""
+    return finding.severity == "error" and finding.id in DAMAGE
+
+
+def damage_of(path: str) -> tuple[Finding, ...]:
+    """Return the structural damage of a file or folder that a trainer saved; no tensor bytes are read.
+
+    Raises:
+        CkptfixError: it cannot be read.
+    """
+    return tuple(filter(is_damage, _examined(path, None, None, True, None, None, None, None).findings))
 
 
 _WITHOUT = "copy the file again, or resume from an older checkpoint; the model is in a different file"

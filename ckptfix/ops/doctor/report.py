@@ -18,6 +18,7 @@ from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, pro
 from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
+from ckptfix.ops.doctor.run_report import RunReport
 from ckptfix.ops.naming import last_suffix
 from ckptfix.shown import html, page
 from ckptfix.words import plural
@@ -83,6 +84,7 @@ class Diagnosis:
         message: the interpretation of the pasted message; None without one.
         remedies: the remedy of each finding, in their order.
         beside: the findings that are about other files of the folder. Their remedies have no commands.
+        run: the state of each checkpoint of a run folder; None for anything else.
     """
 
     path: str
@@ -94,6 +96,7 @@ class Diagnosis:
     message: ErrorMessage | None = None
     remedies: tuple[Remedy, ...] = ()
     beside: tuple[Finding, ...] = ()
+    run: RunReport | None = None
 
     @property
     def unfixed(self) -> tuple[Finding, ...]:
@@ -129,6 +132,8 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         """The diagnosis in one sentence."""
+        if self.run is not None:
+            return self.run.sentence
         group = self._group_of_cause(self.groups)
         if group is not None:
             return group.text()
@@ -204,8 +209,10 @@ class Diagnosis:
 
     @property
     def advice(self) -> str | None:
-        """The instruction in words, where the finding that counts has no command."""
+        """The instruction in words, where the finding that counts has no command; how to resume a run."""
         cause = self.cause
+        if self.run is not None and self.run.how is not None:
+            return self.run.how
         if cause is None:
             return self.message.advice if self.message is not None and not self.path else None
         return next((row.advice for finding, row in self._counted() if finding is cause), None) or (
@@ -229,10 +236,12 @@ class Diagnosis:
             verbose: list every finding by itself with its place, and notes that apply to most files of the format.
         """
         groups = self.groups
-        first = self._group_of_cause(groups)
+        first = self._group_of_cause(groups) if self.run is None else None
         kind: Kind = "text" if first is None else first.severity
         said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
         lines = [ReportLine(kind, printable(said)), *self._remedy_lines()]
+        if self.run is not None:
+            lines += [ReportLine("text", ""), *(ReportLine("command", row) for row in self.run.table())]
         if self.message is not None and self.path:
             lines += self._message_lines(self.message)
         rest = [group for group in groups if group is not first]
@@ -242,7 +251,7 @@ class Diagnosis:
         else:
             shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
         lines += [ReportLine("text", ""), *shown] if shown else []
-        checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message) else ""
+        checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message or self.run) else ""
         hidden = len(self.findings) - len(groups)
         if hidden and not verbose:
             noun = "finding" if hidden == 1 else "findings"
@@ -303,6 +312,7 @@ class Diagnosis:
             ],
             "looked_at": list(self.looked_at),
             "load_error": None if self.message is None else self.message.as_dict(),
+            **({} if self.run is None else {"run": self.run.as_dict()}),
         }  # fmt: skip
 
 
