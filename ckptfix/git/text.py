@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.elements.moments import ElementMoments
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.git import lfs
@@ -28,7 +29,6 @@ from ckptfix.ops.digest.files import digests
 from ckptfix.ops.digest.tensors import digest_of
 from ckptfix.ops.inspect.describe import inspect
 from ckptfix.ops.stats import moments_of, why_no_numbers
-from ckptfix.ops.stats.moments import ElementMoments
 from ckptfix.words import natural, plural, shape, size
 
 FORM = 2

@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import TensorEntry, dtypes, same_place
+from ckptfix.elements.arrays import decoded
+from ckptfix.elements.moments import LARGE, SMALL, ElementMoments, of_numbers
+from ckptfix.elements.reader import content, source
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers, shares_open_files
 from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
-from ckptfix.ops.diff.sources import content, source
-from ckptfix.ops.element_arrays import decoded
 from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import LARGE, SMALL, ElementMoments, of_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

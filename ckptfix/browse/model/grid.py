@@ -14,11 +14,11 @@ from ckptfix.browse.model.contents import Contents
 from ckptfix.checkpoint import ByteRange, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.checkpoint.tensors import end_of, reach
+from ckptfix.elements.arrays import decoded
+from ckptfix.elements.reader import content, source
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.elements import resolve
 from ckptfix.io.source import Readers, shares_open_files
-from ckptfix.ops.diff.sources import content, source
-from ckptfix.ops.element_arrays import decoded
 from ckptfix.words import shape
 
 if TYPE_CHECKING:

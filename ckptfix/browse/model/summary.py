@@ -9,18 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.browse.model.contents import Contents
-from ckptfix.browse.model.histogram import Histogram
 from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.elements.arrays import decoded
+from ckptfix.elements.histogram import Histogram
+from ckptfix.elements.moments import ElementMoments, moments
+from ckptfix.elements.reader import Content, content
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers, is_local, shares_open_files
 from ckptfix.io.threads import TASK, Workers
 from ckptfix.ops.diff.content import chunks_of
-from ckptfix.ops.diff.sources import Content, content
-from ckptfix.ops.element_arrays import decoded
 from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import ElementMoments, moments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -21,11 +21,12 @@ from ckptfix.checkpoint import (
     same_place,
 )
 from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
+from ckptfix.elements import arrays
 from ckptfix.errors import Refused
 from ckptfix.formats import without_optimizer
 from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.parallel_map import mapped
-from ckptfix.ops import choose, element_arrays, quantized
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import holders, listed
 from ckptfix.words import plural, some
 
@@ -319,26 +320,26 @@ def mean_bytes(
 
 def _decoded(
     parts: Sequence[memoryview], row: dtypes.Dtype, swaps: Sequence[bool]
-) -> Iterator[element_arrays.Elements]:
-    return (element_arrays.decoded(part, row, swap) for part, swap in zip(parts, swaps, strict=True))
+) -> Iterator[arrays.Elements]:
+    return (arrays.decoded(part, row, swap) for part, swap in zip(parts, swaps, strict=True))
 
 
-def _odd_of(block: element_arrays.Elements) -> Odd:
+def _odd_of(block: arrays.Elements) -> Odd:
     import numpy
 
     return Odd(int(numpy.count_nonzero(numpy.isnan(block))), int(numpy.count_nonzero(numpy.isinf(block))))
 
 
 def _mean_of(
-    blocks: Iterable[element_arrays.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
-) -> element_arrays.Elements:
+    blocks: Iterable[arrays.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
+) -> arrays.Elements:
     """Return the mean of the blocks, in float64 or complex128."""
     import numpy
 
     if row.name in ("float64", "complex128"):
         return _own_mean(list(blocks), weights, total)
     wide = numpy.complex128 if row.family == "complex" else numpy.float64
-    sums: element_arrays.Elements | None = None
+    sums: arrays.Elements | None = None
     for block, weight in zip(blocks, weights, strict=True):
         if sums is None:
             sums = block.astype(wide)
@@ -354,13 +355,13 @@ def _mean_of(
     return sums
 
 
-def _rounded(mean: element_arrays.Elements, row: dtypes.Dtype) -> element_arrays.Elements:
-    return mean.astype(row.name, copy=False) if row.family == "complex" else element_arrays.once(mean, row.name)
+def _rounded(mean: arrays.Elements, row: dtypes.Dtype) -> arrays.Elements:
+    return mean.astype(row.name, copy=False) if row.family == "complex" else arrays.once(mean, row.name)
 
 
 def _own_mean(
-    blocks: Sequence[element_arrays.Elements], weights: Sequence[float], total: float
-) -> element_arrays.Elements:
+    blocks: Sequence[arrays.Elements], weights: Sequence[float], total: float
+) -> arrays.Elements:
     """Return the mean of float64 blocks, in steps from the first one: elements that are equal in all blocks stay exact.
 
     Steps from and to infinity are undefined: such elements are summed instead.

@@ -10,13 +10,14 @@ from threading import Lock
 
 from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.quantization import observers
+from ckptfix.elements import arrays
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.parallel_map import mapped
 from ckptfix.names.globs import Globs
-from ckptfix.ops import choose, element_arrays, quantized
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import holders, listed
 
 SHORT = {
@@ -111,8 +112,8 @@ def dtype_of(name: str) -> str:
         Refused: it is not a dtype, or numbers cannot be rounded to it.
     """
     known = SHORT.get(name.lower(), name.lower().removeprefix("torch."))
-    if known not in element_arrays.TARGETS:
-        raise Refused(f"cannot cast to {name!r}", hint=f"choose one of {', '.join(element_arrays.TARGETS)}")
+    if known not in arrays.TARGETS:
+        raise Refused(f"cannot cast to {name!r}", hint=f"choose one of {', '.join(arrays.TARGETS)}")
     return known
 
 
@@ -266,29 +267,29 @@ def cast_bytes(data: bytes | memoryview, source: dtypes.Dtype, to: str, *, swap:
     view, made = memoryview(data), numpy.empty(count, f"u{target}")
     with numpy.errstate(all="ignore"):
         for start in range(0, count, BLOCK):
-            block = element_arrays.decoded(
+            block = arrays.decoded(
                 view[start * source.itemsize : (start + BLOCK) * source.itemsize], source, swap
             )
             into = made[start : start + BLOCK]
-            element_arrays.rounded(block, to, into)
-            if to != "float64" and element_arrays.unusual(into, to):
+            arrays.rounded(block, to, into)
+            if to != "float64" and arrays.unusual(into, to):
                 _count(block, into, to, tally)
     if swap and target > 1:
         made.byteswap(inplace=True)
     return made.tobytes(), tally
 
 
-def _count(block: element_arrays.Elements, made: element_arrays.Elements, to: str, tally: Tally) -> None:
+def _count(block: arrays.Elements, made: arrays.Elements, to: str, tally: Tally) -> None:
     import numpy
 
-    most = element_arrays.MOST[to]
+    most = arrays.MOST[to]
     # torch converts a float64 to a narrower dtype by way of float32.
     near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
     if to == "float8_e4m3fn":
         tally.saturated += int(numpy.count_nonzero(near > most))
     else:
         tally.overflow += int(numpy.count_nonzero((near >= most) & numpy.isfinite(block)))
-    nothing = element_arrays.zeros(made, to)
+    nothing = arrays.zeros(made, to)
     if nothing:
         tally.underflow += nothing - int(numpy.count_nonzero(block == 0))
 

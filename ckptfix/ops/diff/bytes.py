@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange
+from ckptfix.elements.comparison import Comparison
+from ckptfix.elements.pair_sums import PairSums, ValueDiff
+from ckptfix.elements.reader import CHUNK, Content, source
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Flag, Workers
-from ckptfix.ops.diff.elements import Comparison
-from ckptfix.ops.diff.sources import CHUNK, Content, source
-from ckptfix.ops.diff.sums import PairSums, ValueDiff
 
 PIECE = 32 << 20
 """Bytes of a task: some 10 ms of work, so that all cores finish together and progress moves."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
+from ckptfix.elements.reader import CHUNK, Content, content, source
 from ckptfix.errors import Unsupported
 from ckptfix.io.checksums import digest
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers, batches
-from ckptfix.ops.diff.sources import CHUNK, Content, content, source
 
 HEAD = 1 << 16
 """Bytes at the front that are hashed first."""

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
+from ckptfix.elements.reader import content
 from ckptfix.errors import MissingExtra, Refused, Unsupported
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
@@ -30,7 +31,6 @@ from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address, whole_module
 from ckptfix.ops.diff.content import chunks_of, swapped, unit_of
-from ckptfix.ops.diff.sources import content
 
 MARK = "ckptfix-tensor-1"
 """Beginning of the hashed bytes; its number changes with the way to hash."""

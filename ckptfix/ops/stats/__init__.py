@@ -10,6 +10,8 @@ from typing import Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import ByteRange, Checkpoint, TensorEntry, address, dtypes, same_place
+from ckptfix.elements.moments import ElementMoments, computable, moments
+from ckptfix.elements.reader import Content, content
 from ckptfix.errors import NoSuchTensor, StrPath, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -23,8 +25,6 @@ from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
 from ckptfix.ops.diff.content import chunks_of
-from ckptfix.ops.diff.sources import Content, content
-from ckptfix.ops.stats.moments import ElementMoments, computable, moments
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.shown import html
 from ckptfix.words import plural

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfix.ops.diff import elements as diff_elements
-from ckptfix.ops.diff.elements import Comparison
-from ckptfix.ops.diff.sums import PairSums, ValueDiff
+from ckptfix.elements import comparison as diff_elements
+from ckptfix.elements.comparison import Comparison
+from ckptfix.elements.pair_sums import PairSums, ValueDiff
 
 OTHER = "big" if sys.byteorder == "little" else "little"
 NATIVE = (sys.byteorder, sys.byteorder)

@@ -15,8 +15,8 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 
 import ckptfix
 from ckptfix.checkpoint import dtypes
+from ckptfix.elements.moments import ElementMoments, moments
 from ckptfix.errors import NoSuchTensor
-from ckptfix.ops.stats.moments import ElementMoments, moments
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
           "float8_e5m2fnuz", "float8_e8m0fnu")  # fmt: skip
@@ -99,7 +99,7 @@ def test_the_same_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     values = (np.random.default_rng(0).standard_normal(10_000) + 1000).astype(np.float32)
     whole = moments(values.tobytes(), dtypes.by_name("float32"), swap=False)
-    monkeypatch.setattr(import_module("ckptfix.ops.stats.moments"), "BLOCK", 7)
+    monkeypatch.setattr(import_module("ckptfix.elements.moments"), "BLOCK", 7)
     small = moments(values.tobytes(), dtypes.by_name("float32"), swap=False)
     assert small.deviation == pytest.approx(whole.deviation, rel=1e-12) and small.norm == pytest.approx(whole.norm)
 

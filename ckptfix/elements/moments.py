@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint.dtypes import Dtype
-from ckptfix.ops.element_arrays import decoded
+from ckptfix.elements.arrays import decoded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.dtypes import Dtype
-from ckptfix.ops.diff.sums import PairSums
+from ckptfix.elements.pair_sums import PairSums
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

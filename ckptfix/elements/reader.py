@@ -7,12 +7,12 @@ from typing import Protocol
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry
 from ckptfix.checkpoint.tensors import reach
+from ckptfix.elements.comparison import PACKED
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
 from ckptfix.io.elements import Resolve, resolve
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Readers, Source
-from ckptfix.ops.diff.elements import PACKED
 
 CHUNK = 1 << 20
 """Bytes of one read and one comparison: the fastest of 128 KiB to 4 MiB, with both files in the page cache."""
