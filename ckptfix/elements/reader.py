@@ -1,18 +1,29 @@
-"""Sources of the elements of a tensor: files and streams, read in bounded pieces."""
+"""The one reader of elements: it locates those of a tensor, and reads them in bounded memory, on several cores.
+
+`content` says where the elements are. `Content.chunks` yields their bytes and `Content.blocks` their values. `reduced`
+and `read_each` read many tensors: long ones are shared out among the cores, short ones are read together.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from ckptfix.checkpoint import ByteRange, Data, TensorEntry
+from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes, same_place
 from ckptfix.checkpoint.tensors import reach
-from ckptfix.elements.comparison import PACKED
+from ckptfix.elements.arrays import BLOCK, Encoding
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.derived import gathered
-from ckptfix.io.elements import Resolve, resolve
-from ckptfix.io.read import read_chunks
+from ckptfix.io.elements import Resolve, resolve, why_unresolved
+from ckptfix.io.read import Progress, read_chunks
 from ckptfix.io.source import Readers, Source
+from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
+
+if TYPE_CHECKING:
+    from ckptfix.elements.arrays import Elements
 
 CHUNK = 1 << 20
 """Bytes of one read and one comparison: the fastest of 128 KiB to 4 MiB, with both files in the page cache."""
@@ -23,19 +34,67 @@ elements; an honest one saves only small expanded views.
 """
 
 
+ENDLESS = "the view repeats its storage too often to be read"
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """The elements of a tensor in row-major order: `nbytes` of `data`, from `start` on.
 
-    `endless` is true for a view that repeats its storage too often to be read through. `values` converts the stored
-    bytes to elements, if they are not the elements themselves.
+    Attributes:
+        encoding: the form of the elements.
+        endless: whether it is a view that repeats its storage too often to be read through.
+        values: converts the stored bytes to elements, if they are not the elements themselves.
     """
 
     data: Data
     start: int
     nbytes: int
+    encoding: Encoding
     endless: bool = False
     values: Resolve | None = None
+
+    def chunks(self, readers: Readers, limit: int | None = None) -> Iterator[bytes]:
+        """Yield the bytes of the elements, at most the first `limit`, in pieces of `CHUNK` bytes."""
+        nbytes = self.nbytes if limit is None else min(limit, self.nbytes)
+        bytes_of = source(self, readers)
+        for start in range(0, nbytes, CHUNK):
+            yield bytes_of.read(start, min(CHUNK, nbytes - start))
+
+    def blocks(self, readers: Readers, count: int = BLOCK) -> Iterator[Elements]:
+        """Yield the elements, decoded, in blocks of `count`; only the last one may be shorter.
+
+        Raises:
+            Unsupported: the view repeats its storage too often to be read.
+        """
+        if self.endless:
+            raise Unsupported(ENDLESS)
+        bytes_of, step = source(self, readers), count * self.encoding.itemsize
+        for start in range(0, self.nbytes, step):
+            yield self.encoding.decoded(bytes_of.read(start, min(step, self.nbytes - start)))
+
+    def split(self, step: int) -> Iterator[Content]:
+        """Yield parts of about `step` bytes; a stream, which is read from its front, is one part."""
+        if not isinstance(self.data, ByteRange):
+            yield self
+            return
+        for at in range(0, max(self.nbytes, 1), step):
+            yield replace(self, start=self.start + at, nbytes=min(step, self.nbytes - at))
+
+
+def tensor_id(entry: TensorEntry) -> object:
+    """Return a value that is equal for all keys of one tensor, which is read once."""
+    return same_place(entry) or (entry.at, entry.key)
+
+
+def why_no_numbers(entry: TensorEntry) -> str | None:
+    """Return why a tensor has no numbers to compute with; None if it has."""
+    if entry.kind != "dense":
+        return f"a {entry.kind} tensor"
+    row = dtypes.find(entry.dtype)
+    if row is None or row.numpy is None or row.family not in ("float", "int", "bool", "complex"):
+        return f"{entry.dtype} has no arithmetic"
+    return why_unresolved(entry)
 
 
 def content(entry: TensorEntry, byteorder: str) -> Content:
@@ -51,19 +110,21 @@ def content(entry: TensorEntry, byteorder: str) -> Content:
     storage = entry.storage
     if storage is None or storage.data is None:
         raise Unsupported("the file does not hold its data", where=entry.name)
-    if entry.dtype in PACKED:
-        return Content(storage.data, 0, storage.nbytes)
+    encoding = Encoding.of(entry.dtype, byteorder)
+    if encoding.dtype.per_item > 1:  # several elements share a byte, so the storage is read whole
+        return Content(storage.data, 0, storage.nbytes, encoding)
     values = resolve(entry, byteorder)
     if entry.is_contiguous:
         nbytes = entry.nbytes
         start = entry.offset * entry.itemsize if nbytes else 0
         if start < 0 or start + nbytes > storage.data.length:
             raise DamagedFile("it reaches outside its storage", where=entry.name)
-        return Content(storage.data, start, nbytes, values=values)
+        return Content(storage.data, start, nbytes, encoding, values=values)
     if not isinstance(storage.data, ByteRange):
         raise Unsupported("it is a strided view of a compressed record", where=entry.name)
     view = gathered(storage.data, entry.itemsize, entry.shape, entry.stride, entry.offset)
-    return Content(view, 0, entry.nbytes, entry.nbytes > max(OVERLAP * storage.nbytes, 1 << 30), values)
+    endless = entry.nbytes > max(OVERLAP * storage.nbytes, 1 << 30)
+    return Content(view, 0, entry.nbytes, encoding, endless, values)
 
 
 class TensorBytes(Protocol):
@@ -164,4 +225,115 @@ def _span(entry: TensorEntry) -> Content:
     start, nbytes = entry.offset * entry.itemsize, reach(entry.shape, entry.stride) * entry.itemsize
     if min(start, *entry.stride) < 0 or start + nbytes > storage.data.length:
         raise DamagedFile("it reaches outside its storage", where=entry.name)
-    return Content(storage.data, start, nbytes)
+    # These bytes are compared and not decoded, so their order does not matter.
+    return Content(storage.data, start, nbytes, Encoding.of(entry.dtype, sys.byteorder))
+
+
+class Reducer(Protocol):
+    """What is computed from elements, block by block; the results of parts can be joined."""
+
+    def add(self, block: Elements, /) -> None:
+        """Include the elements of `block`; numpy's warnings are off."""
+
+    def join(self, other: Self, /) -> None:
+        """Include the elements that `other` includes."""
+
+
+Reduced = TypeVar("Reduced", bound=Reducer)
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def reduce(
+    place: Content, new: Callable[[], Reduced], readers: Readers, advance: Callable[[int], None] | None = None
+) -> Reduced:
+    """Read the elements at `place` once; `advance` is called with the bytes of each chunk.
+
+    Every chunk is reduced by itself and then joined to those before it, so that sums lose fewer digits.
+
+    Raises:
+        Unsupported: the view repeats its storage too often to be read.
+    """
+    import numpy
+
+    if place.endless:
+        raise Unsupported(ENDLESS)
+    whole = new()
+    with numpy.errstate(all="ignore"):
+        for chunk in place.chunks(readers):
+            part = new()
+            for block in place.encoding.blocks(chunk):
+                part.add(block)
+            whole.join(part)
+            if advance is not None:
+                advance(len(chunk))
+    return whole
+
+
+def reduced(
+    places: Mapping[Key, Content], new: Callable[[], Reduced], progress: Progress | None = None
+) -> dict[Key, Reduced]:
+    """Read the elements at several places once, on all cores, and return what `new` computes of each.
+
+    Views that repeat their storage too often to be read have no result.
+
+    Args:
+        progress: called with bytes done and total bytes; an exception that it raises ends the reading.
+    """
+    found: dict[Key, Reduced] = {}
+    places = {key: place for key, place in places.items() if not place.endless}
+    total = sum(place.nbytes for place in places.values())
+    if len(places) == 1 and progress is not None:
+        ((key, place),) = places.items()
+        if not isinstance(place.data, ByteRange):  # one task, which would report nothing before its end
+            return {key: _reported(place, new, progress)}
+    pieces = ((key, piece) for key, place in places.items() for piece in place.split(TASK))
+
+    def read(row: tuple[Key, Content], readers: Readers) -> tuple[Key, Reduced]:
+        return row[0], reduce(row[1], new, readers)
+
+    for key, part in read_each(pieces, read, lambda row: row[1].nbytes, progress, total):
+        found.setdefault(key, new()).join(part)
+    return found
+
+
+def _reported(place: Content, new: Callable[[], Reduced], progress: Progress) -> Reduced:
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, place.nbytes)
+
+    with Readers() as readers:
+        return reduce(place, new, readers, advance)
+
+
+def read_each(
+    items: Iterable[Item],
+    read: Callable[[Item, Readers], Result],
+    nbytes: Callable[[Item], int],
+    progress: Progress | None = None,
+    total: int = 0,
+) -> Iterator[Result]:
+    """Yield ``read(item, readers)`` for every item, in order: several threads read ahead, small items together.
+
+    Args:
+        nbytes: the bytes that an item reads.
+        progress: called with bytes done and `total`, after the results of these bytes.
+    """
+    done = 0
+    with Readers() as readers:
+        call = partial(_all_of, read, nbytes, readers)
+        for results, count in Workers().run(call, batches(items, lambda item: nbytes(item) + OVERHEAD, TASK)):
+            yield from results
+            done += count
+            if progress is not None:
+                progress(done, total)
+
+
+def _all_of(
+    read: Callable[[Item, Readers], Result], nbytes: Callable[[Item], int], readers: Readers, task: list[Item]
+) -> tuple[list[Result], int]:
+    return [read(item, readers) for item in task], sum(map(nbytes, task))

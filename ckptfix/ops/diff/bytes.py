@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ckptfix.checkpoint import ByteRange
 from ckptfix.elements.comparison import Comparison
 from ckptfix.elements.pair_sums import PairSums, ValueDiff
-from ckptfix.elements.reader import CHUNK, Content, source
+from ckptfix.elements.reader import CHUNK, ENDLESS, Content, source
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Flag, Workers
 
@@ -95,7 +95,7 @@ def compare(jobs: Sequence[ElementComparison], readers: Readers, progress: Calla
     workers = Workers()
     for job in jobs:
         if job.a.endless or job.b.endless:
-            job.result = ValueDiff(job.elements, 0, reason="the view repeats its storage too often to be read")
+            job.result = ValueDiff(job.elements, 0, reason=ENDLESS)
 
     def compare_all(pieces: list[ElementRange]) -> list[Found]:
         return [_compare(piece, readers, workers.stopped) for piece in pieces]

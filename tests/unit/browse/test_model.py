@@ -24,7 +24,7 @@ from ckptfix.browse.model.shown_commands import OpenCommands, literal
 from ckptfix.browse.model.text_drawing import bars, shown
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.cli import commands
-from ckptfix.elements.histogram import BINS, Histogram
+from ckptfix.elements.histogram import MOST_BINS, Histogram
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.ops.diff.result import TensorChange
 
@@ -122,7 +122,7 @@ class TestNumbers:
             left.join(right)
             for made in (whole, left):
                 assert made.counts is not None
-                assert int(made.counts.sum()) == len(values) and len(made.counts) <= BINS + 1
+                assert int(made.counts.sum()) == len(values) and len(made.counts) <= MOST_BINS + 1
                 low, high = made.ends()
                 assert low <= min(values) and max(values) <= high
                 assert sum(made.columns(40, min(values), max(values))) == len(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 import ckptfix
 from ckptfix.checkpoint import dtypes
 from ckptfix.elements import arrays
+from ckptfix.elements.arrays import Encoding
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.ops.cast.plan import cast_bytes
 
@@ -54,7 +56,7 @@ def as_torch(raw: bytes, name: str) -> torch.Tensor:
 def test_every_bit_is_that_of_torch(source: str, target: str) -> None:
     raw = bits(source).tobytes()
     expected = as_torch(raw, source).to(getattr(torch, target))
-    made, tally = cast_bytes(raw, dtypes.by_name(source), target, swap=False)
+    made, tally = cast_bytes(raw, Encoding.of(source, sys.byteorder), Encoding.of(target, sys.byteorder))
     found = as_torch(made, target)
     wide, ours = expected.to(torch.float64), found.to(torch.float64)
     assert torch.equal(wide.isnan(), ours.isnan())
