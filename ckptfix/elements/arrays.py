@@ -117,10 +117,10 @@ class Encoding:
 
     def little_endian(self, data: bytes) -> bytes:
         """Return the same elements in little-endian byte order."""
-        import numpy
-
         if self.byteorder != "big" or self.dtype.unit == 1:
             return data
+        import numpy
+
         return numpy.frombuffer(data, f"u{self.dtype.unit}").byteswap().tobytes()
 
     def stored(self, made: Elements) -> bytes:
