@@ -76,7 +76,7 @@ class Encoding:
 
     @property
     def swap(self) -> bool:
-        """Whether the byte order of the elements differs from this machine's."""
+        """True if the byte order of the elements differs from this machine's."""
         return self.byteorder != sys.byteorder and self.dtype.itemsize > 1
 
     def viewed(self, data: bytes | memoryview) -> Elements:

@@ -48,7 +48,7 @@ class ElementMoments:
     scale: int = 0
 
     def add(self, block: Elements) -> None:
-        """Include the elements of `block`, of which there is at least one; numpy's warnings must be off."""
+        """Include the elements of `block`, which is not empty; numpy's warnings must be off."""
         self.join(_complex(block) if block.dtype.kind == "c" else _real(block))
 
     def join(self, other: ElementMoments) -> None:
@@ -83,7 +83,7 @@ class ElementMoments:
 
     @property
     def all_finite(self) -> bool:
-        """Whether no element is NaN or infinite."""
+        """True if no element is NaN or infinite."""
         return self.finite == self.elements
 
     @property

@@ -30,7 +30,7 @@ PATTERNS: Mapping[str, tuple[int, int]] = {
 
 @dataclass(slots=True)
 class NonFinite:
-    """How many elements are NaN, and how many are infinite. Of a complex number, the parts count in `add_bits`."""
+    """Counts of NaN and infinite elements. `add_bits` counts the two parts of a complex number."""
 
     nan: int = 0
     infinite: int = 0

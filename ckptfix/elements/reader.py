@@ -230,7 +230,7 @@ def _span(entry: TensorEntry) -> Content:
 
 
 class Reducer(Protocol):
-    """What is computed from elements, block by block; the results of parts can be joined."""
+    """A computation over elements, block by block; the results of parts can be joined."""
 
     def add(self, block: Elements, /) -> None:
         """Include the elements of `block`; numpy's warnings are off."""

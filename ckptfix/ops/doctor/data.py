@@ -55,7 +55,7 @@ class CheckedRange:
 
 @dataclass(slots=True)
 class DataSums:
-    """What is computed from the bytes of a piece, or of a part of it.
+    """The sums of the bytes of a piece, or of a part of it.
 
     Attributes:
         start: where the part begins in its piece.
