@@ -18,8 +18,8 @@ from ckptfix.ops import diff
 
 if TYPE_CHECKING:
     from ckptfix.cli.shared.colors import Meaning
+    from ckptfix.elements.pair_sums import ValueDiff
     from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
-    from ckptfix.ops.diff.sums import ValueDiff
 
 ROWS = 20
 """Rows per list shown on a terminal, unless --limit changes that."""

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 from torch_versions import ALONE, SATURATES, is_saved
 
 import ckptfix
+from ckptfix.elements.arrays import TARGETS
 from ckptfix.io.elements import NEGATED, Resolve
-from ckptfix.ops.element_arrays import TARGETS
 
 Tensors = dict[str, torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]

@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("findings",),
     ("checkpoint", "pickles"),
     ("io", "names"),
-    ("zips", "align"),
+    ("zips", "align", "elements"),
     ("formats",),
     ("ops",),
     ("browse", "fleet", "git", "html", "loaders"),
@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "element_arrays", "hidden_globals", "inplace", "naming", "other_models"),
+        *("audit", "averages", "candidates", "hidden_globals", "inplace", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "drafts", "hazards"),

@@ -9,25 +9,17 @@ decoded, not before.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import dtypes
 from ckptfix.checkpoint.dtypes import Dtype
-from ckptfix.ops.diff.sums import PairSums
+from ckptfix.elements.arrays import DOT, SMALL_BLOCK, Encoding
+from ckptfix.elements.pair_sums import PairSums
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Elements: TypeAlias = NDArray[Any]
-
-BLOCK = 1 << 15
-"""Elements of one pass: five arrays of float64 (1.3 MB) fit in a core's cache."""
-
-DOT = 1 << 13
-"""Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
+    from ckptfix.elements.arrays import Elements
 
 Arithmetic = Literal["integer", "real", "complex", "bits"]
 
@@ -39,17 +31,14 @@ class Comparison:
     """The way in which the elements of two tensors are compared.
 
     Attributes:
-        a, b: their dtypes.
-        swap_a, swap_b: whether their byte order differs from this machine's.
+        a, b: how their files store them.
         rtol, atol: elements are the same where ``|a - b| <= atol + rtol * |b|``.
         arithmetic: the computation that both dtypes allow.
         bytewise: equal bytes mean equal elements.
     """
 
-    a: Dtype
-    b: Dtype
-    swap_a: bool
-    swap_b: bool
+    a: Encoding
+    b: Encoding
     rtol: float
     atol: float
     arithmetic: Arithmetic
@@ -64,10 +53,8 @@ class Comparison:
         arithmetic = _arithmetic(row_a, row_b)
         if arithmetic is None:
             return None
-        swap_a, swap_b = (
-            order != sys.byteorder and row.itemsize > 1 for order, row in zip(orders, (row_a, row_b), strict=True)
-        )
-        return cls(row_a, row_b, swap_a, swap_b, rtol, atol, arithmetic, row_a is row_b and swap_a == swap_b)
+        x, y = Encoding(row_a, orders[0]), Encoding(row_b, orders[1])
+        return cls(x, y, rtol, atol, arithmetic, row_a is row_b and x.swap == y.swap)
 
     def add(self, a: bytes, b: bytes, sums: PairSums) -> None:
         """Add the elements of `a` and `b`, which are equally many, to `sums`."""
@@ -77,7 +64,7 @@ class Comparison:
             self.arithmetic
         ]
         with numpy.errstate(all="ignore"):
-            for x, y in self._blocks(a, b):
+            for x, y in zip(self._blocks(self.a, a), self._blocks(self.b, b), strict=True):
                 add(x, y, self.rtol, self.atol, sums)
 
     def add_equal(self, a: bytes, sums: PairSums) -> None:
@@ -87,8 +74,7 @@ class Comparison:
         if self.arithmetic == "bits":
             return
         with numpy.errstate(all="ignore"):
-            for start in range(0, len(a), BLOCK * self.a.itemsize):
-                x = self._computable(decode(a[start : start + BLOCK * self.a.itemsize], self.a, self.swap_a))
+            for x in self._blocks(self.a, a):
                 if self.arithmetic == "integer":
                     x = x.astype(numpy.float64)
                 square = _dot(x, x)
@@ -100,18 +86,14 @@ class Comparison:
                 sums.bb += square
                 sums.ab += square
 
-    def _blocks(self, a: bytes, b: bytes) -> Iterator[tuple[Elements, Elements]]:
-        for start in range(0, len(a) // self.a.itemsize, BLOCK):
-            end = start + BLOCK
-            yield (
-                self._computable(decode(a[start * self.a.itemsize : end * self.a.itemsize], self.a, self.swap_a)),
-                self._computable(decode(b[start * self.b.itemsize : end * self.b.itemsize], self.b, self.swap_b)),
-            )
-
-    def _computable(self, elements: Elements) -> Elements:
-        if self.arithmetic == "real":
-            return elements.astype("f8")
-        return elements.astype("c16") if self.arithmetic == "complex" else elements
+    def _blocks(self, encoding: Encoding, data: bytes) -> Iterator[Elements]:
+        """Yield the elements of one side in the form that the arithmetic needs."""
+        parts = encoding.parts(data, SMALL_BLOCK)
+        if self.arithmetic == "bits":
+            return map(encoding.rows, parts)
+        wide = {"real": "f8", "complex": "c16"}.get(self.arithmetic)
+        blocks = map(encoding.viewed, parts)
+        return blocks if wide is None else (block.astype(wide) for block in blocks)
 
 
 def _arithmetic(a: Dtype, b: Dtype) -> Arithmetic | None:
@@ -120,33 +102,11 @@ def _arithmetic(a: Dtype, b: Dtype) -> Arithmetic | None:
     if families & {"bits", "quantized"}:
         if a is not b:
             return None
-        return "bits" if a.family == "bits" or a.name in PACKED else "integer"
+        return "bits" if a.family == "bits" or a.per_item > 1 else "integer"
     if "complex" in families:
         return "complex"
     signs = {row.name == "uint64" for row in (a, b)}
     return "integer" if families <= set(_INTEGERS) and len(signs) == 1 else "real"
-
-
-PACKED = frozenset({"quint4x2", "quint2x4"})
-"""Dtypes whose elements torch counts singly while several share a byte: their storage is compared whole."""
-
-
-def decode(data: bytes, dtype: Dtype, swap: bool) -> Elements:
-    """Decode the elements in `data`; a dtype without arithmetic yields rows of bytes."""
-    import numpy
-
-    view = dtypes.numpy_dtype(dtype.name)
-    if view is None or dtype.family == "bits" or dtype.name in PACKED:
-        raw: Elements = numpy.frombuffer(data, numpy.uint8).reshape(-1, dtype.itemsize)
-        return raw[:, ::-1] if swap else raw
-    if dtype.family == "bool":
-        truth: Elements = numpy.frombuffer(data, numpy.uint8) != 0
-        return truth
-    if swap:
-        unit = dtype.itemsize // 2 if dtype.family == "complex" else dtype.itemsize
-        swapped: Elements = numpy.frombuffer(data, f"u{unit}").byteswap()
-        return swapped.view(view)
-    return numpy.frombuffer(data, view)
 
 
 def _dot(x: Elements, y: Elements) -> float:

@@ -17,10 +17,13 @@ them, provided that the bits cut off a float32 set the last bit of the 16 (round
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptfix.checkpoint.dtypes import Dtype, numpy_dtype
+from ckptfix.checkpoint.dtypes import Dtype, by_name, numpy_dtype
 
 if TYPE_CHECKING:
     import numpy
@@ -44,25 +47,91 @@ TARGETS = ("float64", *MOST)
 """The dtypes that numbers can be rounded to."""
 
 
-def decoded(data: bytes | memoryview, dtype: Dtype, swap: bool) -> Elements:
-    """Decode the elements in `data` exactly, narrow floats as float32.
+BLOCK = 1 << 16
+"""Elements that are computed together: one array of their float64 values (512 kB) stays in a core's cache."""
 
-    `swap` says that their byte order is not this machine's.
-    """
-    import numpy
+SMALL_BLOCK = 1 << 15
+"""Elements that are computed together where several arrays of them are needed."""
 
-    if dtype.name == "bfloat16":
-        halves = numpy.frombuffer(data, numpy.uint16)
-        return (halves.byteswap() if swap else halves).view(_kind(dtype.name)).astype(numpy.float32)
-    if dtype.itemsize == 1 and dtype.family == "float":
-        return _eight_bits(dtype.name)[numpy.frombuffer(data, numpy.uint8)]
-    if dtype.family == "bool":
-        truth: Elements = (numpy.frombuffer(data, numpy.uint8) != 0).view(numpy.uint8)
-        return truth
-    unit = dtype.itemsize // 2 if dtype.family == "complex" else dtype.itemsize
-    raw = numpy.frombuffer(data, f"u{unit}")
-    block: Elements = (raw.byteswap() if swap and unit > 1 else raw).view(_kind(dtype.name))
-    return block.astype(numpy.float32) if dtype.name == "float16" else block
+DOT = 1 << 13
+"""Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The form in which a file stores elements: their dtype, and the byte order of the file."""
+
+    dtype: Dtype
+    byteorder: str
+
+    @classmethod
+    def of(cls, dtype: str, byteorder: str) -> Encoding:
+        """Return the encoding of a dtype by its name. Raises Unsupported if it is unknown."""
+        return cls(by_name(dtype), byteorder)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def swap(self) -> bool:
+        """True if the byte order of the elements differs from this machine's."""
+        return self.byteorder != sys.byteorder and self.dtype.itemsize > 1
+
+    def viewed(self, data: bytes | memoryview) -> Elements:
+        """Return the elements in `data` in their own dtype, which numpy has."""
+        import numpy
+
+        if self.dtype.family == "bool":
+            truth: Elements = (numpy.frombuffer(data, numpy.uint8) != 0).view(numpy.uint8)
+            return truth
+        bits = numpy.frombuffer(data, f"u{self.dtype.unit}")
+        return (bits.byteswap() if self.swap else bits).view(_kind(self.dtype.name))
+
+    def rows(self, data: bytes | memoryview) -> Elements:
+        """Return the bytes of each element in `data`, for any dtype."""
+        import numpy
+
+        rows: Elements = numpy.frombuffer(data, numpy.uint8).reshape(-1, self.itemsize)
+        return rows[:, ::-1] if self.swap else rows
+
+    def decoded(self, data: bytes | memoryview) -> Elements:
+        """Return the elements in `data`, exactly, with narrow floats as float32."""
+        import numpy
+
+        if self.dtype.family == "float" and self.dtype.itemsize == 1:
+            return _eight_bits(self.dtype.name)[numpy.frombuffer(data, numpy.uint8)]
+        block = self.viewed(data)
+        return block.astype(numpy.float32) if self.dtype.name in ("bfloat16", "float16") else block
+
+    def parts(self, data: bytes | memoryview, count: int = BLOCK) -> Iterator[memoryview]:
+        """Yield `data` in parts of `count` elements; the last one may be shorter."""
+        view = memoryview(data)
+        step = count * self.itemsize
+        return (view[start : start + step] for start in range(0, len(view), step))
+
+    def blocks(self, data: bytes | memoryview, count: int = BLOCK) -> Iterator[Elements]:
+        """Yield the elements in `data`, decoded, in blocks of `count`; the last one may be shorter."""
+        return map(self.decoded, self.parts(data, count))
+
+    def little_endian(self, data: bytes) -> bytes:
+        """Return the same elements in little-endian byte order."""
+        if self.byteorder != "big" or self.dtype.unit == 1:
+            return data
+        import numpy
+
+        return numpy.frombuffer(data, f"u{self.dtype.unit}").byteswap().tobytes()
+
+    def stored(self, made: Elements) -> bytes:
+        """Return the bytes of `made`, whose elements have this dtype, in the byte order of the file.
+
+        `made` is overwritten.
+        """
+        if self.byteorder != sys.byteorder and self.dtype.unit > 1:
+            made = made.view(f"u{self.dtype.unit}")
+            made.byteswap(inplace=True)
+        return made.tobytes()
 
 
 @cache

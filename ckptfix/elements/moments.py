@@ -10,21 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from ckptfix.checkpoint.dtypes import Dtype
-from ckptfix.ops.element_arrays import decoded
+from ckptfix.elements.arrays import DOT
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Elements: TypeAlias = NDArray[Any]
-
-BLOCK = 1 << 16
-"""Elements of one pass: their float64 (512 kB) stay in a core's cache."""
-
-DOT = 1 << 13
-"""Elements of one dot product: OpenBLAS starts its own threads above 10,000, which then compete with ours."""
+    from ckptfix.elements.arrays import Elements
 
 LARGE, SMALL = 2.0**500, 2.0**-400
 """Limits of magnitude beyond which summed squares overflow float64, or lose their last digits."""
@@ -56,7 +47,11 @@ class ElementMoments:
     squares: float = 0.0
     scale: int = 0
 
-    def add(self, other: ElementMoments) -> None:
+    def add(self, block: Elements) -> None:
+        """Include the elements of `block`, which is not empty; numpy's warnings must be off."""
+        self.join(_complex(block) if block.dtype.kind == "c" else _real(block))
+
+    def join(self, other: ElementMoments) -> None:
         """Include the elements of `other`."""
         self.elements += other.elements
         self.nan += other.nan
@@ -85,6 +80,11 @@ class ElementMoments:
         if not down:
             return self.mean, self.mean_imag, self.squares
         return math.ldexp(self.mean, down), math.ldexp(self.mean_imag, down), math.ldexp(self.squares, 2 * down)
+
+    @property
+    def all_finite(self) -> bool:
+        """True if no element is NaN or infinite."""
+        return self.finite == self.elements
 
     @property
     def average(self) -> tuple[float, float] | None:
@@ -121,29 +121,6 @@ def _up(value: float, scale: int) -> float:
 def _least(one: float | None, other: float | None, choose: Any) -> float | None:
     found: float | None = one if other is None else other if one is None else choose(one, other)
     return found
-
-
-def computable(dtype: Dtype) -> bool:
-    """Return whether elements of a dtype are numbers."""
-    return dtype.numpy is not None and dtype.family in ("float", "int", "bool", "complex")
-
-
-def moments(data: bytes, dtype: Dtype, swap: bool) -> ElementMoments:
-    """Compute the moments of the elements in `data`, whose byte order differs from this machine's if `swap`."""
-    import numpy
-
-    found = ElementMoments()
-    width = dtype.itemsize
-    with numpy.errstate(all="ignore"):
-        view = memoryview(data)
-        for start in range(0, len(data), BLOCK * width):
-            found.add(of_numbers(decoded(view[start : start + BLOCK * width], dtype, swap)))
-    return found
-
-
-def of_numbers(block: Elements) -> ElementMoments:
-    """Compute the moments of an array of at least one number; numpy's warnings must be off."""
-    return _complex(block) if block.dtype.kind == "c" else _real(block)
 
 
 def _real(block: Elements) -> ElementMoments:
