@@ -80,10 +80,9 @@ class LoadError(IntEnum):
 
 MEANINGS: dict[LoadError, str] = {
     LoadError.NO_DIRECTORY: "the zip archive has no directory at its end: it was cut short, or other bytes follow it",
-    LoadError.PREFIX: "the keys in the file and in the model differ, usually by the `module.` of DataParallel",
+    LoadError.PREFIX: "the keys in the file and in the model differ",
     LoadError.NOT_ALLOWED: "the pickle contains classes that torch.load(weights_only=True) does not allow",
-    LoadError.SHAPES:
-        "a tensor of the file has a different shape than the model's, usually a head for another number of classes",
+    LoadError.SHAPES: "a tensor of the file has a different shape than the model's",
     LoadError.NO_GPU: "the tensors were saved on a GPU that this machine does not have",
     LoadError.LFS_POINTER: "the file is a git-lfs pointer",
     LoadError.NOT_A_CHECKPOINT: "the file is not a checkpoint: a web page, JSON, something compressed, or zeros",

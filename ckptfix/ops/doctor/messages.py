@@ -130,7 +130,9 @@ def rows(text: str) -> tuple[E, ...]:
     chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
     cause = [E.PREFIX] if message_names.prefix(names) is not None else []
     others = [row for row in found if row not in chance]
-    return tuple(dict.fromkeys([*cause, *others, E.PREFIX, E.NO_KEY_IN_MODEL, *chance]))
+    about = [E.SHAPES] if names.conflicts and E.POSITION_SIZE not in found else []
+    keys = [E.PREFIX, E.NO_KEY_IN_MODEL] if names.missing or names.unexpected or names.seen or names.modules else []
+    return tuple(dict.fromkeys([*cause, *others, *about, *keys, *chance]))
 
 
 _OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (

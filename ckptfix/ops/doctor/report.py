@@ -16,7 +16,7 @@ from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, s
 from ckptfix.findings.steps import step as fix_step
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
-from ckptfix.ops.doctor import messages
+from ckptfix.ops.doctor import compare, messages
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
 from ckptfix.ops.naming import last_suffix
 from ckptfix.shown import html, page
@@ -51,12 +51,14 @@ class ErrorMessage:
         meanings: the usual meaning of each.
         explained: ids of the findings that explain it, in the order of the findings.
         advice: the usual remedy, for a file that is not available; None where nothing is known.
+        solved: whether a command follows from the keys of the message; ``ckptfix fix`` does not know the message.
     """
 
     rows: tuple[LoadError, ...]
     meanings: tuple[str, ...]
     explained: tuple[str, ...]
     advice: str | None = None
+    solved: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the message as a JSON object."""
@@ -185,8 +187,8 @@ class Diagnosis:
         It includes the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
         lines = self.chain
-        if len(lines) < 2:
-            return lines[0].argv() if lines else None
+        if len(lines) < 2 or self._is_solved:
+            return lines[0].argv() if len(lines) == 1 else None
         wanted: dict[str, Value] = {}
         for line in lines:
             for option in ("at", "like", "like_at", "allow_import"):
@@ -195,6 +197,10 @@ class Diagnosis:
                     wanted.setdefault(option, value)
         (step,) = fix_step("fix", **wanted)
         return Invocation(step, self.path, self._fixed(lines[-1])).argv()
+
+    @property
+    def _is_solved(self) -> bool:
+        return self.message is not None and self.message.solved
 
     def _fixed(self, last: Invocation) -> str:
         """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
@@ -215,9 +221,11 @@ class Diagnosis:
     def _counted(self) -> list[tuple[Finding, Remedy]]:
         """List the findings that explain the message or are more than notes, with their remedies; the cause first."""
         cause = self.cause
+        explained = self.message.explained if self.message is not None else ()
+        least = RANK["error" if self._is_solved else "warning"]
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
-            if finding.severity != "info" or (self.message is not None and finding.id in self.message.explained)
+            if RANK[finding.severity] <= least or finding.id in explained
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
@@ -261,7 +269,7 @@ class Diagnosis:
         """Return the command that fixes all, followed by its steps where there are several."""
         first, *more = [shell_line(words) for words in self.fixes] or [""]
         if not more or self.fix is None:
-            return [f"Fix: {first}"] if first else []
+            return [f"Fix: {first}", *(f"Then: {line}" for line in more)] if first else []
         return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
 
     def _message_lines(self, message: ErrorMessage) -> list[ReportLine]:
@@ -326,12 +334,15 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
-    explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
+    told = [finding for finding in findings if finding.about == compare.TOLD]
+    known = (finding for finding in findings if finding.about != compare.BESIDE)
+    explained = [finding.id for finding in told or known if told or set(errors_of(finding)) & set(rows)]
     meanings = [messages.meaning(row) for row in rows]
     prefix = message_names.prefix(message_names.listed(error))
     if prefix is not None:
         meanings[0] = prefix.meaning
-    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+    solved = any(finding.steps for finding in told)
+    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix), solved)
 
 
 def of_message(error: str) -> Diagnosis:
