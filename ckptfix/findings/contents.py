@@ -9,6 +9,7 @@ from ckptfix.findings.steps import LIKE, step
 _REPAIR = step("repair")
 _SANITIZE = step("sanitize")
 _LOAD_INTO = "in Python: ckptfix.load_into(model, {source})"
+RESUMED = "in Python: ckptfix.load_optimizer(optimizer, {source}, model=model), which pairs the state by parameter"
 _MATCH = step("match", like=LIKE)
 
 CONTENTS: tuple[FindingKind, ...] = (
@@ -212,7 +213,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-state", "info", "it holds an optimizer's state",
         "An optimizer usually keeps two more tensors for each parameter: it triples the size, and the model "
         "does not need it.",
-        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE), step("slim", no_optimizer=True),
+        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE, E.WORLD_SIZE), step("slim", no_optimizer=True),
     ),
     FindingKind(
         "no-lightning-version", "info", "the key pytorch-lightning_version is missing",
@@ -382,6 +383,6 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-groups", "warning", "the optimizer was saved for a different number of parameters",
         "load_state_dict says `loaded state dict contains a parameter group that doesn't match the size of "
         "optimizer's group`.",
-        (E.PARAMETER_COUNT,), step("slim", no_optimizer=True),
+        (E.PARAMETER_COUNT,), RESUMED,
     ),
 )  # fmt: skip

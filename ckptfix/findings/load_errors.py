@@ -76,6 +76,7 @@ class LoadError(IntEnum):
     WRONG_VALUES = 61
     NO_MODEL_FILE = 62
     NO_DATA = 63
+    WORLD_SIZE = 64
 
 
 MEANINGS: dict[LoadError, str] = {
@@ -148,6 +149,7 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.NO_MODEL_FILE:
         "the folder has no model file that from_pretrained looks for: it is an adapter's folder, lacks an index, or "
         "a trainer saved it in a different form",
+    LoadError.WORLD_SIZE: "the optimizer's state was saved by a different number of processes",
     LoadError.NO_DATA: "a tensor is on the meta device: it has a shape but no values",
 }
 """The usual cause of each load error, in one sentence without a full stop."""

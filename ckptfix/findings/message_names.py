@@ -235,6 +235,7 @@ FORMS: tuple[MessageForm, ...] = (
     MessageForm("DeepSpeed", r"checkpoints? paths are missing:", "file", _any),
     MessageForm("Megatron", r"(missing|unexpected) keys? \([^)\n]{0,80}\)[^:\n]{0,60}:", None, _any),
     MessageForm("Megatron", rf"(?<![\w.\-]){_ONE} from model not in state dict", "missing"),
+    MessageForm("", r"\b(missing|unexpected)(?: \w{1,20}){0,3}:? ?(?=[\[{(]['\"])", None, _any),
     MessageForm("", r"(missing|unexpected) keys?(?: [\w ]{0,40})?[:=]", None, _any),
     MessageForm("", r"KeyError: ['\"](?P<name>[A-Za-z_]\w*(?:\.[\w\-]+)+)['\"]", "seen", first_only=True),
 )

@@ -54,7 +54,7 @@ CHANGES: tuple[LibraryChange, ...] = (
     ),
     LibraryChange(
         "clip-text", "transformers 5.6", "CLIPTextModel's text_model.* lost that prefix",
-        ((r"(^|[.])text_model[.](?=embeddings[.]|encoder[.]|final_layer_norm[.])", r"\1"),),
+        ((r"(^|[.])text_model[.](embeddings|encoder|final_layer_norm)[.]", r"\1\2."),),
         ((r"(^|[.])(?<!text_model[.])(embeddings[.](?:token|position)_embedding|encoder[.]layers|final_layer_norm)[.]",
           r"\1text_model.\2."),),
         "huggingface/transformers#44431",

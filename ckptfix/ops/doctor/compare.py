@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
+from ckptfix.checkpoint.quantization import observers
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
 from ckptfix.findings.row import Finding
@@ -87,6 +88,8 @@ class _Answer:
 
 def scan(checkpoint: Checkpoint, names: Listed) -> list[Finding]:
     """Return the findings about `checkpoint` that follow from the keys and shapes of a message; empty without any."""
+    if "DCP" in names.frameworks or not choose.states(checkpoint):
+        return list(_scan_whole(checkpoint, names))
     tried: list[tuple[tuple[int, int], MessageSide, _Answer]] = []
     for state in choose.states(checkpoint)[:8]:
         shapes = {entry.key: entry.shape for entry in checkpoint.entries_at(state.at)}
@@ -97,8 +100,62 @@ def scan(checkpoint: Checkpoint, names: Listed) -> list[Finding]:
     if not tried:
         return []
     _, side, answer = max(tried, key=lambda row: row[0])
+    if values := _values(checkpoint, side):
+        globs = tuple(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in values))
+        fix = step("select", drop=globs) if all(name.endswith(_STATE) for name in values) else ""
+        message = f"the model lacks {_keys(values)}, which hold no weights: the command leaves them out"
+        return [found("optional-buffers", message, where=side.at, fix=fix, about=TOLD)]
     several = bool(side.at) and len(checkpoint.state_dicts) > 1
     return list(_findings(answer, side.at if several else "", side.at))
+
+
+_STATE = "._extra_state"
+"""Values that modules such as Transformer Engine's save beside their weights: nn.Module.get_extra_state."""
+
+
+def _values(checkpoint: Checkpoint, side: MessageSide) -> list[str]:
+    """Return the unexpected keys whose values are no tensors, where the message is about nothing else of the file."""
+    sites = [site for site in checkpoint.sites if site.at == side.at and site.kind == "state_dict"]
+    names = {name for site in sites for name in site.names}
+    over = [*side.foreign, *side.over]
+    if side.missing or side.conflicts or not side.foreign:
+        return [name for name in over if not side.missing and over and all(row.endswith(_STATE) for row in over)]
+    return over if all(name in names for name in side.foreign) else []
+
+
+def _scan_whole(checkpoint: Checkpoint, names: Listed) -> Iterator[Finding]:
+    """Yield findings about the keys of a whole checkpoint, in which torch.distributed joins all levels with dots."""
+    have = [entry.name.replace("/", ".") for entry in checkpoint.entries]
+    have += [address.replace("/", ".") for address, _ in checkpoint.values()]
+    there = set(have)
+    asked = [*names.missing, *names.unexpected, *names.seen]
+    lacking = [name for name in asked if name not in there]
+    if not asked or not have:
+        return
+    if not lacking:
+        message = f"the checkpoint has {_keys(asked)}: the message is about a different one"
+        yield found("other-file", message, about=TOLD, fix="")
+        return
+    near = _alike(lacking[0], have)
+    hint = f"; the nearest is {near}" if near else f"; its keys are like {have[0]}"
+    message = f"the checkpoint has no {_keys(lacking)}{hint}"
+    advice = ""
+    if near and _PLACE.search(lacking[0]) and not _PLACE.search(near):
+        message += ": its optimizer's state is by the names of parameters, and the loader asks by their numbers"
+        advice = ("load it with the function that saved it (torch.distributed.checkpoint.state_dict.get_optimizer_state_"
+                  "dict gives names), or in Python: ckptfix.load_optimizer(optimizer, {source}, model=model)")  # fmt: skip
+    yield found("missing-keys", message, about=TOLD, fix=advice)
+
+
+_PLACE = re.compile(r"(?:^|\.)state\.\d+\.")
+"""An optimizer's state by the number of a parameter."""
+
+
+def _alike(name: str, have: Sequence[str]) -> str | None:
+    """Return the key with the same first and last component, or the most similar one."""
+    parts = name.split(".")
+    rows = [other for other in have if other.split(".")[0] == parts[0] and other.rpartition(".")[2] == parts[-1]]
+    return rows[0] if rows else _nearest(name, have)
 
 
 def _findings(answer: _Answer, at: str, where: str) -> Iterator[Finding]:
@@ -115,11 +172,14 @@ def _findings(answer: _Answer, at: str, where: str) -> Iterator[Finding]:
         if at and not isinstance(fix, str):
             fix = tuple(one if one.get("at") is not None else one.having(at=at) for one in fix)
         severity = "error" if not isinstance(fix, str) and id != "training-checkpoint" else None
+        if not fix and id == "unexpected-keys":
+            severity = "info"
         yield found(id, message, where=where, fix=fix, about=TOLD, severity=severity)
 
 
 def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
     have = list(shapes)
+    names = _of_adapter(names, have)
     said = [*names.unexpected, *(row.name for row in names.conflicts)]
     front, stripped = "", True
     if said and not any(name in shapes for name in said):
@@ -135,7 +195,7 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
     seen = [own(name) for name in names.seen]
     over = dict.fromkeys([*map(own, names.unexpected), *(name for name in seen if name in shapes), *under])
     missing = dict.fromkeys([*map(own, names.missing), *(name for name in seen if name not in shapes)])
-    conflicts = tuple(replace(row, name=own(row.name)) for row in names.conflicts)
+    conflicts = tuple(replace(row, name=_in_file(own(row.name), shapes)) for row in names.conflicts)
     return MessageSide(
         at,
         shapes,
@@ -148,6 +208,30 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
     )
 
 
+def _of_adapter(names: Listed, have: Sequence[str]) -> Listed:
+    """Return `names` with keys of the base model, as converters of adapters print them, as those of the adapter."""
+    if not names.unexpected or any(name in have for name in names.unexpected):
+        return names
+    of_base: dict[str, list[str]] = {}
+    for name in have:
+        if _LORA.search(name):
+            of_base.setdefault(_ADAPTED.sub("", name.removeprefix("base_model.model.")), []).append(name)
+    over = [adapted for name in names.unexpected for adapted in of_base.get(name, (name,))]
+    return replace(names, unexpected=tuple(over))
+
+
+_ADAPTED = re.compile(r"\.lora_(?:embedding_)?[AB](?:\.default)?")
+
+
+def _in_file(name: str, shapes: Mapping[str, Shape]) -> str:
+    """Return the key of the file that is `name` in the model, by a known change; `name` without one."""
+    if name in shapes:
+        return name
+    changes = (subs for change in library_names.CHANGES for subs in (change.forward, change.back))
+    olds = (library_names.substituted(name, subs) for subs in changes)
+    return next((old for old in olds if old in shapes), name)
+
+
 def _is_under(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.") or f".{module}." in f".{name}"
 
@@ -155,6 +239,10 @@ def _is_under(name: str, module: str) -> bool:
 def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> _Answer:
     answer = _Answer()
     _say_conflicts(checkpoint, side, answer)
+    if {"state", "param_groups"} <= set(names.unexpected):
+        answer.say("other-file", "the message lists the keys of an optimizer's state: the loader was given the file of "
+                   "the optimizer, or a dict with both, as the model", "pass the model's state dict")  # fmt: skip
+        return answer
     if side.foreign and not side.over and not side.conflicts:
         answer.say("other-file", f"the message names {_keys(side.foreign)}, which this file does not have: it is about "
                    "a different file, or the loader changed the keys first", "")  # fmt: skip
@@ -189,15 +277,15 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _An
         return
     result = solve.solve(have, missing, over, complete=side.complete)
     if not missing and over:
-        result = _known_change(have, over, names) or result
+        result = _known_change(have, over, names) or _main_module(side, names) or result
     answer.subs = result.subs
     current = result.names
     left = [name for name in missing if name not in result.made]
     rest = [name for name in (over or have) if current[name] not in result.made and current[name] == name]
     made = {new: side.shapes[old] for old, new in current.items()}
-    fused = list(_fused([current[name] for name in rest], left, made))
+    fused = list(_fused(list(made), left, made)) if left else []
     if fused:
-        answer.lines += [" ".join(row) for row in lines.joined([row for row, _, _ in fused])]
+        answer.lines += [f"{old} -> {new} {end}" for old, new, end in lines.joined([row for row, _, _ in fused])]
         used = {name for _, olds, _ in fused for name in olds}
         new = {name for _, _, news in fused for name in news}
         rest = [name for name in rest if current[name] not in used]
@@ -207,7 +295,23 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _An
     if over:
         _drop(checkpoint, side, names, current, rest, left, answer)
     _say_left(side, left, of_base, rest if over else [], answer)
+    if others := [name for name in left if name.rpartition(".")[2] in _NORM]:
+        _say_fused_norm(others, rest, answer)
     answer.solved = len(missing) - len(left) + len(over) - len(rest)
+
+
+_NORM = ("running_mean", "running_var")
+
+
+def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: _Answer) -> None:
+    """Report convolutions that have a bias in the file, and a BatchNorm in the model: they were fused."""
+    layers = {name.rpartition(".")[0].rpartition(".")[0] for name in left}
+    biases = [name for name in rest if name.endswith(".bias") and name.rpartition(".")[0].rpartition(".")[0] in layers]
+    if biases:
+        answer.rows[:] = [row for row in answer.rows if row[0] not in ("missing-keys", "unexpected-keys")]
+        answer.say("model-side", f"the file was saved after its convolutions were fused with their BatchNorm: it has "
+                   f"{biases[0]}, and the model {left[0]}", "fuse the model too before loading (model.fuse()), or use a "
+                   "file that was saved before; fused layers cannot be taken apart")  # fmt: skip
 
 
 def _without_wrappers(side: MessageSide, missing: Sequence[str]) -> bool:
@@ -226,22 +330,39 @@ def _without_wrappers(side: MessageSide, missing: Sequence[str]) -> bool:
 def _known_change(have: Sequence[str], over: Sequence[str], names: Listed) -> solve.Substituted | None:
     """Return the change of a library that all unexpected keys show, where the message lists no missing ones."""
     spelled = spellings.canonical(have)
-    for subs in (library_names.CHANGES[-2].forward, *_ONE_SIDED):
+    norms = next(change.forward for change in library_names.CHANGES if change.id == "layer-norm")
+    known = [subs for framework, subs in _ONE_SIDED if framework in ("", *names.frameworks)]
+    for subs in (norms, *known):
         new = {name: library_names.substituted(name, subs) for name in have}
         changed = [name for name in have if new[name] != name]
         if not all(name in changed for name in over) or len(set(new.values())) < len(new):
             continue
-        if subs == library_names.CHANGES[-2].forward and any(spelled.get(name) != new[name] for name in changed):
+        if subs == norms and any(spelled.get(name) != new[name] for name in changed):
             continue
         used = solve.used(subs, have)
         return solve.Substituted(used, new, frozenset(new[name] for name in changed))
     return None
 
 
-_ONE_SIDED: tuple[library_names.Substitutions, ...] = (
-    (("^base_model[.]model[.](?:base_model[.]model[.])+", "base_model.model."),),
+def _main_module(side: MessageSide, names: Listed) -> solve.Substituted | None:
+    """Return the removal of a prefix that the model lacks and that most keys of the file have."""
+    have = list(side.shapes)
+    for module in names.modules:
+        under = [name for name in have if name.startswith(f"{module}.")]
+        if 2 * len(under) > len(have):
+            new = {name: name.removeprefix(f"{module}.") for name in have}
+            subs = ((f"^{module.replace('.', '[.]')}[.]", ""),)
+            return solve.Substituted(subs, new, frozenset(new[name] for name in under))
+    return None
+
+
+_ONE_SIDED: tuple[tuple[str, library_names.Substitutions], ...] = (
+    ("", (("^base_model[.]model[.](?:base_model[.]model[.])+", "base_model.model."),)),
+    ("llama.cpp", (("(^|[.])language_model[.]", r"\1"),)),
+    ("llama.cpp", (("^(embed_tokens|layers|norm)[.]", r"model.\1."),)),
 )
-"""Renamings that the file's own keys show to be right: PEFT's prefix twice."""
+"""Framework, or ``""`` for any, and a renaming that the file's own keys show to be right: PEFT's prefix twice; the level
+of a model with images, which the converter for text models does not know; a base model without its prefix."""
 
 
 def _say_names(
@@ -304,8 +425,9 @@ Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
 
 def _fused(have: Sequence[str], missing: Sequence[str], shapes: Mapping[str, Shape]) -> Iterator[Fused]:
     """Yield lines that join or split tensors of the file into missing ones, where names leave only one way."""
-    there, wanted = set(have), set(missing)
-    for joined, parts, parent in (*_named_fusions(missing), *_named_fusions(have)):
+    there = set(have)
+    wanted = _Kinds(missing)
+    for joined, parts in (*_named_fusions(missing), *_named_fusions(have)):
         if joined in wanted and all(part in there for part in parts):
             made = lines.line(parts, [joined], [Operation("concat")])
             if made is not None:
@@ -314,7 +436,7 @@ def _fused(have: Sequence[str], missing: Sequence[str], shapes: Mapping[str, Sha
             made = lines.line([joined], parts, [Operation("split")])
             if made is not None:
                 yield made, (joined,), parts
-    yield from _experts(have, wanted, shapes)
+    yield from _experts(have, wanted)
 
 
 def _are_equal(shape: Shape, parts: Sequence[str]) -> bool:
@@ -324,8 +446,18 @@ def _are_equal(shape: Shape, parts: Sequence[str]) -> bool:
     return len(parts) == 2 or (len(shape) == 2 and shape[0] == len(parts) * shape[1])
 
 
-def _named_fusions(names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Yield (fused key, keys of its parts, parent), for each way in which the parts of such a key are called."""
+class _Kinds:
+    """The missing keys, and those of the same kind: a pasted message may be a part of the original."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._kinds = {solve.kind(name) for name in names}
+
+    def __contains__(self, name: str) -> bool:
+        return solve.kind(name) in self._kinds
+
+
+def _named_fusions(names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (fused key, keys of its parts), for each way in which the parts of such a key are called."""
     uncertain = {*spellings.HEAD_BY_HEAD, *spellings.UNTOLD}
     for name in names:
         module, _, leaf = name.rpartition(".")
@@ -336,13 +468,13 @@ def _named_fusions(names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...],
         for _, fused, splits in spellings.FUSIONS:
             if last in fused and last not in uncertain:
                 for split in splits:
-                    yield name, tuple(f"{front}{part}.{leaf}" for part in split), parent
+                    yield name, tuple(f"{front}{part}.{leaf}" for part in split)
 
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(\w+)(\.weight|)$")
 
 
-def _experts(have: Sequence[str], wanted: Collection[str], shapes: Mapping[str, Shape]) -> Iterator[Fused]:
+def _experts(have: Sequence[str], wanted: _Kinds) -> Iterator[Fused]:
     """Yield lines that stack the experts of a layer, as transformers 5 stores them."""
     layers: dict[str, dict[str, dict[int, str]]] = {}
     for name in have:
@@ -404,11 +536,17 @@ def _drop(
         return
     coded = [name for name in rest if _is_coded(checkpoint, side.at, name)]
     if coded:
-        answer.say("quantized-keys", f"{_keys(coded)} are part of quantized weights: the loader must know their "
-                   "scheme; leaving them out would leave codes without a meaning", "")  # fmt: skip
+        answer.say("quantized-keys", f"these keys belong to quantized weights, whose scheme the loader must know: "
+                   f"{_keys(coded)}", "load it with the library that quantized it")  # fmt: skip
         return
-    if names.shortened and side.over:
-        rest[:] = _of_the_same_kind(rest, [name for name in side.shapes if current[name] == name])
+    unchanged = [name for name in side.shapes if current[name] == name]
+    watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}
+    if watched.intersection(rest):
+        rest[:] = [name for name in unchanged if name in watched or ".".join(name.split(".")[:-1]).endswith(_FAKE)]
+    elif any(map(_LORA.search, rest)) and not all(map(_LORA.search, side.shapes)):
+        rest[:] = [name for name in unchanged if name in rest or _LORA.search(name)]
+    elif names.shortened and side.over:
+        rest[:] = _of_the_same_kind(rest, unchanged)
     weighty = [name for name in rest if not spellings.optional(Slot(name, side.shapes[name]))]
     strict = bool(STRICT.intersection(names.frameworks or ("",)))
     what = f"the model lacks {_keys(rest)}"
@@ -417,7 +555,7 @@ def _drop(
         answer.say("unexpected-keys", f"{what}; no renaming found accounts for them", "")
         return
     if not kept or not strict:
-        answer.say("unexpected-keys", f"{what}; this loader leaves them out by itself" if kept else what, "")
+        answer.say("unexpected-keys", f"{what}; this loader skips such keys by itself" if kept and not strict else what, "")
         return
     dropped = _drop_lines([current[name] for name in rest], list(current.values()))
     if len(dropped) > MOST_LINES:
@@ -425,7 +563,7 @@ def _drop(
         return
     answer.lines += dropped
     hint = "" if weighty else ", which hold no weights"
-    answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves them out")
+    answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {'it' if len(rest) == 1 else 'them'} out")
 
 
 def _is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
@@ -434,11 +572,12 @@ def _is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
 
 def _of_the_same_kind(names: Sequence[str], have: Sequence[str]) -> list[str]:
     """Return the keys of the file that differ from one of `names` only in numbers."""
-    kinds = {_NUMBER.sub("0", name) for name in names}
-    return [name for name in have if _NUMBER.sub("0", name) in kinds]
+    kinds = {solve.kind(name) for name in names}
+    return [name for name in have if solve.kind(name) in kinds]
 
 
-_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+_FAKE = ("_fake_quant", "activation_post_process")
+"""Modules of torch.ao that watch values in training for quantization, with scales, zero points and switches."""
 
 
 def _drop_lines(names: Sequence[str], all_names: Sequence[str]) -> list[str]:
@@ -476,8 +615,8 @@ def _say_left(
     optional = [name for name in left if spellings.optional(Slot(name, ()))]
     others = [name for name in left if name not in optional]
     if of_base:
-        answer.say("adapter-only", f"{_keys(of_base)} belong to the base model, which an adapter's file does not have: "
-                   "load them with strict=False", "" if not answer.rows else None)  # fmt: skip
+        answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {_keys(of_base)}; load "
+                   "it with strict=False", "")  # fmt: skip
     if optional:
         answer.say("optional-buffers", f"the file lacks {_keys(optional)}, which the model computes itself",
                    None if answer.subs or answer.lines else "in Python: ckptfix.load_into(model, {source})")  # fmt: skip
@@ -485,7 +624,7 @@ def _say_left(
         near = _nearest(others[0], side.shapes)
         hint = f"; the nearest of its keys is {near}" if near else ""
         answer.say("missing-keys", f"the file has no tensor for {_keys(others)}{hint}: it is of a different model or "
-                   "configuration, or is only a part", "" if not (answer.subs or answer.lines) else None)  # fmt: skip
+                   "configuration, or is only a part", "")  # fmt: skip
 
 
 def _nearest(name: str, have: Iterable[str]) -> str | None:
@@ -512,19 +651,20 @@ def _say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: _Answer) -
                    f"{list(row.wanted)} and no values, because DeepSpeed ZeRO-3 partitioned it; the file is whole",
                    "load inside deepspeed.zero.GatheredParameters(..., modifier_rank=0), or before "
                    "deepspeed.initialize; engine.load_checkpoint reads only DeepSpeed's own folders")  # fmt: skip
-    rows = [row for row in side.conflicts if row not in empty]
+    rows = _say_ranks(checkpoint, side, [row for row in side.conflicts if row not in empty], answer)
     other = [row for row in rows if side.shapes[row.name] != row.saved]
     rows = [row for row in rows if row not in other]
     if other and not rows:
         row = other[0]
+        advice = _resize(row) if _is_vocabulary(row) else ""
         answer.say("other-file", f"the message says that {row.name} has the shape {list(row.saved)}, and in this file "
-                   f"it has {list(side.shapes[row.name])}: the message is about a different file", "")  # fmt: skip
+                   f"it has {list(side.shapes[row.name])}: the message is about a different file", advice)  # fmt: skip
     coded = [row for row in rows if _is_coded(checkpoint, side.at, row.name)]
     if coded:
         answer.say("quantized-keys", f"{_shapes(coded)}: the file has codes of quantized weights, and the model has "
                    "plain weights", "load it with the library that quantized it")  # fmt: skip
     rows = [row for row in rows if row not in coded]
-    for says in (_say_rows, _say_reshaped, _say_lora, _say_positions, _say_ranks):
+    for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
         rows = says(checkpoint, side, rows, answer)
     if rows:
         answer.say("shape-mismatch", _shapes(rows) + _shape_note(rows))
@@ -568,14 +708,19 @@ def _say_rows(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _An
     elif padded:
         why = "the file's were padded to a round number, and the rows at its end stand for no token"
     else:
-        why = (f"the file's were resized for {saved - wanted:,} new tokens: to keep them, call "
-               f"model.resize_token_embeddings({saved}) before loading; the command cuts them off")  # fmt: skip
+        why = (f"the file's were resized for {saved - wanted:,} new tokens: to keep them, {_resize(about[0])}; the "
+               "command cuts them off")  # fmt: skip
     for row in about:
         if not _ODD.search(row.name):
-            answer.lines.append(f"{row.name} -> {row.name} | rows from={saved} to={wanted}")
+            fill = " fill=0" if wanted > saved else ""
+            answer.lines.append(f"{row.name} -> {row.name} | rows from={saved} to={wanted}{fill}")
     message = f"the vocabulary has {saved:,} rows here ({about[0].name}), and {wanted:,} in the model{evidence}: {why}"
     answer.say("vocabulary-rows", message)
     return [row for row in rows if row not in about]
+
+
+def _resize(row: ShapeConflict) -> str:
+    return f"call model.resize_token_embeddings({row.saved[0]}) before loading"
 
 
 def _is_vocabulary(row: ShapeConflict) -> bool:

@@ -25,6 +25,7 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.findings import message_names
+from ckptfix.findings.contents import RESUMED
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
@@ -322,6 +323,8 @@ def _judge(
             contents = scan_target.settled(fit, view, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
+    if {LoadError.PARAMETER_COUNT, LoadError.WORLD_SIZE} & set(rows):
+        contents = [row.fixed_by(RESUMED) if row.id == "optimizer-state" else row for row in contents]
     yield from contents
     if not fast:
         looked.append("tensor data")

@@ -61,18 +61,27 @@ def solve(have: Sequence[str], missing: Collection[str], over: Collection[str], 
         over: keys that only the file has; empty if the message does not list any.
         complete: whether `over` has all of them, so that the other keys of the file must not change.
     """
-    agreed = frozenset(have).difference(over) if complete and over else frozenset[str]()
+    agreed = frozenset[str]()
+    if complete and over:
+        kinds = {kind(name) for name in over}  # the message may be a part of the original
+        agreed = frozenset(name for name in have if kind(name) not in kinds)
     wanted = frozenset(missing)
     best = _effect((), have, wanted, agreed)
     assert best is not None
     for change in library_names.CHANGES:
         for subs in (change.forward, change.back):
-            made = _effect(used(subs, have), have, wanted, agreed)
+            # A pasted message is often a part of the original, so a known change outweighs keys that it does not list.
+            made = _effect(used(subs, have), have, wanted, frozenset())
             if made is not None and len(made.made) > len(best.made) and (over or made.made == wanted):
                 best = made
     if best.made == wanted:
         return best
     return _derived(best, have, wanted, frozenset(over), agreed, complete=complete)
+
+
+def kind(name: str) -> str:
+    """Return `name` with 0 for each number: keys of one kind differ only in numbers."""
+    return _NUMBER.sub("0", name)
 
 
 def used(subs: Substitutions, names: Sequence[str]) -> Substitutions:
@@ -117,7 +126,7 @@ def _derived(
         better = best
         for subs in tried:
             made = _effect((*best.subs, *subs), have, wanted, agreed)
-            if made is None or len(made.made) <= len(better.made):
+            if made is None or len(made.made) <= len(better.made) or _takes_apart(made):
                 continue
             if _is_sure(subs) or _is_supported(best, made, complete=complete):
                 better = made
@@ -133,6 +142,16 @@ def _is_sure(subs: Substitutions) -> bool:
     """Return whether the substitutions only add or remove components, or change a word into a similar one."""
     rows = ((_SYNTAX.sub("", text) for text in pair) for pair in subs)
     return all(not old or not new or old in new or new in old or _alike(old, new) for old, new in rows)
+
+
+def _takes_apart(made: Substituted) -> bool:
+    """Return whether a tensor moves to a module with a different name, and another one of its module does not."""
+    modules: dict[str, set[str]] = {}
+    for old, new in made.names.items():
+        modules.setdefault(old.rpartition(".")[0], set()).add(new.rpartition(".")[0])
+    leaves = {old.rpartition(".")[2] for old in made.names}
+    parts = {module.rpartition(".")[2] for news in modules.values() if len(news) > 1 for module in news}
+    return any(len(news) > 1 for module, news in modules.items() if module) and not parts <= leaves
 
 
 def _is_supported(before: Substituted, after: Substituted, *, complete: bool) -> bool:
