@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from threads.threads import THREADS, Thread
+from threads.threads import HELD_OUT, THREADS, Thread
 
 import ckptfix
 from ckptfix.findings.message_names import listed
@@ -36,7 +36,7 @@ def outcome(thread: Thread, done: Diagnosis) -> str:
     return "solved" if shapes == dict(thread.want) else f"command: {sorted(shapes.items() ^ dict(thread.want).items())}"
 
 
-@pytest.mark.parametrize("thread", [row for row in THREADS if not row.held_out], ids=lambda thread: thread.url)
+@pytest.mark.parametrize("thread", (*THREADS, *HELD_OUT), ids=lambda thread: thread.url)
 def test_the_first_command_of_a_thread(thread: Thread, tmp_path: Path) -> None:
     assert listed(thread.message) is not None
     done = diagnosed(thread, tmp_path)
@@ -47,5 +47,6 @@ def test_the_first_command_of_a_thread(thread: Thread, tmp_path: Path) -> None:
 
 
 def test_most_threads_are_solved() -> None:
-    counts = Counter(row.outcome == "solved" for row in THREADS)
-    assert counts[True] >= 0.6 * len(THREADS)
+    for rows in (THREADS, HELD_OUT):
+        counts = Counter(row.outcome == "solved" for row in rows)
+        assert counts[True] >= 0.6 * len(rows)

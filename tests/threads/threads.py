@@ -24,7 +24,6 @@ class Thread:
     outcome: str
     want: Shapes = field(default_factory=dict)
     at: str = ""
-    held_out: bool = False
 
 
 def quoted(names: list[str]) -> str:
@@ -249,3 +248,130 @@ THREADS: tuple[Thread, ...] = (
     ),
 )  # fmt: skip
 """The threads."""
+
+GEMMA = llama()
+COMFY = "transformer_blocks.{}.attn2.to_{}.lora_{}.weight"
+LTX = {COMFY.format(n, part, side): (4, 8) if side == "A" else (8, 4) for n in (8, 9) for part in "qv" for side in "AB"}
+WAVLM = {"encoder.pos_conv_embed.conv.weight_g": (1, 1, 8), "encoder.pos_conv_embed.conv.weight_v": (8, 2, 8),
+         "encoder.pos_conv_embed.conv.bias": (8,)}  # fmt: skip
+NEW_WAVLM = {"encoder.pos_conv_embed.conv.parametrizations.weight.original0": (1, 1, 8),
+             "encoder.pos_conv_embed.conv.parametrizations.weight.original1": (8, 2, 8),
+             "encoder.pos_conv_embed.conv.bias": (8,)}  # fmt: skip
+CONV = {"res_groups.0.conv.weight": (4, 3, 3, 3)}
+PROFILED = ("total_ops", "total_params", "res_groups.0.total_ops", "res_groups.0.total_params")
+VOCABULARY = {**lora("base_model.model.model."), "base_model.model.model.embed_tokens.weight": (50, 8),
+              "base_model.model.lm_head.weight": (50, 8)}  # fmt: skip
+
+HELD_OUT: tuple[Thread, ...] = (
+    Thread(
+        "Mowenyii/PAE/issues/2", "torch",
+        torch_message("GPTActor", ["transformer.position_embedding_layer.weight"],
+                      ["transformer.postion_embedding_layer.weight"]),
+        {"transformer.postion_embedding_layer.weight": (8, 4), "transformer.ln.weight": (4,)}, "solved",
+        {"transformer.position_embedding_layer.weight": (8, 4), "transformer.ln.weight": (4,)},
+    ),
+    Thread(
+        "pytorch/pytorch/issues/102999", "transformers",
+        "Some weights of the model checkpoint at microsoft/wavlm-large were not used when initializing WavLMModel: "
+        "['encoder.pos_conv_embed.conv.weight_g', 'encoder.pos_conv_embed.conv.weight_v']\n- This IS expected if you are "
+        "initializing\nSome weights of WavLMModel were not initialized from the model checkpoint at microsoft/wavlm-large "
+        "and are newly initialized: ['encoder.pos_conv_embed.conv.parametrizations.weight.original0', "
+        "'encoder.pos_conv_embed.conv.parametrizations.weight.original1']\nYou should probably TRAIN this model",
+        WAVLM, "solved", NEW_WAVLM,
+    ),
+    Thread(
+        "huggingface/finetrainers/issues/133", "ComfyUI",
+        "lora key not loaded: transformer.transformer_blocks.9.attn2.to_q.lora_A.weight\nlora key not loaded: "
+        "transformer.transformer_blocks.9.attn2.to_q.lora_B.weight\nlora key not loaded: "
+        "transformer.transformer_blocks.9.attn2.to_v.lora_A.weight",
+        {f"transformer.{name}": shape for name, shape in LTX.items()}, "solved", LTX,
+    ),
+    Thread(
+        "Comfy-Org/ComfyUI/issues/4347", "ComfyUI",
+        "lora key not loaded: transformer.base_model.model.transformer_blocks.9.attn2.to_q.lora_A.weight\nlora key not "
+        "loaded: transformer.base_model.model.transformer_blocks.9.attn2.to_q.lora_B.weight",
+        {f"transformer.base_model.model.{name}": shape for name, shape in LTX.items()}, "solved",
+        {f"transformer.{name}": shape for name, shape in LTX.items()},
+    ),
+    Thread(
+        "Lightning-AI/pytorch-lightning/issues/2617", "Lightning",
+        torch_message("EfficientNet", [], ["criterion.pos_weight"]),
+        {**CONV, "criterion.pos_weight": ()}, "solved", CONV, "state_dict",
+    ),
+    Thread(
+        "Lightning-Universe/paper-AAVAE/issues/2", "Lightning",
+        torch_message("VAE", [], ["online_finetuner.weight", "online_finetuner.bias"]),
+        {**CONV, "online_finetuner.weight": (3, 4), "online_finetuner.bias": (3,)}, "solved", CONV, "state_dict",
+    ),
+    Thread(
+        "oobabooga/textgen/issues/959", "torch",
+        "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n        size mismatch for base_model.model"
+        ".model.embed_tokens.weight: copying a param with shape torch.Size([50, 8]) from checkpoint, the shape in current "
+        "model is torch.Size([32, 8]).\n        size mismatch for base_model.model.lm_head.weight: copying a param with "
+        "shape torch.Size([50, 8]) from checkpoint, the shape in current model is torch.Size([32, 8]).",
+        VOCABULARY, "solved", {**VOCABULARY, "base_model.model.model.embed_tokens.weight": (32, 8),
+                               "base_model.model.lm_head.weight": (32, 8)},
+    ),
+    Thread(
+        "huggingface/peft/issues/276", "PEFT",
+        "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n        size mismatch for base_model.model."
+        "transformer.h.0.attn.c_attn.lora_A.default.weight: copying a param with shape torch.Size([8, 16]) from checkpoint, "
+        "the shape in\ncurrent model is torch.Size([4, 16]).\n        size mismatch for base_model.model.transformer.h.0."
+        "attn.c_attn.lora_B.default.weight: copying a param with shape torch.Size([32, 4, 1]) from checkpoint, the shape\nin "
+        "current model is torch.Size([48, 4]).",
+        {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight": (8, 16),
+         "base_model.model.transformer.h.0.attn.c_attn.lora_B.weight": (32, 4, 1)}, "said:model-side",
+    ),
+    Thread(
+        "vllm-project/vllm/issues/4989", "vLLM", "KeyError: 'layers.0.attention.wk.weight'",
+        {"layers.0.attention.wk.weight": (8, 8), "layers.0.attention.wq.weight": (8, 8),
+         "layers.1.attention.wk.weight": (8, 8), "layers.1.attention.wq.weight": (8, 8), "output.weight": (32, 8),
+         "tok_embeddings.weight": (32, 8)}, "said:unexpected-keys",
+    ),
+    Thread(
+        "hiyouga/LlamaFactory/issues/2789", "vLLM",
+        "  File \"vllm/model_executor/models/gemma.py\", line 333, in load_weights\n    param = params_dict[name]\n"
+        "KeyError: 'lm_head.weight'",
+        {**GEMMA, "lm_head.weight": (32, 8)}, "solved", GEMMA,
+    ),
+    Thread(
+        "AnswerDotAI/fsdp_qlora/issues/70", "torch",
+        torch_message("PeftModelForCausalLM", [], [
+            "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight.absmax",
+            "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight.quant_map",
+            "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight.quant_state.bitsandbytes__nf4"]),
+        {"base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight": (1024, 1),
+         "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight.absmax": (32,),
+         "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight.quant_map": (16,),
+         "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight.quant_state.bitsandbytes__nf4": (90,),
+         "base_model.model.model.norm.weight": (32,)}, "said:quantized-keys",
+    ),
+    Thread(
+        "pytorch/pytorch/issues/148252", "DCP",
+        "load_into_bigger_model()  # RuntimeError: Missing key in checkpoint state_dict: model.2.weight",
+        {"0.weight": (4, 4), "1.weight": (4, 4)}, "said:missing-keys", at="model",
+    ),
+    Thread(
+        "ultralytics/yolov3/issues/1471", "torch",
+        torch_message("Darknet", ["total_ops", "total_params", "module_list.total_ops"], []),
+        {"module_list.0.Conv2d.weight": (4, 3, 3, 3)}, "said:optional-buffers",
+    ),
+    Thread(
+        "Meng-333/SRADSGAN/issues/10", "torch", torch_message("GeneratorResNet", [], list(PROFILED)),
+        {**CONV, **dict.fromkeys(PROFILED, (1,))}, "solved", CONV,
+    ),
+    Thread(
+        "aks2203/deep-thinking/issues/5", "torch",
+        torch_message("DTNet", ["projection.0.weight", "head.0.weight"],
+                      ["module.projection.0.weight", "module.head.0.weight"]),
+        {"module.projection.0.weight": (4, 3), "module.head.0.weight": (2, 4)}, "solved",
+        {"projection.0.weight": (4, 3), "head.0.weight": (2, 4)}, "net",
+    ),
+    Thread(
+        "Project-MONAI/tutorials/issues/461", "torch",
+        torch_message("ViTAutoEnc", [], ["linear_1.weight", "linear_1.bias"]),
+        {"blocks.0.linear1.weight": (4, 4), "linear_1.weight": (4, 4), "linear_1.bias": (4,)}, "solved",
+        {"blocks.0.linear1.weight": (4, 4)},
+    ),
+)  # fmt: skip
+"""Threads that were looked up when the rules for all others were written, as a measure of the rules."""
