@@ -1,4 +1,4 @@
-"""The keys and shapes that a loader's message lists: one table, with a row for each form in which frameworks write them.
+"""The keys and shapes that a loader's message lists: one table, with a row for each form in which they are written.
 
 ::
 
@@ -8,7 +8,7 @@
     backbone.res2.0.conv1.norm.{bias, weight}                                                      fvcore, detectron2
     visual.blocks.{0...31}.norm.weight | UNEXPECTED |  |                                           transformers 5
 
-The parser reads text only. What its names mean for a file, `ops.doctor.compare` decides.
+The parser reads text only; `ops.doctor.compare` decides what the names mean for a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_KEYS = 100_000
 Shape = tuple[int, ...]
 
 Role = Literal["missing", "unexpected", "seen", "module", "file"]
-"""What a message says of a name: only the model has it; only the file has it; a lookup failed, on a side that the
+"""The role of a name in a message: only the model has it; only the file has it; a lookup failed, on a side that the
 message does not say; the file has keys under it that the model lacks; a file that was not found."""
 
 
@@ -143,8 +143,10 @@ class MessageForm:
 _QUOTED = re.compile(r"[\s,]*(?:\"([^\"\n]*)\"|'([^'\n]*)')")
 _KEY = r"[A-Za-z_0-9][\w\-/:]*(?:\.[\w\-/:]+)*"
 _BARE = re.compile(rf"[\s,]*({_KEY})(?=[\s,.;:]|$)")
-_GROUP_LINE = re.compile(r"[ \t]*(?:[\w\]\[:./ -]{0,200}\]:?[ \t]+)?([\w.\-]*\{[\w., *\-]+\}[\w.\-]*|[\w\-]+(?:\.[\w\-]+)+|[A-Za-z_]\w*)"
+_GROUP_LINE = re.compile(r"[ \t]*(?:[\w\]\[:./ -]{0,200}\]:?[ \t]+)?"
+                         r"([\w.\-]*\{[\w., *\-]+\}[\w.\-]*|[\w\-]+(?:\.[\w\-]+)+|[A-Za-z_]\w*)"
                          r"[ \t]*(?:\n|$)")  # fmt: skip
+_WRAPPED_LINE = re.compile(r"[ \t]*\n[ \t]*")
 _COMMA = re.compile(r"\s*,")
 _BLANK = re.compile(r"\s*")
 _OPENING = re.compile(r"\s*(?:dict_keys\()?[\[{(]?\s*")
@@ -210,8 +212,7 @@ _ONE = rf"['\"`]?(?P<name>{_KEY})['\"`]?"
 
 FORMS: tuple[MessageForm, ...] = (
     MessageForm("torch", r"(missing|unexpected) key\(s\)[^:\"'\n]{0,80}:", None, _any),
-    MessageForm("torch", r"_IncompatibleKeys\((missing)_keys=", None, _any),
-    MessageForm("torch", r"(missing|unexpected)_keys\s*[=:]", None, _any),
+    MessageForm("torch, strict=False", r"(missing|unexpected)_keys\s*[=:]", None, _any),
     MessageForm("torch before 0.4", r"(missing|unexpected) keys? in state_dict: \"?", None, _any),
     MessageForm("torch before 0.4", rf"(unexpected|missing) key {_ONE} in state_dict", None),
     MessageForm("mmengine", r"(missing|unexpected) keys? in source state_dict:", None, _bare),
@@ -251,7 +252,8 @@ CONFLICTS: tuple[tuple[str, str], ...] = (
               rf"where the shape is {_WANTED} in current model"),
     ("torch", rf"while copying the parameter named [\"']?(?P<name>[^\s\"',]+)[\"']?, whose dimensions in the model are "
               rf"{_WANTED} and whose dimensions in the checkpoint are {_SAVED}"),
-    ("transformers", rf"(?<!\S)(?P<name>\S{{1,400}}): found shape {_SAVED} in the checkpoint and {_WANTED} in the model"),
+    ("transformers", rf"(?<!\S)(?P<name>\S{{1,400}}): found shape {_SAVED} in the checkpoint and {_WANTED} in the "
+                     r"model"),
     ("transformers", rf"(?m:^)[ \t]*(?P<name>[\w{{][\w.{{}}, *-]{{0,400}}?)[ \t]*\|[ \t]*MISMATCH[ \t]*\|"
                      rf"[^\n]*?ckpt:? *{_SAVED} vs model:? *{_WANTED}"),
     ("fvcore", rf"skip loading parameter '(?P<name>[^']+)' [^\n]{{0,60}}?{_SAVED} in the checkpoint but {_WANTED}"),
@@ -287,8 +289,9 @@ def listed(text: str) -> Listed | None:
             taken.add(place)
             found.shortened |= shortened or form.first_only
             found.frameworks.update({form.framework: None} if form.framework else {})
+    unwrapped = _WRAPPED_LINE.sub(" ", text)  # a terminal may have broken a sentence into lines
     for framework, pattern in _CONFLICTS:
-        for row in pattern.finditer(text):
+        for row in (*pattern.finditer(text), *pattern.finditer(unwrapped)):
             for name in _expanded(row["name"].strip()):
                 if found.conflicts.setdefault(name, made := _conflict(name, row)) is made:
                     found.frameworks[framework] = None
@@ -333,7 +336,8 @@ def prefix(names: Listed | None) -> Prefix | None:
         there = set(more)
         # A model whose file lacks BatchNorm's counters creates them, and does not list them as missing.
         less = tuple(name for name in less if not name.endswith("num_batches_tracked")) or less
-        front = next((front for front in _fronts(less[0], more) if all(f"{front}.{name}" in there for name in less)), "")
+        fronts = _fronts(less[0], more)
+        front = next((front for front in fronts if all(f"{front}.{name}" in there for name in less)), "")
         if front:
             return Prefix(front, in_file)
     return None

@@ -1,8 +1,8 @@
-"""Public threads in which someone pasted a loader's message, each with the smallest file that has the keys of the thread.
+"""Public threads in which someone pasted a loader's message, each with the smallest file that has its keys.
 
-A row is facts of the thread: the keys and shapes that the message names, and what the file and the model have. Sizes are
-small. `outcome` is what the first printed command does (``solved``: its output has the keys and shapes of the model), or
-``said:ID``: no command can help, and the finding ID says why.
+A row is facts of the thread: the keys and shapes that the message names, and those of the file and the model. Sizes are
+small. `outcome` is ``solved``, if the output of the first printed command has the keys and shapes of the model, or
+``said:ID``, if no command can help, and the finding ID says why.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ VLM = {**moved(llama("m."), ("m.", "language_model.model.")), "language_model.lm
 NEW_VLM = {**llama("model.language_model."), "lm_head.weight": (32, 8), "model.vision_tower.patch.weight": (8, 3),
            "model.multi_modal_projector.linear_1.weight": (8, 8)}  # fmt: skip
 QWEN = {**llama(), "lm_head.weight": (32, 8), "visual.blocks.0.attn.qkv.weight": (24, 8)}
-NEW_QWEN = {**llama("model.language_model."), "lm_head.weight": (32, 8), "model.visual.blocks.0.attn.qkv.weight": (24, 8)}
+NEW_QWEN = {**llama("model.language_model."), "lm_head.weight": (32, 8),
+    "model.visual.blocks.0.attn.qkv.weight": (24, 8)}
 LLAMA = {**llama(), "lm_head.weight": (32, 8)}
 BACKBONE = {"conv1.weight": (4, 3, 3, 3), "layer1.0.conv1.weight": (4, 4, 3, 3), "layer1.0.bn1.weight": (4,)}
 
@@ -94,7 +95,8 @@ THREADS: tuple[Thread, ...] = (
         "goodfire-ai/spd/pull/185", "torch",
         torch_message("ComponentModel", ["target_model.model.embed_tokens.weight",
                                          "target_model.model.layers.0.self_attn.q_proj.weight"],
-                      ["patched_model.model.embed_tokens.weight", "patched_model.model.layers.0.self_attn.q_proj.weight"],
+                      ["patched_model.model.embed_tokens.weight",
+                       "patched_model.model.layers.0.self_attn.q_proj.weight"],
                       ", ...."),
         llama("patched_model.model."), "solved", llama("target_model.model."),
     ),
@@ -126,7 +128,8 @@ THREADS: tuple[Thread, ...] = (
     ),
     Thread(
         "ggml-org/llama.cpp/issues/5610", "llama.cpp",
-        "Error: could not map tensor name base_model.model.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+        "Error: could not map tensor name "
+        "base_model.model.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
         "\n Note: the arch parameter must be specified if the model is not llama",
         lora("base_model.model.base_model.model.model."), "solved", lora("base_model.model.model."),
     ),
@@ -158,7 +161,8 @@ THREADS: tuple[Thread, ...] = (
     ),
     Thread(
         "xvjiarui/IMProv/issues/5", "diffusers",
-        "Cannot load <class 'improv.modeling.meta_arch.modules.VQDecoder'> from image_decoder because the following keys "
+        "Cannot load <class 'improv.modeling.meta_arch.modules.VQDecoder'> from image_decoder because the "
+        "following keys "
         "are missing: \n decoder.mid_block.attentions.0.key.weight, decoder.mid_block.attentions.0.query.weight, "
         "decoder.mid_block.attentions.0.proj_attn.bias. \n Please make sure to pass `low_cpu_mem_usage=False`",
         VAE, "solved", OLD_VAE,
@@ -175,15 +179,18 @@ THREADS: tuple[Thread, ...] = (
     ),
     Thread(
         "hustvl/ViTMatte/issues/40", "fvcore",
-        "Some model parameters or buffers are not found in the checkpoint:\nbackbone.blocks.0.attn.{rel_pos_h, rel_pos_w}"
+        "Some model parameters or buffers are not found in the checkpoint:\nbackbone.blocks.0.attn.{rel_pos_h, "
+        "rel_pos_w}"
         "\nbackbone.blocks.1.residual.conv1.weight\nbackbone.blocks.1.residual.norm1.{bias, weight}\n",
-        {"backbone.blocks.0.attn.qkv.weight": (12, 4), "backbone.blocks.1.attn.qkv.weight": (12, 4)}, "said:missing-keys",
+        {"backbone.blocks.0.attn.qkv.weight": (12, 4), "backbone.blocks.1.attn.qkv.weight": (12, 4)},
+         "said:missing-keys",
     ),
     Thread(
         "ixarchakos/try-off-anyone/issues/6", "diffusers",
         "ValueError: Cannot load <class 'UNet2DConditionModel'> from x because the following keys are missing: \n "
         "up_blocks.3.resnets.2.conv1.weight, up_blocks.1.attentions.0.norm2.weight. \n Please make sure to pass",
-        {"up_blocks.3.resnets.2.conv1.weight": (4, 4), "up_blocks.1.attentions.0.norm2.weight": (4,)}, "said:other-file",
+        {"up_blocks.3.resnets.2.conv1.weight": (4, 4), "up_blocks.1.attentions.0.norm2.weight": (4,)},
+         "said:other-file",
     ),
     Thread(
         "openai/improved-diffusion/issues/37", "torch",
@@ -192,7 +199,8 @@ THREADS: tuple[Thread, ...] = (
     ),
     Thread(
         "Lightning-AI/pytorch-lightning/issues/18648", "Lightning",
-        "RuntimeError: Error(s) in loading state_dict for LitModel:\n\tsize mismatch for model.layers.0.self_attn.q_proj."
+        "RuntimeError: Error(s) in loading state_dict for LitModel:\n\tsize mismatch for "
+        "model.layers.0.self_attn.q_proj."
         "weight: copying a param with shape torch.Size([8, 8]) from checkpoint, the shape in current model is "
         "torch.Size([0]).",
         LLAMA, "said:model-side",
@@ -200,8 +208,10 @@ THREADS: tuple[Thread, ...] = (
     Thread(
         "huggingface/transformers/pull/37033", "transformers",
         "Some weights of the model checkpoint at llava were not used when initializing LlavaForConditionalGeneration: "
-        f"{[name for name in VLM if name.startswith('language_model.model.')]}\n- This IS expected if ...\nSome weights of "
-        "LlavaForConditionalGeneration were not initialized from the model checkpoint at llava and are newly initialized: "
+        f"{[name for name in VLM if name.startswith('language_model.model.')]}\n- This IS expected if ...\nSome "
+        f"weights of "
+        "LlavaForConditionalGeneration were not initialized from the model checkpoint at llava and are newly "
+        "initialized: "
         "['model.language_model.embed_tokens.weight', 'model.vision_tower.patch.weight']",
         VLM, "solved", NEW_VLM,
     ),
@@ -221,7 +231,8 @@ THREADS: tuple[Thread, ...] = (
     ),
     Thread(
         "rowanz/neural-motifs/issues/60", "torch before 0.4",
-        "Unexpected key detector.features.17.weight in state_dict with size torch.Size([512, 256, 3, 3])\nUnexpected key "
+        "Unexpected key detector.features.17.weight in state_dict with size torch.Size([512, 256, 3, "
+        "3])\nUnexpected key "
         "detector.roi_fmap.0.weight in state_dict with size torch.Size([4096, 25088])",
         {"features.17.weight": (4, 3), "detector.features.17.weight": (4, 3), "detector.roi_fmap.0.weight": (4, 4)},
         "solved", {"features.17.weight": (4, 3)},
@@ -240,8 +251,10 @@ THREADS: tuple[Thread, ...] = (
     ),
     Thread(
         "tatsu-lab/stanford_alpaca/issues/51", "torch",
-        "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for model.embed_tokens.weight:"
-        " copying a param with shape torch.Size([32, 8]) from checkpoint, the shape in current model is torch.Size([33, "
+        "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for "
+        "model.embed_tokens.weight:"
+        " copying a param with shape torch.Size([32, 8]) from checkpoint, the shape in current model is "
+        "torch.Size([33, "
         "8]).\n\tsize mismatch for lm_head.weight: copying a param with shape torch.Size([32, 8]) from checkpoint, the "
         "shape in current model is torch.Size([33, 8]).",
         LLAMA, "solved", {**LLAMA, "model.embed_tokens.weight": (33, 8), "lm_head.weight": (33, 8)},
@@ -273,8 +286,10 @@ HELD_OUT: tuple[Thread, ...] = (
     Thread(
         "pytorch/pytorch/issues/102999", "transformers",
         "Some weights of the model checkpoint at microsoft/wavlm-large were not used when initializing WavLMModel: "
-        "['encoder.pos_conv_embed.conv.weight_g', 'encoder.pos_conv_embed.conv.weight_v']\n- This IS expected if you are "
-        "initializing\nSome weights of WavLMModel were not initialized from the model checkpoint at microsoft/wavlm-large "
+        "['encoder.pos_conv_embed.conv.weight_g', 'encoder.pos_conv_embed.conv.weight_v']\n- This IS expected "
+        "if you are "
+        "initializing\nSome weights of WavLMModel were not initialized from the model checkpoint at "
+        "microsoft/wavlm-large "
         "and are newly initialized: ['encoder.pos_conv_embed.conv.parametrizations.weight.original0', "
         "'encoder.pos_conv_embed.conv.parametrizations.weight.original1']\nYou should probably TRAIN this model",
         WAVLM, "solved", NEW_WAVLM,
@@ -305,19 +320,26 @@ HELD_OUT: tuple[Thread, ...] = (
     ),
     Thread(
         "oobabooga/textgen/issues/959", "torch",
-        "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n        size mismatch for base_model.model"
-        ".model.embed_tokens.weight: copying a param with shape torch.Size([50, 8]) from checkpoint, the shape in current "
-        "model is torch.Size([32, 8]).\n        size mismatch for base_model.model.lm_head.weight: copying a param with "
+        "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n        size mismatch for "
+        "base_model.model"
+        ".model.embed_tokens.weight: copying a param with shape torch.Size([50, 8]) from checkpoint, the shape "
+        "in current "
+        "model is torch.Size([32, 8]).\n        size mismatch for base_model.model.lm_head.weight: copying a "
+        "param with "
         "shape torch.Size([50, 8]) from checkpoint, the shape in current model is torch.Size([32, 8]).",
         VOCABULARY, "solved", {**VOCABULARY, "base_model.model.model.embed_tokens.weight": (32, 8),
                                "base_model.model.lm_head.weight": (32, 8)},
     ),
     Thread(
         "huggingface/peft/issues/276", "PEFT",
-        "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n        size mismatch for base_model.model."
-        "transformer.h.0.attn.c_attn.lora_A.default.weight: copying a param with shape torch.Size([8, 16]) from checkpoint, "
-        "the shape in\ncurrent model is torch.Size([4, 16]).\n        size mismatch for base_model.model.transformer.h.0."
-        "attn.c_attn.lora_B.default.weight: copying a param with shape torch.Size([32, 4, 1]) from checkpoint, the shape\nin "
+        "RuntimeError: Error(s) in loading state_dict for PeftModelForCausalLM:\n        size mismatch for "
+        "base_model.model."
+        "transformer.h.0.attn.c_attn.lora_A.default.weight: copying a param with shape torch.Size([8, 16]) from "
+        "checkpoint, "
+        "the shape in\ncurrent model is torch.Size([4, 16]).\n        size mismatch for "
+        "base_model.model.transformer.h.0."
+        "attn.c_attn.lora_B.default.weight: copying a param with shape torch.Size([32, 4, 1]) from checkpoint, "
+        "the shape\nin "
         "current model is torch.Size([48, 4]).",
         {"base_model.model.transformer.h.0.attn.c_attn.lora_A.weight": (8, 16),
          "base_model.model.transformer.h.0.attn.c_attn.lora_B.weight": (32, 4, 1)}, "said:model-side",

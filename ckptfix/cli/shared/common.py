@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import click
@@ -136,7 +137,7 @@ class MessageType(click.types.StringParamType):
 
 def _is_file_name(text: str) -> bool:
     """Return whether a short text without line breaks is the name of a file that exists."""
-    return 0 < len(text) < 1000 and "\n" not in text and "\0" not in text and os.path.isfile(text)
+    return 0 < len(text) < 1000 and "\n" not in text and "\0" not in text and Path(text).is_file()
 
 
 def file_argument(name: str, metavar: str) -> click.Argument:

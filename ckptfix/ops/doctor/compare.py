@@ -7,7 +7,6 @@ keys of the message; what it leaves is reported with it. A cause on the model's 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import observers
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
-from ckptfix.findings.row import Finding
+from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
 from ckptfix.io.source import found_as, is_local, open_source
@@ -61,6 +60,7 @@ class MessageSide:
         foreign: keys that the message says the file has, but which it does not have.
         conflicts: tensors of the file whose shape differs from the model's.
         complete: whether the message lists all keys that the model lacks.
+        first: keys that are only the first that a loader could not place.
     """
 
     at: str
@@ -71,11 +71,12 @@ class MessageSide:
     foreign: tuple[str, ...] = ()
     conflicts: tuple[ShapeConflict, ...] = ()
     complete: bool = False
+    first: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What was found for one state dict: the parts of one `rename`, and the sentences about them."""
+    """The result for one state dict: the parts of one `rename`, and the sentences about them."""
 
     subs: tuple[tuple[str, str], ...] = ()
     lines: list[str] = field(default_factory=list)
@@ -114,7 +115,7 @@ _STATE = "._extra_state"
 
 
 def _values(checkpoint: Checkpoint, side: MessageSide) -> list[str]:
-    """Return the unexpected keys whose values are no tensors, where the message is about nothing else of the file."""
+    """Return the unexpected keys of values other than tensors, if the message is about nothing else of the file."""
     sites = [site for site in checkpoint.sites if site.at == side.at and site.kind == "state_dict"]
     names = {name for site in sites for name in site.names}
     over = [*side.foreign, *side.over]
@@ -142,8 +143,10 @@ def _scan_whole(checkpoint: Checkpoint, names: Listed) -> Iterator[Finding]:
     advice = ""
     if near and _PLACE.search(lacking[0]) and not _PLACE.search(near):
         message += ": its optimizer's state is by the names of parameters, and the loader asks by their numbers"
-        advice = ("load it with the function that saved it (torch.distributed.checkpoint.state_dict.get_optimizer_state_"
-                  "dict gives names), or in Python: ckptfix.load_optimizer(optimizer, {source}, model=model)")  # fmt: skip
+        advice = (
+            "load it with the function that saved it (torch.distributed.checkpoint.state_dict.get_optimizer_state_dict "
+            "gives names), or in Python: ckptfix.load_optimizer(optimizer, {source}, model=model)"
+        )
     yield found("missing-keys", message, about=TOLD, fix=advice)
 
 
@@ -167,11 +170,11 @@ def _findings(answer: _Answer, at: str, where: str) -> Iterator[Finding]:
         options["lines"] = tuple(dict.fromkeys(answer.lines))
     command = step("rename", **options) if options else None
     for id, message, fix in answer.rows:
-        if fix is None:
+        if fix is None or (id == "names-prefixed" and answer.lines):  # one command does the work of all
             fix = command or ""
         if at and not isinstance(fix, str):
             fix = tuple(one if one.get("at") is not None else one.having(at=at) for one in fix)
-        severity = "error" if not isinstance(fix, str) and id != "training-checkpoint" else None
+        severity: Severity | None = "error" if not isinstance(fix, str) and id != "training-checkpoint" else None
         if not fix and id == "unexpected-keys":
             severity = "info"
         yield found(id, message, where=where, fix=fix, about=TOLD, severity=severity)
@@ -205,6 +208,7 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
         tuple(name for name in (*over, *(row.name for row in conflicts)) if name not in shapes),
         tuple(row for row in conflicts if row.name in shapes),
         bool(names.unexpected) and not names.shortened,
+        tuple(seen),
     )
 
 
@@ -244,6 +248,9 @@ def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> _Answ
                    "the optimizer, or a dict with both, as the model", "pass the model's state dict")  # fmt: skip
         return answer
     if side.foreign and not side.over and not side.conflicts:
+        _, wrappers = bases.unwrapped(list(side.shapes))
+        if any(set(name.split(".")[:-1]) & set(wrappers) for name in side.foreign):
+            return answer  # the file has that wrapper too: wrapped-names says it
         answer.say("other-file", f"the message names {_keys(side.foreign)}, which this file does not have: it is about "
                    "a different file, or the loader changed the keys first", "")  # fmt: skip
         return answer
@@ -266,7 +273,7 @@ def _say_there(side: MessageSide, answer: _Answer) -> None:
 
 
 def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _Answer) -> None:
-    """Account for the missing and unexpected keys: by new keys, fused tensors, tied ones, and ones to leave out."""
+    """Find new keys, fused tensors, tied ones and ones to leave out that explain the missing and unexpected keys."""
     have = list(side.shapes)
     adapter = all(_LORA.search(name) or "modules_to_save" in name for name in have)
     of_base = [name for name in side.missing if adapter and not _LORA.search(name) and "modules_to_save" not in name]
@@ -310,8 +317,8 @@ def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: _Answer) -
     if biases:
         answer.rows[:] = [row for row in answer.rows if row[0] not in ("missing-keys", "unexpected-keys")]
         answer.say("model-side", f"the file was saved after its convolutions were fused with their BatchNorm: it has "
-                   f"{biases[0]}, and the model {left[0]}", "fuse the model too before loading (model.fuse()), or use a "
-                   "file that was saved before; fused layers cannot be taken apart")  # fmt: skip
+                   f"{biases[0]}, and the model {left[0]}", "fuse the model too before loading (model.fuse()), or use "
+                   "a file that was saved before; fused layers cannot be taken apart")  # fmt: skip
 
 
 def _without_wrappers(side: MessageSide, missing: Sequence[str]) -> bool:
@@ -359,10 +366,15 @@ def _main_module(side: MessageSide, names: Listed) -> solve.Substituted | None:
 _ONE_SIDED: tuple[tuple[str, library_names.Substitutions], ...] = (
     ("", (("^base_model[.]model[.](?:base_model[.]model[.])+", "base_model.model."),)),
     ("llama.cpp", (("(^|[.])language_model[.]", r"\1"),)),
+    ("ComfyUI", (("^transformer[.]base_model[.]model[.]", "transformer."),)),
+    ("ComfyUI", (("^transformer[.]", ""),)),
     ("llama.cpp", (("^(embed_tokens|layers|norm)[.]", r"model.\1."),)),
 )
-"""Framework, or ``""`` for any, and a renaming that the file's own keys show to be right: PEFT's prefix twice; the level
-of a model with images, which the converter for text models does not know; a base model without its prefix."""
+"""Framework, or ``""`` for any, and a renaming that the file's own keys show to be right.
+
+PEFT's prefix twice; the level of a model with images, which the converter for text models does not know; a base model
+without its prefix; the prefixes with which trainers of diffusers save LoRAs, and which ComfyUI does not always know.
+"""
 
 
 def _say_names(
@@ -387,11 +399,9 @@ def _say_names(
     elif pairs:
         prefix = _prefix(side, result)
         why = f": {verified}" if verified else ""
-        if prefix is not None and not answer.lines:
+        if prefix is not None:
             one = prefix.step.having(partial=True) if prefix.in_file and _others(side, prefix) else prefix.step
             answer.say("names-prefixed", f"{prefix.meaning}{why}", (one,))
-        elif prefix is not None:
-            answer.say("names-prefixed", f"{prefix.meaning}{why}")
         else:
             count = sum(old != new for old, new in result.names.items())
             answer.say("other-spelling", f"{count:,} keys are called differently in the model: {example}{why}")
@@ -498,7 +508,7 @@ def _experts(have: Sequence[str], wanted: _Kinds) -> Iterator[Fused]:
 
 
 def _tie(checkpoint: Checkpoint, current: Mapping[str, str], left: list[str], answer: _Answer) -> list[str]:
-    """Account for an output head that the file stores only as the embedding, or the reverse; return the other keys."""
+    """Add an output head that the file stores only as the embedding, or the reverse; return the other keys."""
     if _config(checkpoint).get("tie_word_embeddings") is False:
         return left
     tied: dict[str, str] = {}
@@ -551,11 +561,17 @@ def _drop(
     strict = bool(STRICT.intersection(names.frameworks or ("",)))
     what = f"the model lacks {_keys(rest)}"
     kept = len(side.shapes) - len(rest)
+    guessed = [name for name in weighty if name in side.first and not _LORA.search(name) and _module(name) != "lm_head"]
+    if guessed:
+        answer.say("unexpected-keys", f"{what}; the loader stops at the first such key, so others may follow: these "
+                   "are the keys of a different implementation, or of a different version", "")  # fmt: skip
+        return
     if left and weighty:
         answer.say("unexpected-keys", f"{what}; no renaming found accounts for them", "")
         return
     if not kept or not strict:
-        answer.say("unexpected-keys", f"{what}; this loader skips such keys by itself" if kept and not strict else what, "")
+        what += "; this loader skips such keys by itself" if kept and not strict else ""
+        answer.say("unexpected-keys", what, "")
         return
     dropped = _drop_lines([current[name] for name in rest], list(current.values()))
     if len(dropped) > MOST_LINES:
@@ -563,7 +579,8 @@ def _drop(
         return
     answer.lines += dropped
     hint = "" if weighty else ", which hold no weights"
-    answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {'it' if len(rest) == 1 else 'them'} out")
+    them = "it" if len(rest) == 1 else "them"
+    answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {them} out")
 
 
 def _is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
@@ -615,11 +632,11 @@ def _say_left(
     optional = [name for name in left if spellings.optional(Slot(name, ()))]
     others = [name for name in left if name not in optional]
     if of_base:
-        answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {_keys(of_base)}; load "
-                   "it with strict=False", "")  # fmt: skip
+        answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {_keys(of_base)}; "
+                   "load it with strict=False", "")  # fmt: skip
     if optional:
-        answer.say("optional-buffers", f"the file lacks {_keys(optional)}, which the model computes itself",
-                   None if answer.subs or answer.lines else "in Python: ckptfix.load_into(model, {source})")  # fmt: skip
+        fix = None if answer.subs or answer.lines else "in Python: ckptfix.load_into(model, {source})"
+        answer.say("optional-buffers", f"the file lacks {_keys(optional)}, which the model computes itself", fix)
     if others:
         near = _nearest(others[0], side.shapes)
         hint = f"; the nearest of its keys is {near}" if near else ""
@@ -644,7 +661,7 @@ def _keys(names: Sequence[str]) -> str:
 
 def _say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: _Answer) -> None:
     """Report the tensors whose shapes differ, by cause."""
-    empty = [row for row in side.conflicts if math.prod(row.wanted) == 0 and math.prod(row.saved)]
+    empty = [row for row in side.conflicts if 0 in row.wanted and 0 not in row.saved]
     if empty:
         row = empty[0]
         answer.say("model-side", f"the cause is the model, not the file: its {row.name} has the shape "
@@ -764,7 +781,7 @@ def _say_lora(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _An
         return rows
     ((saved, wanted),) = ranks
     answer.say("model-side", f"the adapter was trained with rank {saved}, and the model was built for rank {wanted}: "
-               "the file is whole", f"build the model with r={saved}, as in the adapter_config.json of the file")  # fmt: skip
+               "the file is whole", f"build the model with r={saved}, as in adapter_config.json")  # fmt: skip
     return [row for row in rows if row not in about]
 
 

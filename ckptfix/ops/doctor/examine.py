@@ -48,12 +48,11 @@ from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
 from ckptfix.ops.convert.plan import refuse_state_dict
 from ckptfix.ops.doctor import adapter as scan_adapter
-from ckptfix.ops.doctor import compare
+from ckptfix.ops.doctor import compare, messages
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
-from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip

@@ -351,7 +351,8 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     if prefix is not None:
         meanings[0] = prefix.meaning
     solved = any(finding.steps for finding in told)
-    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix, None if findings else names), solved)
+    advice = _advice(rows, prefix, None if findings else names)
+    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), advice, solved)
 
 
 def of_message(error: str) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""The renaming between the keys of a file and those that a loader's message lists: derived, and verified on all of them.
+"""The renaming between the keys of a file and those that a loader's message lists, verified on all of them.
 
 Candidates are the renamings of known library versions, and the components in which a missing key differs from the most
 similar key of the file. A candidate counts only by its effect: how many missing keys it makes, and that it changes no
@@ -155,7 +155,7 @@ def _takes_apart(made: Substituted) -> bool:
 
 
 def _is_supported(before: Substituted, after: Substituted, *, complete: bool) -> bool:
-    """Return whether all keys that changed are among the missing ones, of which there are several."""
+    """Return whether all keys that changed are among the missing ones, and there are several."""
     changed = [new for old, new in after.names.items() if before.names[old] != new]
     hits = sum(new in after.made for new in changed)
     return hits == len(changed) if complete else hits >= 2 and 2 * hits >= len(changed)
@@ -271,7 +271,7 @@ def shared_prefix(names: Iterable[str], others: Sequence[str]) -> tuple[str, boo
     """Return the prefix that a loader removed from the keys of the file, or added to them, before it compared them.
 
     Args:
-        names: keys of the message, none of which is in the file.
+        names: keys of the message that are not in the file.
         others: the keys of the file.
 
     Returns:

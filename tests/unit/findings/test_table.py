@@ -78,6 +78,10 @@ ELSEWHERE = {
         ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap", "steps-differ"),
         "folders that several ranks saved: tests/unit/formats/dcp/test_judge.py",
     ),
+    **dict.fromkeys(
+        ("library-names", "vocabulary-rows", "model-side", "quantized-keys", "adapter-only", "other-file"),
+        "files with a pasted message: tests/threads and tests/unit/ops/test_compare.py",
+    ),
 }
 
 
