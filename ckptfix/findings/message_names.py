@@ -146,10 +146,10 @@ _BARE = re.compile(rf"[\s,]*({_KEY})(?=[\s,.;:]|$)")
 _GROUP_LINE = re.compile(r"[ \t]*(?:[\w\]\[:./ -]{0,200}\]:?[ \t]+)?"
                          r"([\w.\-]*\{[\w., *\-]+\}[\w.\-]*|[\w\-]+(?:\.[\w\-]+)+|[A-Za-z_]\w*)"
                          r"[ \t]*(?:\n|$)")  # fmt: skip
-_WRAPPED_LINE = re.compile(r"[ \t]*\n[ \t]*")
+_WRAPPED_LINE = re.compile(r"(?<![ \t])[ \t]*\n[ \t]*")
 _COMMA = re.compile(r"\s*,")
 _BLANK = re.compile(r"\s*")
-_OPENING = re.compile(r"\s*(?:dict_keys\()?[\[{(]?\s*")
+_OPENING = re.compile(r"\s*(?:dict_keys\(|\"(?=\{))?[\[{(]?\s*")
 _MORE = re.compile(r"[\s,]*(?:\.\.\.|…|and \d+ more)")
 
 
@@ -213,7 +213,7 @@ _ONE = rf"['\"`]?(?P<name>{_KEY})['\"`]?"
 FORMS: tuple[MessageForm, ...] = (
     MessageForm("torch", r"(missing|unexpected) key\(s\)[^:\"'\n]{0,80}:", None, _any),
     MessageForm("torch, strict=False", r"(missing|unexpected)_keys\s*[=:]", None, _any),
-    MessageForm("torch before 0.4", r"(missing|unexpected) keys? in state_dict: \"?", None, _any),
+    MessageForm("torch before 0.4", r"(missing|unexpected) keys? in state_dict:", None, _any),
     MessageForm("torch before 0.4", rf"(unexpected|missing) key {_ONE} in state_dict", None),
     MessageForm("mmengine", r"(missing|unexpected) keys? in source state_dict:", None, _bare),
     MessageForm("fvcore", r"parameters or buffers are not found in the checkpoint:", "missing", _lines),

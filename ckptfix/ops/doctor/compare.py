@@ -47,6 +47,10 @@ _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relati
 _LORA = re.compile(r"(?:^|[._])lora_(?:embedding_)?[ABab]\b|[._]lora_(?:down|up)\b")
 
 
+Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
+"""A line of rules, the keys that it takes, and those that it makes."""
+
+
 @dataclass(frozen=True, slots=True)
 class MessageSide:
     """A state dict of the file, and the message in its terms: all keys as the loader had them.
@@ -297,7 +301,7 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _An
         new = {name for _, _, news in fused for name in news}
         rest = [name for name in rest if current[name] not in used]
         left = [name for name in left if name not in new]
-    _say_names(side, result, missing, left, fused, answer)
+    _say_names(side, result, missing, left, fused, names, answer)
     left = _tie(checkpoint, current, left, answer)
     if over:
         _drop(checkpoint, side, names, current, rest, left, answer)
@@ -382,7 +386,8 @@ def _say_names(
     result: solve.Substituted,
     missing: Sequence[str],
     left: Sequence[str],
-    fused: Sequence[tuple[lines.Line, tuple[str, ...], tuple[str, ...]]],
+    fused: Sequence[Fused],
+    names: Listed,
     answer: _Answer,
 ) -> None:
     if not result.subs and not fused:
@@ -392,6 +397,8 @@ def _say_names(
     done = len(missing) - len(left)
     verified = f"{done:,} of the {plural(len(missing), 'missing key')} of the message" if missing else ""
     verified = f"all {plural(len(missing), 'missing key')} of the message" if missing and not left else verified
+    if missing and names.shortened:
+        verified += ", which does not list all"
     example = f"{pairs[0][0]}, there {pairs[0][1]}" if pairs else ""
     if change is not None:
         message = f"keys changed by {change.since}: {change.about}"
@@ -427,10 +434,6 @@ def _prefix(side: MessageSide, result: solve.Substituted) -> Prefix | None:
 
 def _others(side: MessageSide, prefix: Prefix) -> bool:
     return any(not name.startswith(f"{prefix.name}.") for name in side.shapes)
-
-
-Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
-"""A line of rules, the keys that it takes, and those that it makes."""
 
 
 def _fused(have: Sequence[str], missing: Sequence[str], shapes: Mapping[str, Shape]) -> Iterator[Fused]:

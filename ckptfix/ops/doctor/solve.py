@@ -12,13 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from ckptfix.names import library_names
+from ckptfix.names import library_names, spellings
 from ckptfix.names.library_names import Substitutions
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
 _SYNTAX = re.compile(r"\(\\d\+\)|\\\d|[^\w.]")
 """Whatever in a pattern or a replacement is not part of a key."""
+
+MANY = 600
+"""Keys of a file above which one key of each kind stands for all, until the result is verified on all of them."""
 
 ROUNDS = 6
 """How often a further substitution is looked for."""
@@ -61,6 +64,11 @@ def solve(have: Sequence[str], missing: Collection[str], over: Collection[str], 
         over: keys that only the file has; empty if the message does not list any.
         complete: whether `over` has all of them, so that the other keys of the file must not change.
     """
+    if len(have) > MANY:
+        few = _representatives(have, missing)
+        small = solve(few, _one_of_each(missing), set(over).intersection(few), complete=complete)
+        whole = _effect(used(small.subs, have), have, frozenset(missing), frozenset())
+        return whole or Substituted((), {name: name for name in have}, frozenset())
     agreed = frozenset[str]()
     if complete and over:
         kinds = {kind(name) for name in over}  # the message may be a part of the original
@@ -77,6 +85,23 @@ def solve(have: Sequence[str], missing: Collection[str], over: Collection[str], 
     if best.made == wanted:
         return best
     return _derived(best, have, wanted, frozenset(over), agreed, complete=complete)
+
+
+def _representatives(have: Sequence[str], missing: Collection[str]) -> list[str]:
+    """Return the first key of each kind, and the keys with the numbers of the first missing key of each kind."""
+    numbers = {tuple(_NUMBER.findall(name)) for name in _one_of_each(missing)}
+    few = dict.fromkeys(_one_of_each(have))
+    for name in have:
+        if len(few) < MANY and tuple(_NUMBER.findall(name)) in numbers:
+            few[name] = None
+    return list(few)[:MANY]
+
+
+def _one_of_each(names: Iterable[str]) -> list[str]:
+    first: dict[str, str] = {}
+    for name in names:
+        first.setdefault(kind(name), name)
+    return list(first.values())
 
 
 def kind(name: str) -> str:
@@ -126,7 +151,7 @@ def _derived(
         better = best
         for subs in tried:
             made = _effect((*best.subs, *subs), have, wanted, agreed)
-            if made is None or len(made.made) <= len(better.made) or _takes_apart(made):
+            if made is None or len(made.made) <= len(better.made) or _takes_apart(made) or _takes_part(made):
                 continue
             if _is_sure(subs) or _is_supported(best, made, complete=complete):
                 better = made
@@ -152,6 +177,20 @@ def _takes_apart(made: Substituted) -> bool:
     leaves = {old.rpartition(".")[2] for old in made.names}
     parts = {module.rpartition(".")[2] for news in modules.values() if len(news) > 1 for module in news}
     return any(len(news) > 1 for module, news in modules.items() if module) and not parts <= leaves
+
+
+_PARTS = frozenset(part for _, _, splits in spellings.FUSIONS for split in splits for part in split)
+_WHOLES = frozenset(whole for _, wholes, _ in spellings.FUSIONS for whole in wholes)
+
+
+def _takes_part(made: Substituted) -> bool:
+    """Return whether one part of a fused tensor becomes all of it, as q_proj becomes qkv, or the reverse."""
+    modules = ((old.split(".")[-2:-1], new.split(".")[-2:-1]) for old, new in made.names.items() if old != new)
+    pairs = {(one[0], other[0]) for one, other in modules if one and other}
+    return any(
+        (one in _PARTS and other in _WHOLES) or (one in _WHOLES and other in _PARTS)
+        for one, other in pairs if one != other
+    )  # fmt: skip
 
 
 def _is_supported(before: Substituted, after: Substituted, *, complete: bool) -> bool:
