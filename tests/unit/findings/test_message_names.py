@@ -17,19 +17,21 @@ MISSING_AND_UNEXPECTED = {
     "strict=False": f"_IncompatibleKeys(missing_keys=['{A}'], unexpected_keys=['{B}'])",
     "torch before 0.4": f"missing keys in state_dict: \"{{'{A}'}}\"\nKeyError: 'unexpected key \"{B}\" in state_dict'",
     "mmengine": f"unexpected key in source state_dict: {B}\n\nmissing keys in source state_dict: {A}\n",
-    "fvcore": f"not found in the checkpoint:\nlayers.0.{{k}}\nx parameters or buffers are not found in the checkpoint:\n"
+    "fvcore": f"not found in the checkpoint:\nlayers.0.{{k}}\nx parameters or buffers are not found in the "
+    f"checkpoint:\n"
     f"\x1b[34m{A}\x1b[0m\nThe checkpoint state_dict contains keys that are not used by the model:\n  {B}\n",
     "transformers": f"Some weights of the model checkpoint at x were not used when initializing Y: ['{B}']\n- This IS\n"
     f"Some weights of Y were not initialized from the model checkpoint at x and are newly initialized: ['{A}']\nYou",
     "transformers 5": f"Key | Status | \n---+---\n{B} | UNEXPECTED |  | \n{A} | MISSING |  | \n",
-    "PEFT": f"Found missing adapter keys while loading the checkpoint: ['{A}'].\nled to unexpected keys not found in the "
+    "PEFT": f"Found missing adapter keys while loading the checkpoint: ['{A}'].\nled to unexpected keys not "
+    f"found in the "
     f"model: ['{B}']. ",
     "ComfyUI": f"unet missing: ['{A}']\nunet unexpected: ['{B}']",
     "Forge": f"Missing VAE keys ['{A}']\nCLIPTextModel Unexpected: ['{B}']",
     "Megatron": f"Missing keys (not found in the checkpoint): {{'{A}'}}\nUnexpected keys (not found in x): {{'{B}'}}",
-    "in a traceback": 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    raise RuntimeError(\nRuntimeError'
-    f': Error(s) in loading state_dict for M:\n\tMissing key(s) in state_dict: "{A}". \n\tUnexpected key(s) in state_dict'
-    f': "{B}". \n\nDuring handling of the above exception, another exception occurred:\n',
+    "in a traceback": 'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    raise RuntimeError(\n'
+    f'RuntimeError: Error(s) in loading state_dict for M:\n\tMissing key(s) in state_dict: "{A}". \n\tUnexpected '
+    f'key(s) in state_dict: "{B}". \n\nDuring handling of the above exception, another exception occurred:\n',
 }
 
 
@@ -62,14 +64,18 @@ def test_forms_that_name_one_side(message: str, role: str, names: tuple[str, ...
 
 
 SHAPES = {
-    "torch": f"size mismatch for {A}: copying a param with shape torch.Size([3, 4]) from checkpoint, the shape in current "
+    "torch": f"size mismatch for {A}: copying a param with shape torch.Size([3, 4]) from checkpoint, the "
+    f"shape in current "
     "model is torch.Size([2, 4]).",
-    "wrapped by a terminal": f"size mismatch for {A}: copying a param with shape torch.Size([3, 4]) from checkpoint, the "
+    "wrapped by a terminal": f"size mismatch for {A}: copying a param with shape torch.Size([3, 4]) from "
+    f"checkpoint, the "
     "shape in\n   current model is torch.Size([2, 4]).",
     "transformers": f"- {A}: found shape torch.Size([3, 4]) in the checkpoint and torch.Size([2, 4]) in the model "
     "instantiated",
-    "transformers 5": f"{A} | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([3, 4]) vs model:torch.Size([2, 4])",
-    "fvcore": f"Skip loading parameter '{A}' to the model due to incompatible shapes: (3, 4) in the checkpoint but (2, 4) in "
+    "transformers 5": f"{A} | MISMATCH | Reinit due to size mismatch - ckpt: torch.Size([3, 4]) vs "
+    f"model:torch.Size([2, 4])",
+    "fvcore": f"Skip loading parameter '{A}' to the model due to incompatible shapes: (3, 4) in the "
+    f"checkpoint but (2, 4) in "
     "the model!",
     "DCP": f"Size mismatch between saved torch.Size([3, 4]) and current: torch.Size([2, 4]) for {A}",
 }
@@ -88,7 +94,8 @@ def test_a_message_without_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a" * 99_000, "a." * 50_000, " " * 99_000, "| " * 50_000, "'a', " * 20_000, "missing keys: " + "a, " * 30_000,
+    "text", ["a" * 99_000, "a." * 50_000, " " * 99_000, "| " * 50_000, "'a', " * 20_000,
+        "missing keys: " + "a, " * 30_000,
              "x |\n" * 30_000, "missing key(s): ['a'" * 5_000, "{" * 99_000, "size mismatch for a: " * 5_000],
 )  # fmt: skip
 def test_a_hostile_message_takes_no_time(text: str) -> None:

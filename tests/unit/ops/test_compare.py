@@ -82,10 +82,11 @@ def test_query_key_and_value_are_joined(tmp_path: Path) -> None:
     path = saved(tmp_path, {f"blocks.{n}.attn.{part}.weight": (4, 4) for n in range(2) for part in
                             ("q_proj", "k_proj", "v_proj")})  # fmt: skip
     unexpected = ", ".join(f'"blocks.{n}.attn.{part}_proj.weight"' for n in range(2) for part in "qkv")
-    message = f'Missing key(s) in state_dict: "blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight". Unexpected key(s) in ' \
-              f"state_dict: {unexpected}."  # fmt: skip
+    missing = '"blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight"'
+    message = f"Missing key(s) in state_dict: {missing}. Unexpected key(s) in state_dict: {unexpected}."
     (line,) = ckptfix.doctor(path, error=message).chain
-    assert line.step.get("lines") == ("blocks.{n}.attn.{q_proj,k_proj,v_proj}.weight -> blocks.{n}.attn.qkv.weight | concat",)
+    rule = "blocks.{n}.attn.{q_proj,k_proj,v_proj}.weight -> blocks.{n}.attn.qkv.weight | concat"
+    assert line.step.get("lines") == (rule,)
 
 
 def test_a_tied_head_is_added_unless_the_config_says_otherwise(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_message_about_a_different_file(tmp_path: Path) -> None:
 
 def test_module_is_blamed_only_where_the_file_has_it(tmp_path: Path) -> None:
     path = saved(tmp_path, {"module.net.weight": (2, 2), "module.head.weight": (2, 2)})
-    agreed = 'Missing key(s) in state_dict: "module.neck.weight". Unexpected key(s) in state_dict: "module.head.weight".'
+    agreed = 'Missing key(s) in state_dict: "module.neck.weight". Unexpected key(s): "module.head.weight".'
     done = ckptfix.doctor(path, error=agreed)
     assert not any(line.step.command == "strip-module" for line in done.chain)
     stripped = ckptfix.doctor(path, error='Unexpected key(s) in state_dict: "module.net.weight", "module.head.weight".')
@@ -150,8 +151,10 @@ def test_module_is_blamed_only_where_the_file_has_it(tmp_path: Path) -> None:
 def test_the_message_is_used_for_a_folder(tmp_path: Path) -> None:
     saved(tmp_path, {"encoder.a.weight": (2, 2), "encoder.b.weight": (2, 2)}, "pytorch_model.bin")
     (tmp_path / "config.json").write_text("{}")
-    message = 'Missing key(s) in state_dict: "a.weight", "b.weight". Unexpected key(s) in state_dict: "encoder.a.weight", ' \
-              '"encoder.b.weight".'  # fmt: skip
+    message = (
+        'Missing key(s) in state_dict: "a.weight", "b.weight". Unexpected key(s) in state_dict: "encoder.a.weight", '
+        '"encoder.b.weight".'
+    )
     done = ckptfix.doctor(tmp_path, error=message)
     assert done.cause is not None and done.cause.id == "names-prefixed"
     assert [line.step.get("prefix") for line in done.chain] == ["encoder"]
