@@ -217,7 +217,8 @@ def test_a_prefix_of_the_model_comes_from_the_message_too(cli: Cli, tmp_path: Pa
 def test_a_message_without_a_file(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = incompatible(net(), {f"model.{name}": value for name, value in net().state_dict().items()})
     (tmp_path / "m.txt").write_text(message)
-    for done in (cli("doctor", "--error", message), cli("doctor", "--error", f"@{tmp_path / 'm.txt'}")):
+    texts = (message, f"@{tmp_path / 'm.txt'}", str(tmp_path / "m.txt"))
+    for done in (cli("doctor", "--error", text) for text in texts):
         assert done.exit_code == 0
         assert "`model.`" in done.stdout and "ckptfix strip-module FILE OUT --prefix model" in done.stdout
     assert "ckptfix repair FILE OUT" in cli("doctor", "--error", "failed finding central directory").stdout

@@ -173,7 +173,13 @@ def _findings(answer: _Answer, at: str, where: str) -> Iterator[Finding]:
     if answer.lines:
         options["lines"] = tuple(dict.fromkeys(answer.lines))
     command = step("rename", **options) if options else None
+    rows: dict[str, tuple[str, Fix | None]] = {}
     for id, message, fix in answer.rows:
+        if id in rows:
+            said, other = rows[id]
+            message, fix = f"{said}; {message}", None if fix is None or other is None else other or fix
+        rows[id] = message, fix
+    for id, (message, fix) in rows.items():
         if fix is None or (id == "names-prefixed" and answer.lines):  # one command does the work of all
             fix = command or ""
         if at and not isinstance(fix, str):
