@@ -398,6 +398,6 @@ HELD_OUT: tuple[Thread, ...] = (
 )  # fmt: skip
 """Threads that were looked up when the rules for all others were written, as a measure of the rules.
 
-At the first try 12 of these 16 came out as expected. finetrainers#133, ComfyUI#4347, peft#276 and vllm#4989 did not; the
-rules that they led to are not part of the measure.
+At the first try 12 of these 16 came out as expected. finetrainers#133, ComfyUI#4347, peft#276 and vllm#4989 did not;
+the rules that they led to are not part of the measure.
 """
