@@ -152,7 +152,7 @@ _TABLE = (
     Command(
         "select", "Values", "Keep or drop tensors by name.",
         example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
-        home="ops.select", cli="values.select", writes=True, word="selected", at=True,
+        home="ops.select", cli="values.select", writes=True, word="selected", at=True, chained=Chained(95),
         other_words=("prune", "filter", "drop", "subset"),
     ),
     Command(

@@ -90,7 +90,7 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     ),
     click.Option(
         ["--error"], metavar="TEXT", type=MessageType(),
-        help="The error message you saw; findings that explain it come first. Use - for stdin, @PATH for a file.",
+        help="The error message you saw, or a file with it (- for stdin); findings that explain it come first.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: skip checksums, NaN and zeros."),
     at_option(),

@@ -29,6 +29,10 @@ from ckptfix.ops.writing import WriteOptions
         "comment. Placeholders turn a line into a rule: {n} is a number, {n-1} the one before, {*} the rest of a key. "
         "Lines may also split, join and transpose tensors: see `ckptfix help rules`.",
     ),
+    click.Option(
+        ["--line", "lines"], metavar="LINE", multiple=True,
+        help="A line of such a file, such as 'fc.weight -> fc.weight | rows to=1000'. Repeatable; without --map.",
+    ),
     click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
     at_option(),
     in_place_option(),
@@ -40,6 +44,7 @@ def command(
     how: WriteOptions,
     *,
     subs: tuple[str, ...],
+    lines: tuple[str, ...],
     map_file: str | None,
     reverse: bool,
     at: str | None,
@@ -49,12 +54,16 @@ def command(
     If two keys of a state dict would end up the same, nothing is written. Rules that match no key are reported.
     """
 
-    if not subs and not map_file:
-        raise click.UsageError("Nothing to rename: give --sub or --map.")
+    if not subs and not map_file and not lines:
+        raise click.UsageError("Nothing to rename: give --sub, --map or --line.")
+    if map_file and lines:
+        raise click.UsageError("--line and --map cannot be combined: add the line to the file.")
     if reverse and not map_file:
         raise click.UsageError("--reverse needs --map.")
     pairs = [split_substitution(text) for text in subs]
-    return rename.rename(source, dest, subs=pairs, rules=map_file, reverse=reverse, at=at, **how.keywords())
+    return rename.rename(
+        source, dest, subs=pairs, rules=map_file, lines=lines, reverse=reverse, at=at, **how.keywords()
+    )
 
 
 def split_substitution(text: str) -> tuple[str, str]:

@@ -33,8 +33,8 @@ WHERE = Field.WHERE
 LIKE = Field.LIKE
 """The model that the file was compared with."""
 
-Value: TypeAlias = str | bool | tuple[tuple[str, str], ...] | Field
-"""The value of an option: True for a flag; pairs (old, new) for an option that is given once for each."""
+Value: TypeAlias = str | bool | tuple[str, ...] | tuple[tuple[str, str], ...] | Field
+"""The value of an option: True for a flag; several texts, or pairs (old, new), for one that is given once for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Step:
             if value is True:
                 yield option
             elif isinstance(value, tuple):
-                for old, new in value:
-                    yield from (option.removesuffix("s"), f"{old}={new}")
+                for one in value:
+                    yield from (option.removesuffix("s"), one if isinstance(one, str) else "=".join(one))
             else:
                 yield from (option, value.value if isinstance(value, Field) else str(value))
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import click
@@ -120,17 +121,23 @@ class FileName(click.Path):
 
 
 class MessageType(click.types.StringParamType):
-    """Text; ``@FILE`` reads it from a file, and ``-`` from standard input."""
+    """Text; ``@FILE``, or the name of a file that exists, reads it from there, and ``-`` from standard input."""
 
     dash: Dash = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not value.startswith("@"):
+        name = value.removeprefix("@")
+        if name == value and not _is_file_name(value):
             return value
         from ckptfix.findings.message_names import MOST_TEXT
 
-        with open(value[1:], encoding="utf-8", errors="replace") as stream:
+        with open(name, encoding="utf-8", errors="replace") as stream:
             return stream.read(MOST_TEXT)
+
+
+def _is_file_name(text: str) -> bool:
+    """Return whether a short text without line breaks is the name of a file that exists."""
+    return 0 < len(text) < 1000 and "\n" not in text and "\0" not in text and Path(text).is_file()
 
 
 def file_argument(name: str, metavar: str) -> click.Argument:

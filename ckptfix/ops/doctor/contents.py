@@ -10,7 +10,6 @@ from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtyp
 from ckptfix.checkpoint.address import is_inside, shown
 from ckptfix.checkpoint.tensors import NO_DATA, reach
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.message_names import Prefix
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import found
@@ -336,25 +335,3 @@ def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding
             yield found("no-lightning-version")
     if LoadError.UNPACKED in rows and ".tar" in checkpoint.path:
         yield found("misnamed-tar")
-
-
-def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
-    """Yield findings about the state dicts whose keys differ by `prefix` from those that a message asks for."""
-    if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in wrappers.WRAPPERS}:
-        # This prefix is reported already, as a wrapper's.
-        return
-    for state in weights(checkpoint):
-        shaped = checkpoint.shaped(state.at, [entry.key for entry in checkpoint.entries_at(state.at)])
-        names = [entry.key for entry in checkpoint.entries_at(state.at) if entry.key in shaped]
-        carrying, others = wrappers.split_prefix(names, prefix.name)
-        if bool(carrying) != prefix.in_file:
-            continue
-        fix = prefix.step
-        if prefix.in_file and others:
-            fix = fix.having(partial=True)
-        if state.at and len(checkpoint.state_dicts) > 1:
-            fix = fix.having(at=state.at)
-        said = prefix.meaning
-        if others and prefix.in_file:
-            said += f" ({len(carrying):,} of {len(names):,} do)"
-        yield found("names-prefixed", said, where=state.at, fix=(fix,))

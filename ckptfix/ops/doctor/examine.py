@@ -25,6 +25,7 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.findings import message_names
+from ckptfix.findings.contents import RESUMED
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
@@ -47,11 +48,11 @@ from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
 from ckptfix.ops.convert import refuse_state_dict
 from ckptfix.ops.doctor import adapter as scan_adapter
+from ckptfix.ops.doctor import compare, messages
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
-from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
@@ -201,7 +202,7 @@ def _examined(
 ) -> Diagnosis:
     """Examine one checkpoint by itself, like `examine`."""
     rows = messages.rows(error) if error is not None else ()
-    prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
+    names = message_names.listed(error) if error is not None else None
     looked = ["first bytes"]
     findings: list[Finding]
     try:
@@ -226,7 +227,7 @@ def _examined(
         title = trouble.message
     else:
         title = format_of(checkpoint).title
-        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked, progress=progress))
+        findings = list(_judge(checkpoint, like, rows, names, fast=fast, at=at, looked=looked, progress=progress))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
@@ -298,7 +299,7 @@ def _judge(
     checkpoint: Checkpoint,
     like: ExpectedModel | None,
     rows: Sequence[LoadError],
-    prefix: message_names.Prefix | None,
+    names: message_names.Listed | None,
     *,
     fast: bool,
     at: str | None,
@@ -324,8 +325,10 @@ def _judge(
     contents = list(scan_contents.scan(view))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(view, rows)
-    if prefix is not None:
-        yield from scan_contents.prefixed(view, prefix)
+    if names is not None and like is None:
+        told = compare.scan(view, names)
+        contents = compare.settled(contents, told, names)
+        yield from told
     if like is not None:
         looked.append("names and shapes against the model")
         try:
@@ -333,6 +336,8 @@ def _judge(
             contents = scan_target.settled(fit, view, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
+    if {LoadError.PARAMETER_COUNT, LoadError.WORLD_SIZE} & set(rows):
+        contents = [row.fixed_by(RESUMED) if row.id == "optimizer-state" else row for row in contents]
     yield from contents
     if not fast:
         looked.append("tensor data")

@@ -44,6 +44,7 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"size mismatch for|ignore_mismatched_sizes|shapes did not match", (E.SHAPES,)),
     (r"Error\(s\) in loading state_dict|(Missing|Unexpected) key\(s\)|were not initialized from|were not used when",
      (E.PREFIX, E.NO_KEY_IN_MODEL)),
+    (r"used a DP world size of \d+ but|(world|dp|data.parallel) size of \d+.{0,60}(current|but)", (E.WORLD_SIZE,)),
     (r"parameter group that doesn't match the size|different number of parameter groups", (E.PARAMETER_COUNT,)),
     (r"WeightsUnpickler error: Unsupported operand 118|invalid load key, '?v", (E.LFS_POINTER,)),
     (r"Unsupported operand (60|123|31|0|147|10|13|37|91)\b|invalid load key, '?(<|\{|\\x|\n|%|\[|H|E|N)",
@@ -130,7 +131,9 @@ def rows(text: str) -> tuple[E, ...]:
     chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
     cause = [E.PREFIX] if message_names.prefix(names) is not None else []
     others = [row for row in found if row not in chance]
-    return tuple(dict.fromkeys([*cause, *others, E.PREFIX, E.NO_KEY_IN_MODEL, *chance]))
+    about = [E.SHAPES] if names.conflicts and E.POSITION_SIZE not in found else []
+    keys = [E.PREFIX, E.NO_KEY_IN_MODEL] if names.missing or names.unexpected or names.seen or names.modules else []
+    return tuple(dict.fromkeys([*cause, *others, *about, *keys, *chance]))
 
 
 _OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (

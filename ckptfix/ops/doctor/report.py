@@ -16,7 +16,7 @@ from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, s
 from ckptfix.findings.steps import step as fix_step
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
-from ckptfix.ops.doctor import messages
+from ckptfix.ops.doctor import compare, messages, solve
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
 from ckptfix.ops.doctor.run_report import RunReport
 from ckptfix.ops.naming import last_suffix
@@ -52,12 +52,14 @@ class ErrorMessage:
         meanings: the usual meaning of each.
         explained: ids of the findings that explain it, in the order of the findings.
         advice: the usual remedy, for a file that is not available; None where nothing is known.
+        solved: whether a command follows from the keys of the message; ``ckptfix fix`` does not know the message.
     """
 
     rows: tuple[LoadError, ...]
     meanings: tuple[str, ...]
     explained: tuple[str, ...]
     advice: str | None = None
+    solved: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the message as a JSON object."""
@@ -143,6 +145,8 @@ class Diagnosis:
             return f"This message usually means that {meanings[0]}" if meanings else unknown
         if self.message is not None and self.message.meanings:
             return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
+        if self.message is not None and self.findings:
+            return "no cause of this message was found in the file"
         return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
 
     @property
@@ -158,13 +162,14 @@ class Diagnosis:
     def cause(self) -> Finding | None:
         """The finding that counts: one that explains the message, else the most serious; one with a remedy first."""
         explained = self.message.explained if self.message is not None else ()
-        for finding in self.findings:
+        told = [finding for finding in self.findings if finding.about == compare.TOLD and finding.steps]
+        for finding in (*told, *self.findings):
             if finding.id in explained and finding.severity == "error":
                 return finding
         for finding in self.findings:
             if finding.id in explained:
                 return finding
-        if self.message is not None and self.message.rows and not any(f.severity == "error" for f in self.findings):
+        if self.message is not None and not any(f.severity == "error" for f in self.findings):
             return None
         serious = [row for row in zip(self.findings, self.remedies, strict=True) if row[0].severity != "info"]
         first = [row for row in serious if row[0].severity == serious[0][0].severity]
@@ -190,8 +195,8 @@ class Diagnosis:
         It includes the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
         lines = self.chain
-        if len(lines) < 2:
-            return lines[0].argv() if lines else None
+        if len(lines) < 2 or self._is_solved:
+            return lines[0].argv() if len(lines) == 1 else None
         wanted: dict[str, Value] = {}
         for line in lines:
             for option in ("at", "like", "like_at", "allow_import"):
@@ -200,6 +205,14 @@ class Diagnosis:
                     wanted.setdefault(option, value)
         (step,) = fix_step("fix", **wanted)
         return Invocation(step, self.path, self._fixed(lines[-1])).argv()
+
+    @property
+    def _is_told(self) -> bool:
+        return any(finding.about == compare.TOLD for finding in self.findings)
+
+    @property
+    def _is_solved(self) -> bool:
+        return self.message is not None and self.message.solved
 
     def _fixed(self, last: Invocation) -> str:
         """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
@@ -222,9 +235,12 @@ class Diagnosis:
     def _counted(self) -> list[tuple[Finding, Remedy]]:
         """List the findings that explain the message or are more than notes, with their remedies; the cause first."""
         cause = self.cause
+        explained = self.message.explained if self.message is not None else ()
+        apart = self.message is not None and (self._is_solved or self.cause is None or self._is_told)
+        least = RANK["error" if apart else "warning"]
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
-            if finding.severity != "info" or (self.message is not None and finding.id in self.message.explained)
+            if RANK[finding.severity] <= least or finding.id in explained
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
@@ -270,7 +286,7 @@ class Diagnosis:
         """Return the command that fixes all, followed by its steps where there are several."""
         first, *more = [shell_line(words) for words in self.fixes] or [""]
         if not more or self.fix is None:
-            return [f"Fix: {first}"] if first else []
+            return [f"Fix: {first}", *(f"Then: {line}" for line in more)] if first else []
         return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
 
     def _message_lines(self, message: ErrorMessage) -> list[ReportLine]:
@@ -336,12 +352,17 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
-    explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
+    told = [finding for finding in findings if finding.about == compare.TOLD]
+    known = (finding for finding in findings if finding.about != compare.BESIDE)
+    explained = [finding.id for finding in told or known if told or set(errors_of(finding)) & set(rows)]
     meanings = [messages.meaning(row) for row in rows]
-    prefix = message_names.prefix(message_names.listed(error))
+    names = message_names.listed(error)
+    prefix = message_names.prefix(names)
     if prefix is not None:
         meanings[0] = prefix.meaning
-    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+    solved = any(finding.steps for finding in told)
+    advice = _advice(rows, prefix, None if findings else names)
+    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), advice, solved)
 
 
 def of_message(error: str) -> Diagnosis:
@@ -350,11 +371,18 @@ def of_message(error: str) -> Diagnosis:
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
-def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> str | None:
+def _advice(
+    rows: Sequence[LoadError], prefix: message_names.Prefix | None, names: message_names.Listed | None
+) -> str | None:
     """Return the remedy of the row that is closest to the first of `rows`, for any file."""
     if prefix is not None:
         line = shell_line(Invocation(prefix.step, "FILE", "OUT").argv())
         return f"{line}; or in Python: ckptfix.load_into(model, FILE)"
+    if names is not None and names.missing and names.unexpected:
+        result = solve.solve(names.unexpected, names.missing, names.unexpected, complete=not names.shortened)
+        if result.made.issuperset(names.missing):
+            (one,) = fix_step("rename", subs=result.subs)
+            return shell_line(Invocation(one, "FILE", "OUT").argv())
     about = [entry for entry in ENTRIES.values() if entry.fix and rows and rows[0] in entry.errors]
     nearest = min(about, key=lambda entry: (entry.errors.index(rows[0]), len(entry.errors)), default=None)
     return None if nearest is None or nearest.fix is None else readable(nearest.fix)

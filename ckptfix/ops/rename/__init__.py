@@ -11,6 +11,7 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
+from ckptfix.names.rulefile import read
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.rename.sites import NameChange
@@ -127,6 +128,7 @@ def rename(
     subs: Sequence[tuple[str, str]] = (),
     mapping: Mapping[str, str] | None = None,
     rules: StrPath | None = None,
+    lines: Sequence[str] = (),
     reverse: bool = False,
     at: str | None = None,
     force: bool = False,
@@ -142,6 +144,7 @@ def rename(
         subs: (pattern, replacement) of `re.sub`, applied in order.
         mapping: old key -> new key, applied after them.
         rules: a file of keys and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
+        lines: lines of such a file, in place of it.
         reverse: run the file backwards.
 
     The rest as `strip_module`. A rule that matched nothing is a finding.
@@ -150,11 +153,13 @@ def rename(
         Refused: a rule does not fit the keys or shapes of the checkpoint; nothing was written.
         CkptfixError: the file of rules is malformed, or cannot be reversed.
     """
-    if rules is not None and mapping is not None:
-        raise Refused("a map and a file of rules cannot be combined")
+    if (rules is not None) + (mapping is not None) + bool(lines) > 1:
+        raise Refused("a map, a file of rules and lines cannot be combined")
     if reverse and rules is None:
         raise Refused("only a file of rules can be reversed")
-    given = None if rules is None else run.read_rules(rules, reverse=reverse)
+    given = read("\n".join(lines), "the lines") if lines else None
+    if rules is not None:
+        given = run.read_rules(rules, reverse=reverse)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         names = mapping if given is None else given.names

@@ -80,6 +80,10 @@ ELSEWHERE = {
         "folders that several ranks saved: tests/unit/formats/dcp/test_judge.py",
     ),
     **dict.fromkeys((entry.id for entry in RUNS), "run folders: tests/unit/ops/test_doctor_runs.py"),
+    **dict.fromkeys(
+        ("library-names", "vocabulary-rows", "model-side", "quantized-keys", "adapter-only", "other-file"),
+        "files with a pasted message: tests/threads and tests/unit/ops/test_compare.py",
+    ),
 }
 
 
