@@ -4,7 +4,7 @@ Imports point down, so a room does not name a room above it. It declares a hook 
 package, which is above all rooms, registers the function for it::
 
     USES: Hook[Callable[[Sequence[str]], Uses | str]] = Hook("fleet.uses")          # fleet/bounds.py
-    register({"fleet.uses": "ckptfix.cli.shared.alone:uses"})                       # ckptfix/__init__.py
+    register({"fleet.uses": "ckptfix.cli.shared.one_job:uses"})                       # ckptfix/__init__.py
     USES.get()(job.argv)
 
 The module of a function is imported when the hook is used: most commands use none.

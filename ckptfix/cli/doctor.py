@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import reports, tables, values
+from ckptfix.cli.shared.batch import BatchCommand, Outcome, Recording
 from ckptfix.cli.shared.common import FileName, MessageType, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
-from ckptfix.cli.shared.many import BatchCommand, Outcome, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.cli.shared.terminal_width import wrapped

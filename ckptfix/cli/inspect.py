@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import reports, tables
+from ckptfix.cli.shared.batch import FullText, Recording
 from ckptfix.cli.shared.common import Verb, files_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole, pass_console
-from ckptfix.cli.shared.many import FullText, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable

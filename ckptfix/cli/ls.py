@@ -57,8 +57,8 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
 
     The exit code is 0, or 2 if no checkpoint can be read.
     """
-    from ckptfix.cli.shared.inputs import expanded
     from ckptfix.ops import listing
+    from ckptfix.runner.inputs import expanded
 
     inputs = expanded(paths, recursive=recursive)
     rows = [listing.listed(path) for input in inputs for path in listing.checkpoints(input.path)]

@@ -14,13 +14,13 @@ from typing import Protocol
 
 from ckptfix.commands import quoted
 from ckptfix.errors import Refused
-from ckptfix.fleet.jobs import Job
+from ckptfix.fleet.plan_lines import Job
 from ckptfix.hooks import Hook
 from ckptfix.urls import as_path, is_url, known, normal, real_path
 
 
 class Uses(Protocol):
-    """The files that a command line reads and writes, as in `cli.shared.alone.Uses`."""
+    """The files that a command line reads and writes, as in `cli.shared.one_job.Uses`."""
 
     @property
     def reads(self) -> str | None: ...

@@ -13,8 +13,8 @@ from typing import Any
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused
 from ckptfix.fleet.bounds import Bounds, bounds_of
 from ckptfix.fleet.executors import Engine, Executor, Processes, SubmittedJob, is_future, processors
-from ckptfix.fleet.jobs import line_at
 from ckptfix.fleet.locks import locked
+from ckptfix.fleet.plan_lines import line_at
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary
 from ckptfix.fleet.states import PlanLine, PlanShard, survey

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptfix.errors import Refused
 from ckptfix.fleet.bounds import Bounds
-from ckptfix.fleet.jobs import Job, identity, lines_of, parsed
+from ckptfix.fleet.plan_lines import Job, identity, lines_of, parsed
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary, summary_of
 from ckptfix.io.source import Source

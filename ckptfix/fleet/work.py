@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
 from ckptfix.fleet.bounds import Bounds
-from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
+from ckptfix.fleet.plan_lines import Identity, Job, digest, identity, parsed, size_of
 from ckptfix.fleet.records import Begun, PlanRecords
 from ckptfix.fleet.report import JobSummary, summary_of
 from ckptfix.fleet.states import TROUBLE, state_of
@@ -54,7 +54,7 @@ class JobTask:
 
 
 class Ended(Protocol):
-    """The result of a verb on one input, as in `cli.shared.many.Outcome`."""
+    """The result of a verb on one input, as in `cli.shared.batch.Outcome`."""
 
     @property
     def code(self) -> int: ...

@@ -28,7 +28,7 @@ from typing import Any
 
 from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip, written
 
-from ckptfix.cli.shared.alone import done
+from ckptfix.cli.shared.one_job import done
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 COUNT = 2000

@@ -26,8 +26,8 @@ from ckptfix.cli import commands
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.fleet import PlanShard
-from ckptfix.fleet.jobs import Job, parsed
 from ckptfix.fleet.locks import locked
+from ckptfix.fleet.plan_lines import Job, parsed
 from ckptfix.fleet.shards import from_environment
 
 Fleet = Callable[..., Path]
@@ -479,7 +479,7 @@ def test_an_output_that_its_store_refuses_is_named(planned: Fleet, bucket: Bucke
 POISON = """
 import os, signal, sys
 sys.path[:0] = {path!r}
-import ckptfix.cli.shared.alone as alone
+import ckptfix.cli.shared.one_job as alone
 
 known = alone.done
 

@@ -20,11 +20,11 @@ from click.testing import CliRunner
 from json_contract import documents, faults
 from odd_command import odd
 
+from ckptfix.cli.shared.batch import BatchCommand, Outcome, one
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
-from ckptfix.cli.shared.inputs import Input
 from ckptfix.cli.shared.jobs import run
-from ckptfix.cli.shared.many import BatchCommand, Outcome, one
+from ckptfix.runner.inputs import Input
 
 CKPTFIX = [sys.executable, "-m", "ckptfix"]
 

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("io", "names"),
     ("zips", "align"),
     ("formats",),
-    ("ops",),
+    ("ops", "runner"),
     ("browse", "fleet", "git", "html", "loaders"),
     ("trainer", "cli"),
 )

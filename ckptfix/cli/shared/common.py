@@ -19,7 +19,7 @@ from ckptfix.errors import Unsupported, printable
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Plan
-    from ckptfix.cli.shared.many import BatchCommand
+    from ckptfix.cli.shared.batch import BatchCommand
     from ckptfix.findings.row import Finding
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import click
 
 from ckptfix import formats
-from ckptfix.cli.shared.alone import WITHOUT, outputs_of, parsed, verb_called
 from ckptfix.cli.shared.common import Verb
-from ckptfix.cli.shared.inputs import SUFFIXES, Input, expanded, is_pattern, refuse_collisions
+from ckptfix.cli.shared.one_job import WITHOUT, outputs_of, parsed, verb_called
 from ckptfix.cli.shared.operands import InAndOut
 from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
-from ckptfix.fleet.jobs import Job, identity, size_of
+from ckptfix.fleet.plan_lines import Job, identity, size_of
 from ckptfix.io.source import found_as
 from ckptfix.io.system import text_of
+from ckptfix.runner.inputs import SUFFIXES, Input, expanded, is_pattern, refuse_collisions
 from ckptfix.urls import as_path, is_url, known, normal, real_path, word_without_secrets
 
 LISTS = (".txt", ".lst", ".list", ".jsonl", ".ndjson")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
+from ckptfix.cli.shared.batch import LOSSES, BatchCommand, ConsoleSettings, Outcome, OutcomeReport, Recording, Step, one
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
-from ckptfix.cli.shared.many import LOSSES, BatchCommand, ConsoleSettings, Outcome, OutcomeReport, Recording, Step, one
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import reported

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import click
 
+from ckptfix.cli.shared.batch import BatchCommand, LineReport, OutcomeReport
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import BatchCommand, LineReport, OutcomeReport
 from ckptfix.errors import CkptfixError
 from ckptfix.urls import as_path
 
@@ -85,7 +85,7 @@ class Inputs:
         recursive = ctx.params.pop("recursive")
         ctx.meta[JOBS] = ctx.params.pop("jobs")
         if len(names) < 2 and not recursive:
-            from ckptfix.cli.shared.inputs import is_pattern
+            from ckptfix.runner.inputs import is_pattern
 
             if not any(map(is_pattern, names)):
                 ctx.params[self.argument] = names[0] if names else None
@@ -100,7 +100,7 @@ class Inputs:
         """Return the job that reads these inputs, with the options of the command line."""
         if ctx.params.get("html"):
             raise click.UsageError("--html writes one page for one input: name one, or run the command for each.", ctx)
-        from ckptfix.cli.shared.inputs import expanded
+        from ckptfix.runner.inputs import expanded
 
         return BatchCommand(
             callback=_function(command),
@@ -163,7 +163,7 @@ class InAndOut:
         self, command: click.Command, ctx: click.Context, others: Sequence[str], out_dir: str | None, *, recursive: bool
     ) -> BatchCommand | None:
         """Return the job that changes each input in place; None for one input, which is then in the parameters."""
-        from ckptfix.cli.shared.inputs import expanded, is_pattern
+        from ckptfix.runner.inputs import expanded, is_pattern
 
         if out_dir is not None or ctx.params["output"] is not None:
             raise click.UsageError("An in-place edit has no output: every name is an input.", ctx)
@@ -193,7 +193,7 @@ class InAndOut:
                 "outputs go to DIR.",
                 ctx,
             )
-        from ckptfix.cli.shared.inputs import is_pattern
+        from ckptfix.runner.inputs import is_pattern
 
         if is_pattern(ctx.params["source"]):
             raise click.UsageError("IN is a pattern: give --out-dir DIR, the folder for the outputs.", ctx)
@@ -216,7 +216,7 @@ class InAndOut:
     def _job(
         self, command: click.Command, ctx: click.Context, words: Sequence[str], out_dir: str, *, recursive: bool
     ) -> BatchCommand:
-        from ckptfix.cli.shared.inputs import expanded, with_outputs
+        from ckptfix.runner.inputs import expanded, with_outputs
 
         console = ctx.ensure_object(Console)
         if any(word in console.streams for word in words):

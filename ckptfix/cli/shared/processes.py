@@ -15,8 +15,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from ckptfix.cli.shared.batch import BatchCommand, ConsoleSettings, Outcome, Recording, Step, one
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
-from ckptfix.cli.shared.many import BatchCommand, ConsoleSettings, Outcome, Recording, Step, one
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import record, recorded, reported
 from ckptfix.urls import secrets, share

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import click
 
+from ckptfix.cli.shared.batch import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.console import GROUP
-from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, printable

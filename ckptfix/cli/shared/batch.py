@@ -24,7 +24,7 @@ from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.cli.shared.colors import Meaning
-    from ckptfix.cli.shared.inputs import Input
+    from ckptfix.runner.inputs import Input
 
 LOSSES = 3
 """Exit code of a command that is done, with losses."""
