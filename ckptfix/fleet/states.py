@@ -13,11 +13,10 @@ from ckptfix.fleet.plan_lines import Job, identity, lines_of, parsed
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary, summary_of
 from ckptfix.io.source import Source
+from ckptfix.runner.jobs import TROUBLE
 
 State = Literal["done", "failed", "left", "changed"]
 """`changed`: it was done, but its input, its arguments or its output have changed since."""
-
-TROUBLE = 2
 
 
 @dataclass(frozen=True, slots=True)

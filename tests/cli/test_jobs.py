@@ -20,11 +20,12 @@ from click.testing import CliRunner
 from json_contract import documents, faults
 from odd_command import odd
 
-from ckptfix.cli.shared.batch import BatchCommand, Outcome, one
+from ckptfix.cli.shared.batch import BatchCommand, one
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped
 from ckptfix.cli.shared.jobs import run
 from ckptfix.runner.inputs import Input
+from ckptfix.runner.jobs import Outcome, Summary
 
 CKPTFIX = [sys.executable, "-m", "ckptfix"]
 
@@ -74,8 +75,8 @@ class Names:
         Names.seen.append((name, outcome.code))
         return False
 
-    def end(self, codes: Sequence[int]) -> None:
-        Names.seen.append(("end", len(codes)))
+    def end(self, summary: Summary) -> None:
+        Names.seen.append(("end", summary.ended))
 
 
 def job(callback: Callable[..., int], names: Sequence[str], jobs: int) -> BatchCommand:

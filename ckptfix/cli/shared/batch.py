@@ -15,19 +15,17 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, describe, failure, said
+from ckptfix.cli.shared.exits import describe, failure, said
 from ckptfix.cli.shared.terminal_width import cut
 from ckptfix.errors import printable
 from ckptfix.io.write_log import recorded
+from ckptfix.runner.jobs import TROUBLE, Outcome, Summary
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from ckptfix.cli.shared.colors import Meaning
     from ckptfix.runner.inputs import Input
-
-LOSSES = 3
-"""Exit code of a command that is done, with losses."""
 
 Step = Callable[[int, int], None]
 """Called with (bytes done, total bytes) of one input."""
@@ -43,39 +41,14 @@ class ConsoleSettings:
     rows: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The outcome of one input.
-
-    Attributes:
-        code: the exit code of the command on it alone.
-        done: what was done, in sentences.
-        text: everything else for stdout.
-        notes: lines for stderr.
-        documents: the results for JSON, without the fields that every object has.
-        row: as `Console.row`.
-        usage: why the options fit no input at all.
-        written: one sentence for each file written.
-    """
-
-    code: int
-    done: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    documents: tuple[Mapping[str, object], ...] = ()
-    row: tuple[str, ...] | None = None
-    usage: str | None = None
-    written: tuple[str, ...] = ()
-
-
 class OutcomeReport(Protocol):
     """The display of the outcomes."""
 
     def add(self, name: str, outcome: Outcome) -> bool:
         """Show one outcome, in the order of the inputs. Return whether this also shows its notes."""
 
-    def end(self, codes: Sequence[int]) -> None:
-        """Show the summary for all inputs, whose exit codes these are."""
+    def end(self, summary: Summary) -> None:
+        """Show the summary for all inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +165,13 @@ class LineReport:
             self._console.say(line)
         return False
 
-    def end(self, codes: Sequence[int]) -> None:
-        failed, lost = codes.count(TROUBLE), codes.count(LOSSES)
+    def end(self, summary: Summary) -> None:
         planned = self._job.params.get("dry_run") or self._job.params.get("check_only")
         what = "would be written" if planned else "written"
-        parts = [f"{len(codes) - failed:,} {what} to {printable(self._job.out_dir or os.curdir)}"]
-        parts += [f"{lost:,} of them with losses"] if lost else []
-        parts += [f"{failed:,} failed"] if failed else []
-        self._console.prose(f"{plural(len(codes), 'file')}: {', '.join(parts)}.")
+        parts = [f"{summary.done:,} {what} to {printable(self._job.out_dir or os.curdir)}"]
+        parts += [f"{summary.losses:,} of them with losses"] if summary.losses else []
+        parts += [f"{summary.failed:,} failed"] if summary.failed else []
+        self._console.prose(f"{plural(summary.ended, 'file')}: {', '.join(parts)}.")
 
 
 class FullText:
@@ -221,6 +193,6 @@ class FullText:
             self._console.say(line)
         return False
 
-    def end(self, codes: Sequence[int]) -> None:
-        if failed := codes.count(TROUBLE):
-            self._console.note(f"{plural(len(codes), 'file')}: {failed:,} failed.")
+    def end(self, summary: Summary) -> None:
+        if summary.failed:
+            self._console.note(f"{plural(summary.ended, 'file')}: {summary.failed:,} failed.")

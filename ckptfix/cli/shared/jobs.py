@@ -9,12 +9,13 @@ from pathlib import Path
 
 import click
 
-from ckptfix.cli.shared.batch import LOSSES, BatchCommand, ConsoleSettings, Outcome, OutcomeReport, Recording, Step, one
+from ckptfix.cli.shared.batch import BatchCommand, ConsoleSettings, OutcomeReport, Recording, Step, one
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE, Stopped
+from ckptfix.cli.shared.exits import Stopped
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import reported
+from ckptfix.runner.jobs import Outcome, Summary
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
@@ -23,7 +24,7 @@ def run(job: BatchCommand, console: Console) -> int:
     """Run a job, show it, and return the exit code: 2 if an input failed, else 3 if one has losses, else 1, else 0."""
     settings = ConsoleSettings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
     report = job.report(console, job)
-    codes: list[int] = []
+    summary = Summary()
     waiting: dict[int, Outcome] = {}  # finished, but an earlier input is not
     quiet = Undisturbed()
     try:
@@ -34,16 +35,16 @@ def run(job: BatchCommand, console: Console) -> int:
                 with quiet:
                     waiting[number] = outcome
                     reported(outcome.written)
-                    while (ready := waiting.pop(len(codes), None)) is not None:
-                        _show(console, report, job.inputs[len(codes)].path, ready)
-                        codes.append(ready.code)
+                    while (ready := waiting.pop(summary.ended, None)) is not None:
+                        _show(console, report, job.inputs[summary.ended].path, ready)
+                        summary.count(ready.code)
     except Stopped:
         for number, outcome in sorted(waiting.items()):
             _show(console, report, job.inputs[number].path, outcome)
-        console.note(f"{len(codes) + len(waiting):,} of {plural(len(job.inputs), 'input')} done")
+        console.note(f"{summary.ended + len(waiting):,} of {plural(len(job.inputs), 'input')} done")
         raise
-    report.end(codes)
-    return next((code for code in (TROUBLE, LOSSES) if code in codes), max(codes, default=0))
+    report.end(summary)
+    return summary.exit_code
 
 
 def _show(console: Console, report: OutcomeReport, path: str, outcome: Outcome) -> None:

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import click
 
-from ckptfix.cli.shared.batch import ConsoleSettings, Outcome, Recording, one
+from ckptfix.cli.shared.batch import ConsoleSettings, Recording, one
 from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.console import GROUP
 from ckptfix.cli.shared.ranks import ALONE
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.write_log import reported
+from ckptfix.runner.jobs import Outcome
 
 _SETTINGS = ConsoleSettings(json=True, quiet=False, width=0, rows=False)
 

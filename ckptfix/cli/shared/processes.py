@@ -15,10 +15,11 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.cli.shared.batch import BatchCommand, ConsoleSettings, Outcome, Recording, Step, one
-from ckptfix.cli.shared.exits import TROUBLE, Stopped, failure, signals_raise
+from ckptfix.cli.shared.batch import BatchCommand, ConsoleSettings, Recording, Step, one
+from ckptfix.cli.shared.exits import Stopped, signals_raise
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import record, recorded, reported
+from ckptfix.runner.jobs import Outcome, unfinished
 from ckptfix.urls import secrets, share
 
 if TYPE_CHECKING:
@@ -125,9 +126,7 @@ def _died(worker: _Worker, path: str) -> Outcome:
     worker.process.join()
     code = worker.process.exitcode or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    message = f"the worker process {how}"
-    error = {"type": "ChildProcessError", "message": message, "path": path, "where": None, "offset": None, "hint": None}
-    return Outcome(code=TROUBLE, notes=(message,), documents=(failure(error, path),))
+    return unfinished(path, f"the worker process {how}")
 
 
 def _serve(
