@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import reports, tables, values
-from ckptfix.cli.shared.batch import BatchCommand, Recording
 from ckptfix.cli.shared.common import FileName, MessageType, files_argument, reads
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.one_job import Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.cli.shared.terminal_width import wrapped
@@ -21,6 +21,7 @@ from ckptfix.runner.jobs import TROUBLE, Outcome, Summary
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
+    from ckptfix.cli.shared.batch import Batch
     from ckptfix.findings.row import FindingKind
     from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
@@ -34,7 +35,7 @@ NAMES = 4
 class _Problems:
     """The inputs with problems: a summary line, a table, and the commands that fix each."""
 
-    def __init__(self, console: Console, job: BatchCommand) -> None:
+    def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
         self._rows: list[tuple[str, str, str, str]] = []
         self._remedies: list[str] = []
@@ -150,7 +151,7 @@ def command(
                 progress=progress,
             )  # fmt: skip
         if not isinstance(console, Recording) and (inside := doctor.inside(done)):
-            from ckptfix.cli.shared.jobs import run
+            from ckptfix.cli.shared.batch import run
 
             ctx = click.get_current_context()
             return run(_INPUTS.of(ctx.command, ctx, inside), console)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ckptfix.fleet.plan_lines import Job as Job
+from ckptfix.fleet.plan_lines import PlannedJob as Job
 from ckptfix.fleet.report import FleetReport as FleetReport
 from ckptfix.fleet.report import JobSummary as JobSummary
 from ckptfix.fleet.run import run as run

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptfix.errors import Refused
 from ckptfix.fleet.bounds import Bounds
-from ckptfix.fleet.plan_lines import Job, identity, lines_of, parsed
+from ckptfix.fleet.plan_lines import PlannedJob, identity, lines_of, parsed
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary, summary_of
 from ckptfix.io.source import Source
@@ -27,7 +27,7 @@ class PlanShard:
     count: int
 
 
-def state_of(job: Job, record: dict[str, Any] | None) -> State:
+def state_of(job: PlannedJob, record: dict[str, Any] | None) -> State:
     """Return the state of `job`, which has this record."""
     if record is None:
         return "left"
@@ -44,7 +44,7 @@ class PlanLine(NamedTuple):
     """A job of a plan, the offset of its line, and its state."""
 
     offset: int
-    job: Job
+    job: PlannedJob
     state: State
     record: dict[str, Any] | None
 

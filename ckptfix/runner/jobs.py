@@ -1,4 +1,4 @@
-"""What is done on many inputs: the outcome of each, and the summary of all."""
+"""What is done on many inputs: a job for each, its outcome, and the summary of all."""
 
 from __future__ import annotations
 
@@ -10,12 +10,44 @@ LOSSES, TROUBLE = 3, 2
 """Exit codes of a command that is done with losses, and of one that failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class ConsoleSettings:
+    """The display settings for results, as in `Console`; `rows` means that lists are cut."""
+
+    json: bool
+    quiet: bool
+    width: int
+    rows: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The outcome of a command on one input.
+class Job:
+    """A command on one input.
 
     Attributes:
-        code: its exit code.
+        command: its name in the table of commands.
+        input: the file or folder that it works on; None if it names no input, which is no job for a fleet.
+        outputs: the files or folders that it writes; for an edit in place, the input.
+        options: all parameters of the command's function, with the input and the output.
+        words: the command line, for pages and records that name it.
+        record: the outputs keep a record of `words`.
+    """
+
+    command: str
+    input: str | None
+    outputs: tuple[str, ...]
+    options: Mapping[str, Any]
+    words: tuple[str, ...]
+    record: bool
+    settings: ConsoleSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of a job.
+
+    Attributes:
+        code: the exit code of its command.
         done: what was done, in sentences.
         text: everything else for stdout.
         notes: lines for stderr.
@@ -35,8 +67,8 @@ class Outcome:
     written: tuple[str, ...] = ()
 
 
-def unfinished(input: str, message: str) -> Outcome:
-    """Return the outcome for an input whose process ended before it could return one."""
+def unfinished(input: str | None, message: str) -> Outcome:
+    """Return the outcome of a job whose process ended before it could return one."""
     error = {
         "type": "ChildProcessError", "message": message, "path": input, "where": None, "offset": None, "hint": None
     }  # fmt: skip

@@ -27,7 +27,7 @@ from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.fleet import PlanShard
 from ckptfix.fleet.locks import locked
-from ckptfix.fleet.plan_lines import Job, parsed
+from ckptfix.fleet.plan_lines import parsed
 from ckptfix.fleet.shards import from_environment
 
 Fleet = Callable[..., Path]
@@ -425,7 +425,7 @@ def test_an_executor_that_breaks_is_said(planned: Fleet) -> None:
 
 def test_plans_in_python(inputs: Path) -> None:
     jobs = [*fleet.plan(["in/0.pth", "in/1.pth"], ["to-cpu"], out_dir="out")]
-    assert all(isinstance(job, Job) for job in jobs)
+    assert all(isinstance(job, fleet.Job) for job in jobs)
     assert parsed(jobs[0].line(), "plan", 1) == jobs[0]
     plan = inputs / "plan.jsonl"
     plan.write_text("".join(job.line() for job in jobs))
@@ -479,16 +479,16 @@ def test_an_output_that_its_store_refuses_is_named(planned: Fleet, bucket: Bucke
 POISON = """
 import os, signal, sys
 sys.path[:0] = {path!r}
-import ckptfix.cli.shared.one_job as alone
+import ckptfix.cli.shared.command_lines as lines
 
-known = alone.done
+known = lines.done
 
-def done(argv, input, *rest):
-    if input.endswith("/1.pth"):
+def done(job, *rest):
+    if job.input.endswith("/1.pth"):
         os.kill(os.getpid(), signal.SIGKILL)
-    return known(argv, input, *rest)
+    return known(job, *rest)
 
-alone.done = done
+lines.done = done
 """
 
 

@@ -68,7 +68,6 @@ FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily, and registers hooks) and ``python -m``: above all layers."""
 
 COMPUTED = {
-    "cli/shared/processes.py": "the module of a command, of which the parent process has the function",
     "extras.py": "a package that may not be installed",
     "hooks.py": "what the front of the package, or of a room, has registered: there the names count as imports",
     "io/remote/clients.py": "the package of a client",

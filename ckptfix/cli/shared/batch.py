@@ -1,4 +1,4 @@
-"""A command for one input, run on many: one loop, one list, one exit code for all commands.
+"""The jobs of one command line, done one after the other or several at a time, and shown as they finish.
 
 The output of the command for each input is recorded, and becomes its line in the list, or its object in JSON Lines.
 An input that fails does not stop the others.
@@ -8,37 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import describe, failure, said
+from ckptfix.cli.shared.exits import Stopped
+from ckptfix.cli.shared.one_job import Step, perform
 from ckptfix.cli.shared.terminal_width import cut
 from ckptfix.errors import printable
-from ckptfix.io.write_log import recorded
-from ckptfix.runner.jobs import TROUBLE, Outcome, Summary
+from ckptfix.io.durable import Undisturbed
+from ckptfix.io.write_log import reported
+from ckptfix.runner.jobs import Job, Outcome, Summary
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
-
-if TYPE_CHECKING:
-    from ckptfix.cli.shared.colors import Meaning
-    from ckptfix.runner.inputs import Input
-
-Step = Callable[[int, int], None]
-"""Called with (bytes done, total bytes) of one input."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsoleSettings:
-    """The display settings for results, as in `Console`; `rows` means that lists are cut."""
-
-    json: bool
-    quiet: bool
-    width: int
-    rows: bool
 
 
 class OutcomeReport(Protocol):
@@ -52,106 +39,122 @@ class OutcomeReport(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchCommand:
-    """A command, and the inputs to run it on.
+class Batch:
+    """The jobs of one command line.
 
     Attributes:
-        callback: the command as a function.
-        argument: the parameter for the input.
-        params: the other parameters, except the output.
-        jobs: how many processes to use.
+        options: the options that all jobs have.
+        processes: how many jobs run at a time.
         out_dir: the folder for the outputs; None for a command without outputs.
     """
 
-    callback: Callable[..., int]
-    argument: str
-    params: Mapping[str, Any]
-    inputs: Sequence[Input]
-    report: Callable[[Console, BatchCommand], OutcomeReport]
-    jobs: int = 1
+    jobs: Sequence[Job]
+    options: Mapping[str, Any]
+    report: Callable[[Console, Batch], OutcomeReport]
+    processes: int = 1
     out_dir: str | None = None
 
-    def params_of(self, input: Input) -> dict[str, Any]:
-        """Return all parameters of the command, for one input."""
-        params = {**self.params, self.argument: input.path}
-        return params if self.out_dir is None else {**params, "dest": input.dest}
 
-
-class Recording(Console):
-    """A console that records its output."""
-
-    def __init__(self, settings: ConsoleSettings, step: Step | None) -> None:
-        super().__init__()
-        self.json, self.quiet = settings.json, settings.quiet
-        self._settings, self._step = settings, step
-        self.sentences: list[str] = []
-        self.text: list[str] = []
-        self.notes: list[str] = []
-        self.documents: list[Mapping[str, object]] = []
-
-    def done(self, lines: Sequence[str], details: Sequence[str] = ()) -> None:
-        self.sentences += [line for line in lines if not line.startswith(" ")]
-
-    def note(self, text: str, meaning: Meaning | None = None, label: int | None = None) -> None:
-        self.notes.append(text)
-
-    def emit(self, document: Mapping[str, object], exit_code: int, *, line: bool = False) -> None:
-        self.documents.append(document)
-
-    def _print(
-        self, text: str, stream: IO[str], meaning: Meaning | None = None, label: int | None = None
-    ) -> None:
-        self.text.append(text)
-
-    @property
-    def width(self) -> int:
-        return self._settings.width
-
-    def rows(self, asked: int | None, default: int) -> int:
-        return asked if asked is not None else default if self._settings.rows else 0
-
-    @contextlib.contextmanager
-    def progress(self, at_end: str = "") -> Iterator[Step | None]:
-        yield self._step
-
-
-def one(callback: Callable[..., int], argument: str, params: Mapping[str, Any], console: Recording) -> Outcome:
-    """Run a command on one input: errors become its outcome, signals pass through.
-
-    Files it wrote count as unreported until the caller calls `io.write_log.reported`.
-    """
-    written: list[str] = []
+def run(batch: Batch, console: Console) -> int:
+    """Do the jobs, show their outcomes in the order of the inputs, and return the exit code of all."""
+    report = batch.report(console, batch)
+    summary = Summary()
+    waiting: dict[int, Outcome] = {}  # finished, but an earlier input is not
+    quiet = Undisturbed()
     try:
-        with recorded(inside=True) as written, click.Context(click.Command("one"), obj=console) as ctx:
-            if params.get("dest") and not is_url(params["dest"]):
-                as_path(params["dest"]).parent.mkdir(parents=True, exist_ok=True)
-            code = ctx.invoke(callback, **params)
-    except click.ClickException as error:
-        return Outcome(code=TROUBLE, usage=error.format_message())
-    except Exception as error:
-        document = describe(error)
-        notes = [*console.notes, *said(error, document), *map(printable, written)]
-        failed = {**document, "written": written} if written else document
-        documents = (failure(failed, params[argument]),)
-        return Outcome(code=TROUBLE, notes=tuple(notes), documents=documents, written=tuple(written))
-    return Outcome(
-        code=code,
-        done=tuple(console.sentences),
-        text=tuple(console.text),
-        notes=tuple(console.notes),
-        documents=tuple(console.documents),
-        row=console.row,
-        written=tuple(written),
-    )
+        with _folders(batch), console.progress() as bar, contextlib.closing(_each(batch, bar)) as done:
+            for number, outcome in done:
+                if outcome.usage is not None:
+                    raise click.UsageError(outcome.usage)
+                with quiet:
+                    waiting[number] = outcome
+                    reported(outcome.written)
+                    while (ready := waiting.pop(summary.ended, None)) is not None:
+                        _show(console, report, batch.jobs[summary.ended], ready)
+                        summary.count(ready.code)
+    except Stopped:
+        for number, outcome in sorted(waiting.items()):
+            _show(console, report, batch.jobs[number], outcome)
+        console.note(f"{summary.ended + len(waiting):,} of {plural(len(batch.jobs), 'input')} done")
+        raise
+    report.end(summary)
+    return summary.exit_code
+
+
+def _show(console: Console, report: OutcomeReport, job: Job, outcome: Outcome) -> None:
+    name = printable(job.input)
+    if not report.add(name, outcome):
+        for note in outcome.notes:
+            console.note(note if note.startswith((f"{name}: ", " ", "hint: ")) else f"{name}: {note}")
+    if console.json:
+        for document in outcome.documents:
+            console.emit(document, outcome.code, line=True)
+
+
+@contextlib.contextmanager
+def _folders(batch: Batch) -> Iterator[None]:
+    """Remove the new folders for outputs at the end, if they are empty."""
+    new: set[Path] = set()
+    outputs = [] if batch.out_dir is None else [name for job in batch.jobs for name in job.outputs if not is_url(name)]
+    for folder in {as_path(name).parent for name in outputs}:
+        while folder not in new and not folder.exists():
+            new.add(folder)
+            folder = folder.parent
+    try:
+        yield
+    finally:
+        for folder in sorted(new, reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _each(batch: Batch, bar: Step | None) -> Generator[tuple[int, Outcome]]:
+    """Yield (number of the job, outcome) as the jobs finish."""
+    total = _Total(batch, bar) if bar is not None else None
+    count = min(batch.processes, len(batch.jobs))
+    if count > 1:
+        from ckptfix.cli.shared.processes import by_processes
+
+        yield from by_processes(batch.jobs, count, None if total is None else total.step)
+        return
+    for number, job in enumerate(batch.jobs):
+        yield number, perform(job, None if total is None else partial(total.step, number))
+        if total is not None:
+            total.step(number, 1, 1)
+
+
+class _Total:
+    """The progress of the whole batch, in bytes of the inputs."""
+
+    def __init__(self, batch: Batch, bar: Step) -> None:
+        self._sizes = [_size(job.input) for job in batch.jobs]
+        self._parts: dict[int, int] = {}
+        self._all, self._done = sum(self._sizes), 0
+        self._bar = bar
+
+    def step(self, number: int, done: int, total: int) -> None:
+        part = self._sizes[number] * min(done, total) // total if total else self._sizes[number]
+        self._done += part - self._parts.get(number, 0)
+        self._parts[number] = part
+        self._bar(self._done, self._all)
+
+
+def _size(path: str | None) -> int:
+    assert path is not None
+    with contextlib.suppress(OSError):
+        if not as_path(path).is_dir():
+            return as_path(path).stat().st_size
+        return sum(inner.stat().st_size for inner in as_path(path).rglob("*") if inner.is_file())
+    return 0
 
 
 class LineReport:
     """The result lines, one for each input, and a summary."""
 
-    def __init__(self, console: Console, job: BatchCommand) -> None:
+    def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
-        self._job = job
-        self._names = max((len(printable(input.path)) for input in job.inputs), default=0)
+        self._batch = batch
+        self._names = max((len(printable(job.input)) for job in batch.jobs), default=0)
 
     def add(self, name: str, outcome: Outcome) -> bool:
         width = self._console.width
@@ -166,9 +169,9 @@ class LineReport:
         return False
 
     def end(self, summary: Summary) -> None:
-        planned = self._job.params.get("dry_run") or self._job.params.get("check_only")
+        planned = self._batch.options.get("dry_run") or self._batch.options.get("check_only")
         what = "would be written" if planned else "written"
-        parts = [f"{summary.done:,} {what} to {printable(self._job.out_dir or os.curdir)}"]
+        parts = [f"{summary.done:,} {what} to {printable(self._batch.out_dir or os.curdir)}"]
         parts += [f"{summary.losses:,} of them with losses"] if summary.losses else []
         parts += [f"{summary.failed:,} failed"] if summary.failed else []
         self._console.prose(f"{plural(summary.ended, 'file')}: {', '.join(parts)}.")
@@ -177,9 +180,9 @@ class LineReport:
 class FullText:
     """The full output for each input, one below the other, with a title if the output does not name the input."""
 
-    def __init__(self, console: Console, job: BatchCommand) -> None:
+    def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
-        self._titled = bool(job.params.get("tensors"))
+        self._titled = bool(batch.options.get("tensors"))
         self._first = True
 
     def add(self, name: str, outcome: Outcome) -> bool:

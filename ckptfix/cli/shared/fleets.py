@@ -7,17 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from ckptfix import formats
+from ckptfix.cli.shared.command_lines import WITHOUT, outputs_of, parsed, verb_called
 from ckptfix.cli.shared.common import Verb
-from ckptfix.cli.shared.one_job import WITHOUT, outputs_of, parsed, verb_called
 from ckptfix.cli.shared.operands import InAndOut
 from ckptfix.errors import CkptfixError, NoSuchFile, WouldOverwrite
-from ckptfix.fleet.plan_lines import Job, identity, size_of
+from ckptfix.fleet.plan_lines import PlannedJob, identity, size_of
 from ckptfix.io.source import found_as
 from ckptfix.io.system import text_of
 from ckptfix.runner.inputs import SUFFIXES, Input, expanded, is_pattern, refuse_collisions
@@ -33,7 +32,7 @@ IN_PLACE = "{in place}"
 """The template for commands whose outputs are their inputs."""
 
 
-def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, recursive: bool) -> Iterator[Job]:
+def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, recursive: bool) -> Iterator[PlannedJob]:
     """Yield the jobs that run ``VERB ARGS`` on the inputs in `names`. Check everything before the first job.
 
     Args:
@@ -57,25 +56,28 @@ def jobs(names: Sequence[str], words: Sequence[str], *, out_dir: str | None, rec
     inputs = list(_unique(_inputs(names, recursive=recursive, leave_out=out_dir)))
     if not inputs:
         raise click.UsageError("The list is empty: there is nothing to plan.")
-    rows = _placed(verb, inputs, args, out_dir, template)
+    outputs = _outputs(verb, inputs, args, out_dir, template)
     refuse_collisions(
-        rows,
+        [row.path for row in inputs],
+        outputs,
         "use more of the input's name, as in -o 'out/{parent}/{name}'; with -r FOLDER, --out-dir keeps the folders",
     )
     if template != IN_PLACE:
-        for row in rows:
-            if row.dest is not None and real_path(row.dest) == real_path(row.path):
-                raise WouldOverwrite("the output is the input", path=row.dest, hint="--in-place edits the inputs")
-    return _lines(verb, rows, args, with_output=template is None and out_dir is not None)
+        for row, output in zip(inputs, outputs, strict=True):
+            if output is not None and real_path(output) == real_path(row.path):
+                raise WouldOverwrite("the output is the input", path=output, hint="--in-place edits the inputs")
+    return _lines(verb, inputs, outputs, args, with_output=template is None and out_dir is not None)
 
 
-def _lines(verb: Verb, rows: Sequence[Input], args: Sequence[str], *, with_output: bool) -> Iterator[Job]:
-    for row in rows:
+def _lines(
+    verb: Verb, inputs: Sequence[Input], outputs: Sequence[str | None], args: Sequence[str], *, with_output: bool
+) -> Iterator[PlannedJob]:
+    for row, output in zip(inputs, outputs, strict=True):
         found = identity(row.path)
         first = f"./{row.path}" if row.path.startswith("-") else row.path
-        out = [str(row.dest)] if with_output else []
+        out = [str(output)] if with_output else []
         words = [filled(word, row.path) for word in args]
-        yield Job(row.path, found, row.dest, size_of(found), (str(verb.name), first, *out, *words))
+        yield PlannedJob(row.path, found, output, size_of(found), (str(verb.name), first, *out, *words))
 
 
 def _without(verb: Verb, args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
@@ -108,7 +110,7 @@ def _template(verb: Verb, args: Sequence[str], out_dir: str | None) -> str | Non
     probe = "IN.pth"
     out = ["OUT.pth"] if out_dir is not None and isinstance(verb.operands, InAndOut) else []
     with parsed(verb, [probe, *out, *args]) as ctx:
-        if verb.operands is not None and verb.operands.job(verb, ctx) is not None:
+        if verb.operands is not None and verb.operands.batch(verb, ctx) is not None:
             raise click.UsageError(f"{verb.name}: name the inputs before --.", ctx)
         params = ctx.params
         for value in params.values():
@@ -163,27 +165,20 @@ def _parts(name: str) -> dict[str, str]:
     return {"stem": stem, "name": last, "suffix": suffix, "parent": parent or "."}
 
 
-def _placed(
+def _outputs(
     verb: Verb, inputs: Sequence[Input], args: Sequence[str], out_dir: str | None, template: str | None
-) -> list[Input]:
-    """Return the inputs with their outputs."""
+) -> list[str | None]:
+    """Return the output of each input."""
     if template == IN_PLACE:
-        return [replace(row, dest=row.path) for row in inputs]
+        return [row.path for row in inputs]
     if template is not None:
-        named = (filled(template, row.path) for row in inputs)
-        return [
-            replace(row, dest=normal(name))
-            for row, name in zip(inputs, named, strict=True)
-        ]
+        return [normal(filled(template, row.path)) for row in inputs]
     if out_dir is None:
-        return list(inputs)
+        return [None] * len(inputs)
     assert isinstance(verb.operands, InAndOut)
     with parsed(verb, ["IN.pth", "OUT.pth", *args]) as ctx:
         names = [verb.operands.name_of(str(verb.name), row.path, ctx.params) for row in inputs]
-    return [
-        replace(row, dest=normal(str(as_path(out_dir, row.within, name))))
-        for row, name in zip(inputs, names, strict=True)
-    ]
+    return [normal(str(as_path(out_dir, row.within, name))) for row, name in zip(inputs, names, strict=True)]
 
 
 def _unique(inputs: Iterable[Input]) -> Iterator[Input]:

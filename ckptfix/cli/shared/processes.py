@@ -8,18 +8,17 @@ others and waits until they have cleaned up.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptfix.cli.shared.batch import BatchCommand, ConsoleSettings, Recording, Step, one
 from ckptfix.cli.shared.exits import Stopped, signals_raise
+from ckptfix.cli.shared.one_job import Step, perform
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import record, recorded, reported
-from ckptfix.runner.jobs import Outcome, unfinished
+from ckptfix.runner.jobs import Job, Outcome, unfinished
 from ckptfix.urls import secrets, share
 
 if TYPE_CHECKING:
@@ -34,12 +33,11 @@ _BLOCKED = {signal.SIGINT, signal.SIGHUP}
 class _Worker:
     """A process, and the input that it works on."""
 
-    def __init__(self, job: BatchCommand, settings: ConsoleSettings, watched: bool) -> None:
+    def __init__(self, watched: bool) -> None:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
-        module = job.callback.__module__
         self.process: SpawnProcess = context.Process(
-            target=_serve, args=(theirs, module, job.argument, settings, watched, secrets()), daemon=True
+            target=_serve, args=(theirs, perform, watched, secrets()), daemon=True
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
@@ -49,28 +47,28 @@ class _Worker:
             theirs.close()
         self.number = -1
 
-    def give(self, number: int, params: Mapping[str, Any]) -> None:
+    def give(self, number: int, job: Job) -> None:
         self.number = number
         with suppress(OSError):  # the process died; the next read from it shows that
-            self.connection.send(params)
+            self.connection.send(job)
 
 
 def by_processes(
-    job: BatchCommand, settings: ConsoleSettings, count: int, step: Callable[[int, int, int], None] | None
+    jobs: Sequence[Job], count: int, step: Callable[[int, int, int], None] | None
 ) -> Generator[tuple[int, Outcome]]:
     """Yield (number of the input, outcome) as the inputs finish; `count` of them run at a time.
 
     Args:
         step: called with the number of an input, the bytes done, and the total bytes.
     """
-    left = iter(enumerate(job.inputs))
+    left = iter(enumerate(jobs))
     workers: list[_Worker] = []
 
     def start() -> None:
-        for number, input in left:
-            worker = _Worker(job, settings, step is not None)
+        for number, job in left:
+            worker = _Worker(step is not None)
             workers.append(worker)
-            worker.give(number, job.params_of(input))
+            worker.give(number, job)
             return
 
     quiet = Undisturbed()
@@ -85,7 +83,7 @@ def by_processes(
                         kind, *values = worker.connection.recv()
                     except (EOFError, OSError):
                         workers.remove(worker)
-                        yield worker.number, _died(worker, job.inputs[worker.number].path)
+                        yield worker.number, _died(worker, jobs[worker.number])
                         start()
                         continue
                     if kind == "step":
@@ -98,7 +96,7 @@ def by_processes(
                         workers.remove(worker)
                         _end(worker)
                     else:
-                        worker.give(following[0], job.params_of(following[1]))
+                        worker.give(*following)
                     if step is not None:
                         step(done, 1, 1)
                     yield done, values[0]
@@ -122,25 +120,23 @@ def _end(worker: _Worker) -> None:
     worker.connection.close()
 
 
-def _died(worker: _Worker, path: str) -> Outcome:
+def _died(worker: _Worker, job: Job) -> Outcome:
     worker.process.join()
     code = worker.process.exitcode or 0
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return unfinished(path, f"the worker process {how}")
+    return unfinished(job.input, f"the worker process {how}")
 
 
 def _serve(
-    connection: Connection, module: str, argument: str, settings: ConsoleSettings, watched: bool, hidden: dict[str, str]
+    connection: Connection, perform: Callable[[Job, Step | None], Outcome], watched: bool, hidden: dict[str, str]
 ) -> None:
-    """Run the worker loop: receive parameters and send outcomes, until None comes or the other side is gone."""
+    """Run the worker loop: receive jobs and send outcomes, until None comes or the other side is gone."""
     share(hidden)
     quiet = Undisturbed()
     with suppress(Stopped, EOFError, OSError), signals_raise(), recorded() as written:
         try:
-            callback: Callable[..., int] = import_module(module).command.callback
-            while (params := connection.recv()) is not None:
-                step = _steps(connection) if watched else None
-                outcome = one(callback, argument, params, Recording(settings, step))
+            while (job := connection.recv()) is not None:
+                outcome = perform(job, _steps(connection) if watched else None)
                 with quiet:
                     connection.send(("outcome", outcome))
                     reported(outcome.written)
