@@ -1,4 +1,4 @@
-"""What is done on many inputs: a job for each, its outcome, and the summary of all."""
+"""Jobs: one command on one input, its outcome, and the summary of many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Job:
 
     Attributes:
         command: its name in the table of commands.
-        input: the file or folder that it works on; None if it names no input, which is no job for a fleet.
+        input: the file or folder that it works on; None if it names no input; a fleet refuses such a job.
         outputs: the files or folders that it writes; for an edit in place, the input.
         options: all parameters of the command's function, with the input and the output.
         words: the command line, for pages and records that name it.

@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,8 @@ from ckptfix.cli.shared.terminal_width import cut
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import reported
-from ckptfix.runner.jobs import Job, Outcome, Summary
+from ckptfix.runner.engines import Here, Processes, ProcessLost, carry_out
+from ckptfix.runner.jobs import Job, Outcome, Summary, unfinished
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
 
@@ -112,30 +112,35 @@ def _each(batch: Batch, bar: Step | None) -> Generator[tuple[int, Outcome]]:
     """Yield (number of the job, outcome) as the jobs finish."""
     total = _Total(batch, bar) if bar is not None else None
     count = min(batch.processes, len(batch.jobs))
-    if count > 1:
-        from ckptfix.cli.shared.processes import by_processes
-
-        yield from by_processes(batch.jobs, count, None if total is None else total.step)
-        return
-    for number, job in enumerate(batch.jobs):
-        yield number, perform(job, None if total is None else partial(total.step, number))
-        if total is not None:
-            total.step(number, 1, 1)
+    step = None if total is None else total.step
+    engine = Processes(count, step) if count > 1 else Here(step)
+    numbers = {id(job): number for number, job in enumerate(batch.jobs)}
+    left = iter(batch.jobs)
+    with contextlib.closing(carry_out(lambda: next(left, None), perform, engine)) as ended:
+        for job, pending in ended:
+            try:
+                outcome = pending.result()
+            except ProcessLost as error:
+                outcome = unfinished(job.input, f"the worker process {error}")
+            if total is not None:
+                total.step(job, 1, 1)
+            yield numbers[id(job)], outcome
 
 
 class _Total:
     """The progress of the whole batch, in bytes of the inputs."""
 
     def __init__(self, batch: Batch, bar: Step) -> None:
-        self._sizes = [_size(job.input) for job in batch.jobs]
+        self._sizes = {id(job): _size(job.input) for job in batch.jobs}
         self._parts: dict[int, int] = {}
-        self._all, self._done = sum(self._sizes), 0
+        self._all, self._done = sum(self._sizes.values()), 0
         self._bar = bar
 
-    def step(self, number: int, done: int, total: int) -> None:
-        part = self._sizes[number] * min(done, total) // total if total else self._sizes[number]
-        self._done += part - self._parts.get(number, 0)
-        self._parts[number] = part
+    def step(self, job: Job, done: int, total: int) -> None:
+        size = self._sizes[id(job)]
+        part = size * min(done, total) // total if total else size
+        self._done += part - self._parts.get(id(job), 0)
+        self._parts[id(job)] = part
         self._bar(self._done, self._all)
 
 
