@@ -106,7 +106,7 @@ def survey(
 
     Args:
         each: called with every line.
-        run: the present run; jobs done by other runs count as done before.
+        run: the present run. Jobs done by other runs count as done before, and jobs that only other runs tried as left.
         bounds: as in `lines`.
     """
     todo = array("Q")
@@ -121,7 +121,8 @@ def survey(
             report.left += not before
             report.add(summary_of(line.record, before=before))
             continue
-        report.leave(line.state, line.job.bytes, None if line.record is None else _before(line))
+        mine = line.record is not None and line.record.get("run") == run
+        report.leave(line.state if run is None or mine else "left", line.job.bytes, _before(line))
         todo.append(line.offset)
     return PlanSurvey(todo, report)
 

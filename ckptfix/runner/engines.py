@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -179,6 +179,7 @@ class _Worker:
         context = get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, watched, secrets()), daemon=True)
+        resource_tracker.ensure_running()  # it would unblock the signals for the first process
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             self.process.start()
@@ -302,6 +303,8 @@ def _serve(connection: Connection, watched: bool, hidden: dict[str, str]) -> Non
             raise _Ended(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+    for number in _BLOCKED:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     share(hidden)
     quiet = Undisturbed()

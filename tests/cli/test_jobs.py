@@ -14,6 +14,7 @@ from typing import Any
 
 import odd_command
 import pytest
+import stalling
 from builders import written
 from cli.conftest import Cli, wrapped
 from cli.test_many import tree
@@ -174,13 +175,15 @@ def test_a_signal_between_an_output_and_its_line(
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: signal.Signals) -> None:
-    for index in range(300):
-        written(tmp_path / f"in/{index:03}.pth", wrapped()) if index else (tmp_path / "in").mkdir()
+    (tmp_path / "in").mkdir()
+    for index in range(299):
+        written(tmp_path / f"in/{'stall' if index > 150 else ''}{index:03}.pth", wrapped())
     words = ["to-cpu", "-r", "in", "--out-dir", "out", "--jobs", str(jobs)]
     with (
         open(tmp_path / "lines", "wb") as lines,
         subprocess.Popen(
-            [*CKPTFIX, *words], cwd=tmp_path, stdout=lines, stderr=subprocess.PIPE, text=True, start_new_session=True
+            [*CKPTFIX, *words], cwd=tmp_path, stdout=lines, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env=stalling.environment(tmp_path / "site"),
         ) as child,
     ):
         while len([*(tmp_path / "out").glob("*.pth")]) < 5:
