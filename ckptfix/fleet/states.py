@@ -1,9 +1,10 @@
-"""The states of the jobs of a plan: done, failed, left, or changed since."""
+"""The jobs of a plan or of a shard of it, and their states: done, failed, left, or changed since."""
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from ckptfix.fleet.plan_lines import PlannedJob, identity, lines_of, parsed
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary, summary_of
 from ckptfix.io.source import Source
+from ckptfix.numbers import whole_number
 from ckptfix.runner.jobs import TROUBLE
 
 State = Literal["done", "failed", "left", "changed"]
@@ -25,6 +27,25 @@ class PlanShard:
 
     index: int
     count: int
+
+
+def shard_of(environment: Mapping[str, str] | None = None) -> PlanShard | None:
+    """Return the shard that a scheduler assigned: the task of a Slurm array, or else the rank of torchrun or the like.
+
+    None if neither is set.
+    """
+    values = os.environ if environment is None else environment
+
+    def number(name: str) -> int | None:
+        return whole_number(values.get(name))
+
+    task, tasks = number("SLURM_ARRAY_TASK_ID"), number("SLURM_ARRAY_TASK_COUNT")
+    if task is not None and tasks:
+        first, step = number("SLURM_ARRAY_TASK_MIN") or 0, number("SLURM_ARRAY_TASK_STEP") or 1
+        index = (task - first) // step
+        return PlanShard(index, tasks) if 0 <= index < tasks else None
+    rank, size = number("RANK"), number("WORLD_SIZE")
+    return PlanShard(rank, size) if rank is not None and size and rank < size else None
 
 
 def state_of(job: PlannedJob, record: dict[str, Any] | None) -> State:

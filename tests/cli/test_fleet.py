@@ -30,8 +30,7 @@ from ckptfix.fleet import PlanShard
 from ckptfix.fleet.locks import locked
 from ckptfix.fleet.plan_lines import parsed
 from ckptfix.fleet.records import PlanRecords
-from ckptfix.fleet.shards import from_environment
-from ckptfix.fleet.states import survey
+from ckptfix.fleet.states import shard_of, survey
 from ckptfix.io.source import open_source
 
 Fleet = Callable[..., Path]
@@ -313,7 +312,7 @@ def test_shards_are_the_whole(planned: Fleet, inputs: Path, count: int) -> None:
     ],
 )
 def test_a_shard_that_the_environment_says(environment: dict[str, str], shard: PlanShard | None) -> None:
-    assert from_environment(environment) == shard
+    assert shard_of(environment) == shard
 
 
 @pytest.mark.parametrize(

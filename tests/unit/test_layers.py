@@ -466,7 +466,7 @@ OPENED = {
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/shared/common.py": "an error message: text",
     "cli/shared/ranks.py": "whether the parent process is a rank: its environment",
-    "cli/shared/fleets.py": "a list of names: text",
+    "cli/fleet/plan.py": "a list of names: text",
     "fleet/locks.py": "creates and holds the locks of a plan",
     "fleet/records.py": "creates the mark of a job that has begun",
     "cli/shared/streams.py": "the files that stand for standard input and output",

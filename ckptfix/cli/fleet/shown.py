@@ -14,7 +14,7 @@ from ckptfix.cli.shared.tables import duration, size, table
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
 from ckptfix.fleet.report import FleetReport
-from ckptfix.fleet.states import PlanShard
+from ckptfix.fleet.states import PlanShard, shard_of
 from ckptfix.numbers import whole_number
 from ckptfix.runner.jobs import LOSSES, TROUBLE
 from ckptfix.words import plural
@@ -39,9 +39,7 @@ class ShardType(click.ParamType[PlanShard]):
             return value
         text = str(value)
         if text == "auto":
-            from ckptfix.fleet.shards import from_environment
-
-            found = from_environment()
+            found = shard_of()
             if found is None:
                 self.fail("auto needs SLURM_ARRAY_TASK_ID and _COUNT, or RANK and WORLD_SIZE, which are not set.")
             return found
