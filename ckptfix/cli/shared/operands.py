@@ -9,7 +9,6 @@ import click
 
 from ckptfix.cli.shared.console import Console
 from ckptfix.errors import CkptfixError
-from ckptfix.runner.jobs import ConsoleSettings, Job
 from ckptfix.urls import as_path, normal
 
 if TYPE_CHECKING:
@@ -243,6 +242,7 @@ def _batch(
         outputs: that of each input; None for a command without outputs.
     """
     from ckptfix.cli.shared.batch import Batch
+    from ckptfix.runner.jobs import ConsoleSettings, Job
 
     console = ctx.ensure_object(Console)
     settings = ConsoleSettings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
