@@ -82,9 +82,9 @@ _register(
         "diff.page": "ckptfix.html.diff:page",
         "diff.text": "ckptfix.cli.diff:text",
         "doctor.page": "ckptfix.html.doctor:page",
-        "fleet.done": "ckptfix.cli.shared.alone:done",
-        "fleet.jobs": "ckptfix.cli.shared.fleets:jobs",
-        "fleet.uses": "ckptfix.cli.shared.alone:uses",
+        "fleet.done": "ckptfix.cli.shared.command_lines:done",
+        "fleet.jobs": "ckptfix.cli.fleet.plan:jobs",
+        "fleet.job": "ckptfix.cli.shared.command_lines:job_of",
         "inspect.page": "ckptfix.html.inspect:page",
         "inspect.text": "ckptfix.cli.inspect:text",
     }

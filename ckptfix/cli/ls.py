@@ -61,8 +61,8 @@ def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: st
 
     The exit code is 0, or 2 if no checkpoint can be read; with --check, 1 if a checkpoint is not whole.
     """
-    from ckptfix.cli.shared.inputs import expanded
     from ckptfix.ops import listing
+    from ckptfix.runner.inputs import expanded
 
     inputs = expanded(paths, recursive=recursive)
     rows = [row for input in inputs for row in listing.rows(input.path, check=check)]

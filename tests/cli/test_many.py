@@ -181,7 +181,7 @@ def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatc
             raise PermissionError(13, "Permission denied", path)
         return scandir(path)
 
-    monkeypatch.setattr("ckptfix.cli.shared.inputs.os.scandir", locked)
+    monkeypatch.setattr("ckptfix.runner.inputs.os.scandir", locked)
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")
     assert "read one.pth in runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 

@@ -240,7 +240,7 @@ def test_records_that_no_run_has_written(work: Path, name: str, value: Any) -> N
 
 
 def _jobs(plan: Path) -> list[fleet.Job]:
-    from ckptfix.fleet.jobs import parsed
+    from ckptfix.fleet.plan_lines import parsed
 
     return [parsed(line, "plan", 1) for line in plan.read_text().splitlines()]
 

@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("io", "names"),
     ("zips", "align", "elements"),
     ("formats",),
-    ("ops",),
+    ("ops", "runner"),
     ("browse", "fleet", "git", "html", "loaders"),
     ("trainer", "cli"),
 )
@@ -68,7 +68,6 @@ FRONT = {"__init__", "__main__"}
 """The package's own name space (which imports lazily, and registers hooks) and ``python -m``: above all layers."""
 
 COMPUTED = {
-    "cli/shared/processes.py": "the module of a command, of which the parent process has the function",
     "extras.py": "a package that may not be installed",
     "hooks.py": "what the front of the package, or of a room, has registered: there the names count as imports",
     "io/remote/clients.py": "the package of a client",
@@ -467,7 +466,7 @@ OPENED = {
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/shared/common.py": "an error message: text",
     "cli/shared/ranks.py": "whether the parent process is a rank: its environment",
-    "cli/shared/fleets.py": "a list of names: text",
+    "cli/fleet/plan.py": "a list of names: text",
     "fleet/locks.py": "creates and holds the locks of a plan",
     "fleet/records.py": "creates the mark of a job that has begun",
     "cli/shared/streams.py": "the files that stand for standard input and output",

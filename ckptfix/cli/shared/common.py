@@ -20,7 +20,7 @@ from ckptfix.errors import Unsupported, printable
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Plan
-    from ckptfix.cli.shared.many import BatchCommand
+    from ckptfix.cli.shared.batch import Batch
     from ckptfix.findings.row import Finding
 
 
@@ -85,20 +85,20 @@ class Verb(click.Command):
                 if ctx.params.get("in_place"):
                     raise click.UsageError("--record is for outputs; `undo --list` shows in-place edits.")
                 stack.enter_context(recording("ckptfix", *console.arguments))
-            job = self.operands.job(self, ctx) if self.operands is not None else None
-            invoke = functools.partial(self._invoke, ctx, console, job)
+            batch = self.operands.batch(self, ctx) if self.operands is not None else None
+            invoke = functools.partial(self._invoke, ctx, console, batch)
             if not self.shares and ("WORLD_SIZE" in os.environ or "CKPTFIX_RANKS" in os.environ):
                 from ckptfix.cli.shared.ranks import among
 
-                return among(ctx, console, job is None, invoke)
+                return among(ctx, console, batch is None, invoke)
             return invoke()
 
-    def _invoke(self, ctx: click.Context, console: Console, job: BatchCommand | None) -> int:
-        if job is None:
+    def _invoke(self, ctx: click.Context, console: Console, batch: Batch | None) -> int:
+        if batch is None:
             return int(super().invoke(ctx))
-        from ckptfix.cli.shared.jobs import run
+        from ckptfix.cli.shared.batch import run
 
-        return run(job, console)
+        return run(batch, console)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_usage(ctx, formatter)

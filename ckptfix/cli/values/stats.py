@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.batch import FullText
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import FullText
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option
 from ckptfix.ops import stats

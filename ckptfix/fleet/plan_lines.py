@@ -23,7 +23,7 @@ LONGEST = 1 << 20
 
 
 @dataclass(frozen=True)
-class Job:
+class PlannedJob:
     """One line of a plan.
 
     Attributes:
@@ -64,7 +64,7 @@ class Job:
         return json.dumps(self.as_dict()) + "\n"
 
 
-def parsed(line: str | bytes, path: str, number: int) -> Job:
+def parsed(line: str | bytes, path: str, number: int) -> PlannedJob:
     """Return the job of a line of the plan `path`.
 
     Raises:
@@ -80,7 +80,7 @@ def parsed(line: str | bytes, path: str, number: int) -> Job:
         raise Refused(f"not a line of a plan: {str(error)[:200]}", path=path, where=where, hint=hint) from None
 
 
-def _job(value: Any) -> Job:
+def _job(value: Any) -> PlannedJob:
     """Return the job, or raise ValueError unless numbers are in range and names can be names of files."""
     match value:
         case {"input": str(name), "argv": [str(_), *_] as argv} if all(isinstance(word, str) for word in argv):
@@ -94,7 +94,7 @@ def _job(value: Any) -> Job:
     size = _number("bytes", value.get("bytes", 0))
     # A plan that was written by hand may have secrets in its URLs: the record of the job must not contain them.
     dest = None if output is None else known(output)
-    return Job(known(name), _identity(value.get("identity")), dest, size, tuple(map(word_without_secrets, argv)))
+    return PlannedJob(known(name), _identity(value.get("identity")), dest, size, tuple(map(word_without_secrets, argv)))
 
 
 _LEAST = {"mtime_ns": -MOST}

@@ -7,14 +7,14 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
 from ckptfix.formats.members import role_of
 from ckptfix.io.source import found_as, is_local
-from ckptfix.urls import as_path, is_url, normal, real_path, scan_folder, walk_folder
+from ckptfix.urls import as_path, is_url, real_path, scan_folder, walk_folder
 
 SUFFIXES = (".pth", ".pt", ".ckpt", ".safetensors", ".pth.tar")
 """Suffixes that always count as a checkpoint: if such a file is something else, the user wants to know."""
@@ -27,12 +27,10 @@ class Input:
     Attributes:
         path: the file or folder.
         within: its folder, relative to the searched folder or the fixed part of a pattern.
-        dest: the output; None for a command without outputs.
     """
 
     path: str
     within: str = ""
-    dest: str | None = None
 
 
 def is_pattern(name: str) -> bool:
@@ -148,43 +146,27 @@ def _counts(entry: os.DirEntry[str]) -> bool:
         return True
 
 
-def with_outputs(inputs: Sequence[Input], out_dir: str, names: Sequence[str]) -> list[Input]:
-    """Return the inputs with their outputs in `out_dir`, called `names`.
-
-    Raises:
-        WouldOverwrite: two outputs have the same name, one is inside another, or one is an input.
-    """
-    rows = [
-        replace(input, dest=normal(str(as_path(out_dir, input.within, name))))
-        for input, name in zip(inputs, names, strict=True)
-    ]
-    refuse_collisions(
-        rows, "-r FOLDER keeps the folders below FOLDER, and so does a quoted pattern; or run them one by one"
-    )
-    return rows
-
-
-def refuse_collisions(rows: Sequence[Input], hint: str) -> None:
-    """Refuse outputs that have the same name, that are inside one another, or that are the input of a different row.
+def refuse_collisions(inputs: Sequence[str], outputs: Sequence[str | None], hint: str) -> None:
+    """Refuse outputs that have the same name, that are inside one another, or that are another one's input.
 
     Args:
+        outputs: that of each input; None for an input without output.
         hint: the way to give them different names.
 
     Raises:
         WouldOverwrite: there is such a collision.
     """
-    sources = {real_path(row.path): row for row in rows}
-    taken: dict[str, Input] = {}
-    for row in rows:
-        if row.dest is None:
+    sources = {real_path(path): path for path in inputs}
+    taken: dict[str, str] = {}
+    for path, output in zip(inputs, outputs, strict=True):
+        if output is None:
             continue
-        other = taken.setdefault(row.dest, row)
-        if other is not row:
-            raise WouldOverwrite(f"{other.path} and {row.path} would both write it", path=row.dest, hint=hint)
-        of = sources.get(real_path(row.dest))
-        if of is not None and of is not row:
-            raise WouldOverwrite(f"it would be the output of {row.path}, but is an input", path=row.dest)
-    for dest, row in taken.items():
-        around = next((taken[str(above)] for above in as_path(dest).parents if str(above) in taken), None)
+        if output in taken:
+            raise WouldOverwrite(f"{taken[output]} and {path} would both write it", path=output, hint=hint)
+        taken[output] = path
+        if sources.get(real_path(output), path) != path:
+            raise WouldOverwrite(f"it would be the output of {path}, but is an input", path=output)
+    for output, path in taken.items():
+        around = next((taken[str(above)] for above in as_path(output).parents if str(above) in taken), None)
         if around is not None:
-            raise WouldOverwrite(f"the output of {row.path} would be inside the output of {around.path}", path=dest)
+            raise WouldOverwrite(f"the output of {path} would be inside the output of {around}", path=output)

@@ -1,20 +1,20 @@
-"""A command line for one input and its output: checked when it is planned, then run in any process."""
+"""A command line for one input and its output: checked when it is planned, and parsed to the job that it is."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 
 from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.console import GROUP
-from ckptfix.cli.shared.many import ConsoleSettings, Outcome, Recording, one
-from ckptfix.cli.shared.ranks import ALONE
+from ckptfix.cli.shared.one_job import Recording, perform
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import CkptfixError, printable
 from ckptfix.io.write_log import reported
+from ckptfix.runner.jobs import ConsoleSettings, Job, Outcome
 
 _SETTINGS = ConsoleSettings(json=True, quiet=False, width=0, rows=False)
 
@@ -45,39 +45,23 @@ def _advice(name: str) -> str:
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def parsed(verb: Verb, words: Sequence[str], console: Recording | None = None) -> click.Context:
+def parsed(verb: Verb, words: Sequence[str], *, console: Recording | None = None) -> click.Context:
     """Return the context of ``VERB WORDS``, with the options of the verb parsed.
 
     Raises:
         click.UsageError: the words do not fit the verb.
     """
     console = Recording(_SETTINGS, None) if console is None else console
-    console.command = verb.name
-    console.arguments = [str(verb.name), *words]
     return verb.make_context(f"ckptfix {verb.name}", [*words], obj=console)
 
 
-@dataclass(frozen=True, slots=True)
-class LineUses:
-    """The files and permissions that a command line needs.
-
-    Attributes:
-        reads: its input; None if it names no input.
-        writes: its outputs; for an in-place edit, its input.
-        imports: it asks to import ``module:factory``.
-    """
-
-    reads: str | None
-    writes: tuple[str, ...]
-    imports: bool
-
-
-def uses(argv: Sequence[str]) -> LineUses | str:
-    """Return what the command line `argv` uses, or a sentence on why it cannot run in a fleet. Nothing is run."""
+def job_of(argv: Sequence[str]) -> Job | str:
+    """Return the job that the command line `argv` is, or a sentence on why it cannot run in a fleet. Nothing is run."""
+    console = Recording(_SETTINGS, None)
     try:
         verb = verb_called(argv[0])
-        with parsed(verb, argv[1:]) as ctx:
-            return _uses(verb, ctx)
+        with parsed(verb, argv[1:], console=console) as ctx:
+            return _job_of(verb, ctx, console, argv)
     except click.ClickException as error:
         return error.format_message()
     except click.exceptions.Exit:
@@ -88,11 +72,11 @@ def uses(argv: Sequence[str]) -> LineUses | str:
         return f"its command line is not valid: {error}"
 
 
-def _uses(verb: Verb, ctx: click.Context) -> LineUses | str:
+def _job_of(verb: Verb, ctx: click.Context, console: Recording, argv: Sequence[str]) -> Job | str:
     params = ctx.params
     if any(value == "-" or (isinstance(value, tuple) and "-" in value) for value in params.values()):
         return "- (a stream) cannot be shared by the jobs of a fleet"
-    if verb.operands is not None and verb.operands.job(verb, ctx) is not None:
+    if verb.operands is not None and verb.operands.batch(verb, ctx) is not None:
         return "it has several inputs, or a folder of outputs"
     names = [
         params.get(str(param.name))
@@ -109,7 +93,15 @@ def _uses(verb: Verb, ctx: click.Context) -> LineUses | str:
     writes = [first] if params.get("in_place") and first is not None else outputs_of(verb, params)
     if "dest" in params and not writes and not any(params.get(name) for name in WITHOUT):
         return "it does not name its output"
-    return LineUses(first, tuple(writes), bool(params.get("allow_import")))
+    return Job(
+        command=str(verb.name),
+        input=first,
+        outputs=tuple(writes),
+        options=params,
+        words=tuple(argv),
+        record=console.record,
+        settings=dataclasses.replace(_SETTINGS, quiet=console.quiet),
+    )
 
 
 WITHOUT = ("dry_run", "check_only", "report", "rules_file")
@@ -129,36 +121,22 @@ def outputs_of(verb: Verb, params: Mapping[str, Any]) -> list[str]:
     return [name for name in (main, *others) if name]
 
 
-def done(
-    argv: Sequence[str],
-    input: str,
-    output: str | None,
-    replace: Literal["no", "yes", "keep"] = "no",
-    allow_import: bool = False,
-) -> Outcome:
-    """Run the command line `argv`, which has one input and its output; errors become its outcome.
+def done(job: Job, replace: Literal["no", "yes", "keep"] = "no", allow_import: bool = False) -> Outcome:
+    """Do a job of a fleet.
 
     Args:
         replace: whether to replace an existing output; "keep" renames the old one.
         allow_import: allow importing ``module:factory``; the command line itself cannot ask for that.
     """
-    console = Recording(_SETTINGS, None)
-
-    def work(**_: object) -> int:
-        with parsed(verb_called(argv[0]), argv[1:], console) as ctx:
-            ctx.meta[ALONE] = True
-            params = ctx.params
-            if "allow_import" in params:
-                params["allow_import"] = allow_import
-            if replace != "no" and "force" in params and not params.get("in_place"):
-                params["force"] = True
-                if replace == "yes" and params.get("output") is None:
-                    params["output"], params["dest"] = params["dest"], None
-                elif replace == "keep" and params.get("dest") is None:
-                    params["dest"], params["output"] = params["output"], None
-            assert isinstance(ctx.command, Verb)
-            return ctx.command.invoke(ctx)
-
-    outcome = one(work, "input", {"input": input, "dest": output}, console)
+    options = dict(job.options)
+    if "allow_import" in options:
+        options["allow_import"] = allow_import
+    if replace != "no" and "force" in options and not options.get("in_place"):
+        options["force"] = True
+        if replace == "yes" and options.get("output") is None:
+            options["output"], options["dest"] = options["dest"], None
+        elif replace == "keep" and options.get("dest") is None:
+            options["dest"], options["output"] = options["output"], None
+    outcome = perform(dataclasses.replace(job, options=options))
     reported(outcome.written)
     return outcome
