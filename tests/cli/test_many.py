@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -181,7 +182,8 @@ def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatc
             raise PermissionError(13, "Permission denied", path)
         return scandir(path)
 
-    monkeypatch.setattr("ckptfix.runner.inputs.os.scandir", locked)
+    # Only there: pathlib of Python 3.13 calls os.scandir too.
+    monkeypatch.setattr("ckptfix.runner.inputs.os", SimpleNamespace(**{**vars(os), "scandir": locked}))
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")
     assert "read one.pth in runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 
