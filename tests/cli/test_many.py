@@ -8,7 +8,6 @@ import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -17,6 +16,8 @@ from builders import written
 from cli.conftest import Cli, state, wrapped
 from file_commands import COMMANDS, arguments, small_files
 from sharded import write
+
+from ckptfix.runner import inputs
 
 WRITING = [name for name, words in COMMANDS.items() if len(words) > 2 and words[2].startswith("{out}")]
 TO = {"convert": ["--to", "safetensors"], "convert back": ["--to", "zip"]}
@@ -175,15 +176,14 @@ def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, ru
 
 
 def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scandir = os.scandir
+    scan_folder = inputs.scan_folder
 
     def locked(path: str) -> object:
         if str(path).endswith("b"):
             raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
+        return scan_folder(path)
 
-    # Only there: pathlib of Python 3.13 calls os.scandir too.
-    monkeypatch.setattr("ckptfix.runner.inputs.os", SimpleNamespace(**{**vars(os), "scandir": locked}))
+    monkeypatch.setattr(inputs, "scan_folder", locked)  # only there: pathlib of Python 3.13 calls os.scandir too
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")
     assert "read one.pth in runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 
