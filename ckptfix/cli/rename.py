@@ -7,7 +7,7 @@ import re
 import click
 
 from ckptfix.cli.shared.common import FileName, Written, writes
-from ckptfix.cli.shared.options import at_option, in_place_option, link_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option, link_option
 from ckptfix.ops import rename
 from ckptfix.ops.writing import WriteOptions
 
@@ -30,6 +30,7 @@ from ckptfix.ops.writing import WriteOptions
         "Lines may also split, join and transpose tensors: see `ckptfix help rules`.",
     ),
     click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
+    allow_unmatched_option(),
     at_option(),
     in_place_option(),
     link_option(),
@@ -42,11 +43,13 @@ def command(
     subs: tuple[str, ...],
     map_file: str | None,
     reverse: bool,
+    allow_unmatched: bool,
     at: str | None,
 ) -> Written:
     """Rename the keys of IN by regular expressions or by a file of rules.
 
-    If two keys of a state dict would end up the same, nothing is written. Rules that match no key are reported.
+    If two keys of a state dict would end up the same, nothing is written. A REGEX that matches
+    no key is an error; lines of FILE that match none are reported, and are an error only if no line matches.
     """
 
     if not subs and not map_file:
@@ -54,7 +57,15 @@ def command(
     if reverse and not map_file:
         raise click.UsageError("--reverse needs --map.")
     pairs = [split_substitution(text) for text in subs]
-    return rename.rename(source, dest, subs=pairs, rules=map_file, reverse=reverse, at=at, **how.keywords())
+    return rename.rename(
+        *(source, dest),
+        subs=pairs,
+        rules=map_file,
+        reverse=reverse,
+        allow_unmatched=allow_unmatched,
+        at=at,
+        **how.keywords(),
+    )
 
 
 def split_substitution(text: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
+from ckptfix.names import typed
 from ckptfix.ops.diff.content import Group, RenamedTensors, find_renamed
 from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
@@ -31,6 +32,7 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     filter: str | None = None,
+    allow_unmatched: bool = False,
     strip: Sequence[str] = (),
     quick: bool = False,
     at: At = None,
@@ -52,7 +54,7 @@ def diff(
         progress: called with the bytes compared and the bytes in all, of one side.
 
     Raises:
-        NoSuchTensor: a file has no tensors at `at`.
+        NoSuchTensor: a file has no tensors at `at`; or `filter` accepts no tensor, and `allow_unmatched` is not set.
         Undecided: it is not certain which state dict to compare with the other file's.
         KeyConflict: two tensors have the same key after `strip`.
         Truncated, DamagedFile: a file is shorter than it promises.
@@ -64,6 +66,9 @@ def diff(
     side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
+    if filter is not None and not (matched or rest_a or rest_b):
+        keys = [entry.key for entry in (*a.entries, *b.entries)]
+        notes += typed.unmatched([filter], keys, kind="glob", allow=allow_unmatched)
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
     tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
     renamed: list[RenamedTensors] = []

@@ -287,8 +287,9 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
                 raise Refused(message, hint="name an output")
             at = found.source.at or ""
             with of_found_rules(checkpoint.path):
+                renames = sites.rename(checkpoint, at=at)
                 done = run.transformed(
-                    checkpoint, planned.tensors, dest, renames=sites.rename(checkpoint, at=at), at=at
+                    checkpoint, planned.tensors, dest, renames=renames, at=at, allow_unmatched=True
                 )
             draft = _draft(found, done.plan, done.promise)
             return replace(

@@ -69,7 +69,7 @@ def plan(
         single = learned(changed, [key for key in keys if key not in gone])
         made = fused_rules(operations.taken, single, keys)
         return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
-    renames = sites.rename(checkpoint, mapping=names, at=source.at or "")
+    renames = sites.rename(checkpoint, mapping=names, at=source.at or "", allow_unmatched=True)
     shapes = _shapes(source.slots, matching)
     edits: list[Edit] = [Put(source.at or "", _tensors(checkpoint, source.at or "", shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
