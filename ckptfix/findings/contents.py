@@ -212,7 +212,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-state", "info", "it holds an optimizer's state",
         "An optimizer usually keeps two more tensors for each parameter: it triples the size, and the model "
         "does not need it.",
-        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE), step("slim", no_optimizer=True),
+        (E.SAME_GPU,), step("slim", no_optimizer=True),
     ),
     FindingKind(
         "no-lightning-version", "info", "the key pytorch-lightning_version is missing",
@@ -225,7 +225,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "transformers looks for `format` in the metadata and says `'NoneType' object has no attribute 'get'`. "
         "save_file writes this entry only if asked to.",
         (E.NO_FORMAT_ENTRY,),
-        step("convert", to="zip") + step("convert", to="safetensors"),
+        step("set-metadata", pairs=(("format", "pt"),)),
     ),
     FindingKind(
         "old-spelling", "info", "keys in an older spelling",
@@ -299,8 +299,8 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "unexpected-keys", "error", "the file has keys that the model lacks",
-        "The model has no place for them. If it is the right model, ckptfix.load_into(model, FILE, strict=False) "
-        "leaves them out.",
+        "The model has no place for them. If it is the right model, `ckptfix fix` and `ckptfix match` leave them "
+        "out with --drop-unexpected, and ckptfix.load_into(model, FILE, strict=False) does.",
         (E.PREFIX, E.NO_KEY_IN_MODEL), None,
     ),
     FindingKind(
@@ -343,6 +343,6 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-groups", "warning", "the optimizer was saved for a different number of parameters",
         "load_state_dict says `loaded state dict contains a parameter group that doesn't match the size of "
         "optimizer's group`.",
-        (E.PARAMETER_COUNT,), step("slim", no_optimizer=True),
+        (E.PARAMETER_COUNT,), "in Python: ckptfix.load_optimizer(optimizer, {source}, model=model)",
     ),
 )  # fmt: skip

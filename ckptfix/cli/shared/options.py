@@ -34,6 +34,11 @@ def allow_unmatched_option() -> click.Option:
     )
 
 
+def drop_unexpected_option() -> click.Option:
+    """Make the option --drop-unexpected, for --like TARGET."""
+    return click.Option(["--drop-unexpected"], is_flag=True, help="Leave out and list the keys that TARGET lacks.")
+
+
 def link_option() -> click.Option:
     """Make the option --link, for edits of folders."""
     return click.Option(

@@ -17,7 +17,7 @@ from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
 from ckptfix.loaders.sources import StateSource
 from ckptfix.loaders.tensors import TensorMaker
-from ckptfix.names import bases, spellings, wrappers
+from ckptfix.names import bases, no_weights, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.match.fused import Operations, rules, with_operations
@@ -241,7 +241,7 @@ def _source_rule(source: StateSource, name: str) -> str | None:
 
 
 def _optional(slot: Slot) -> str | None:
-    family = spellings.optional(slot)
+    family = no_weights.optional(slot)
     if family is not None:
         return family.id
     return "a wrapper's own" if slot.name in wrappers.COMPANIONS else None

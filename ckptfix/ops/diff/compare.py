@@ -66,9 +66,6 @@ def diff(
     side_a, side_b, pairings, modules = sides(a, b, at=at, strip=strip, filter=filter)
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
-    if filter is not None and not (matched or rest_a or rest_b):
-        keys = [entry.key for entry in (*a.entries, *b.entries)]
-        notes += typed.unmatched([filter], keys, kind="glob", allow=allow_unmatched)
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
     tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
     renamed: list[RenamedTensors] = []
@@ -85,6 +82,9 @@ def diff(
         for found in renamed:
             tensors.add_equal(found.a, found.b)
         values, total = compare_values(side_a, side_b, rtol=rtol, atol=atol)
+    if filter is not None and not (matched or rest_a or rest_b or total):
+        keys = [entry.key for entry in (*a.entries, *b.entries)]
+        notes += typed.unmatched([filter], keys, kind="glob", allow=allow_unmatched)
     pairs = [(pair.a, pair.b) for pair in matched] + [(found.a, found.b) for found in renamed]
     taken = {id(entry) for found in renamed for entry in (found.a, found.b)}
     return DiffResult(

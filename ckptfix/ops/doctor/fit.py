@@ -16,7 +16,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Fix, step
 from ckptfix.findings.table import found
-from ckptfix.names import bases, slots, spellings
+from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
@@ -157,10 +157,11 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         yield found("other-spelling", f"{len(spelled):,} keys differ in spelling: {old}, there {new}", where=old)
     over = [slot for slot in over if slot.name not in spelled]
     missing = [slot for slot in missing if slot.name not in set(spelled.values())]
-    optional = {slot.name for slot in (*missing, *over) if spellings.optional(slot)}
+    optional = {slot.name for slot in (*missing, *over) if no_weights.optional(slot)}
     tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
     lacking = [slot.name for slot in missing if slot.name not in optional | tied]
     left = [slot.name for slot in over if slot.name not in optional]
+    fused = no_weights.fused(lacking, left)
     for id, names, of in (
         ("optional-buffers", [slot.name for slot in (*missing, *over) if slot.name in optional], "one side lacks"),
         ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved only under the tied key:"),
@@ -168,7 +169,10 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         ("unexpected-keys", left, f"the model lacks {len(left):,} of its keys:"),
     ):
         if names:
-            yield found(id, f"{of} {shown(collapse(names), 5)}", where=names[0])
+            wanted_here = set(names)
+            known = no_weights.described(slot for slot in (*missing, *over) if slot.name in wanted_here)
+            more = [part for part in (known, fused if id == "missing-keys" else "") if part]
+            yield found(id, "; ".join([f"{of} {shown(collapse(names), 5)}", *more]), where=names[0])
 
 
 def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:
@@ -210,7 +214,7 @@ def _optimizers(checkpoint: Checkpoint, target: ExpectedModel) -> Iterator[Findi
     """Yield findings about optimizers that were saved for a different number of parameters than the model has."""
     trained = [
         slot for slot in target.slots
-        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not spellings.optional(slot)
+        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not no_weights.optional(slot)
     ]  # fmt: skip
     groups: dict[str, int] = {}
     for address, value in checkpoint.values():

@@ -62,10 +62,10 @@ def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, ag
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
-    if not (planned.names or planned.tensors) or len(matching.pairs) <= agreeing:
-        return None
+    changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
-    if not match_plan.refusals(side, target, matching, operations):
-        return plain_step
-    partial = not match_plan.refusals(side, target, matching, operations, partial=True)
-    return plain_step.having(partial=True) if partial else None
+    ways = ({}, {"drop_unexpected": True}, {"partial": True}) if changes else ({"drop_unexpected": True},)
+    for options in ways:
+        if not match_plan.refusals(side, target, matching, operations, **options):
+            return plain_step.having(**options)
+    return None

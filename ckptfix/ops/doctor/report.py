@@ -189,7 +189,7 @@ class Diagnosis:
             return lines[0].argv() if lines else None
         wanted: dict[str, Value] = {}
         for line in lines:
-            for option in ("at", "like", "like_at", "allow_import"):
+            for option in ("at", "like", "like_at", "drop_unexpected", "allow_import"):
                 value = line.step.get(option)
                 if value is not None:
                     wanted.setdefault(option, value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,7 @@ def fix(
     like: StrPath | None = None,
     like_at: str | None = None,
     at: str | None = None,
+    drop_unexpected: bool = False,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -61,6 +63,7 @@ def fix(
     Args:
         dest: by default the name that doctor would propose, beside `source`.
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
+        drop_unexpected: leave out keys that `like` lacks; they are listed.
 
     Returns:
         The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
@@ -83,7 +86,7 @@ def fix(
             chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
             diagnosis = doctor(chain.current, fast=fast, **options)
         for _ in range(ROUNDS):
-            if not chain.carry_out(diagnosis.chain) or not chain.is_one_file:
+            if not chain.carry_out(_asked(diagnosis.chain, drop_unexpected)) or not chain.is_one_file:
                 break
             diagnosis = doctor(chain.current, fast=fast, **options)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
@@ -91,6 +94,13 @@ def fix(
         chain.leave(first.beside)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
+
+
+def _asked(commands: Sequence[Invocation], drop_unexpected: bool) -> list[Invocation]:
+    """Return the commands without the option that leaves out keys, unless the user asked for it."""
+    if drop_unexpected:
+        return list(commands)
+    return [replace(one, step=one.step.without("drop_unexpected")) for one in commands]
 
 
 def _unfinished(progress: Progress | None) -> Progress | None:

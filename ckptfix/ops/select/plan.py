@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameList, Rename, address
@@ -78,17 +78,23 @@ def select(
         kept[site.at] = len(tensors.difference(gone))
         if gone:
             dropped[site.at] = tuple(gone)
-            edits += _edits(site.at, gone, ties)
+            edits += dropping(site.at, gone, ties)
     unused = [*kept_by.unused(), *dropped_by.unused()]
-    findings = list(typed.unmatched(unused, all_names, kind="glob", allow=allow_unmatched))
+    findings = [*typed.unmatched(unused, all_names, kind="glob", allow=allow_unmatched)]
     if not any(kept.values()):
         _refuse_empty(checkpoint, keep)
-    optimizers = [state.at for state in checkpoint.state_dicts if state.optimizer]
-    if dropped and optimizers and not set(optimizers) & set(dropped):
-        top = dict.fromkeys(at.partition("/")[0] for at in optimizers)
-        message = "optimizer unchanged: its state still covers the parameters that were left out"
-        findings += [found("optimizer-left", message, where=at) for at in top]
+    if dropped:
+        findings += optimizers_left(checkpoint, dropped)
     return Selection(tuple(edits), dropped, kept, tuple(findings))
+
+
+def optimizers_left(checkpoint: Checkpoint, places: Collection[str]) -> Iterator[Finding]:
+    """Yield a finding for each optimizer that stays as it is, where tensors of `places` are left out."""
+    optimizers = [state.at for state in checkpoint.state_dicts if state.optimizer]
+    if not set(optimizers) & set(places):
+        message = "optimizer unchanged: its state still covers the parameters that were left out"
+        for at in dict.fromkeys(at.partition("/")[0] for at in optimizers):
+            yield found("optimizer-left", message, where=at)
 
 
 def _tensors(checkpoint: Checkpoint, site: NameList, ties: Mapping[str, str]) -> set[str]:
@@ -105,7 +111,7 @@ def _goes(name: str, is_tensor: bool, keep: Globs, drop: Globs) -> bool:
     return unwanted
 
 
-def _edits(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
+def dropping(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
     """Plan the removal of the keys `gone`. A key that is only tied to one of them inherits its bytes."""
     lost = set(gone)
     heirs: dict[str, str] = {}

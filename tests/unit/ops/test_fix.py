@@ -391,9 +391,11 @@ def test_an_error_of_data_that_no_command_fixes_is_looked_for_again(
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_a_conversion_there_and_back_is_carried_out_for_a_named_output(tmp_path: Path) -> None:
-    """safetensors without its `format` entry is converted to zip and back, although the output's name is no zip's."""
-    (tmp_path / "a.safetensors").write_bytes(safetensors([("w", "F32", [2], bytes(8))]))
+def test_a_missing_format_entry_is_added_beside_the_metadata(tmp_path: Path) -> None:
+    """The ranks and alphas that trainers of LoRA store stay."""
+    rows = [("w", "F32", [2], bytes(8))]
+    (tmp_path / "a.safetensors").write_bytes(safetensors(rows, metadata={"ss_network_dim": "4"}))
     done = ckptfix.fix(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert [step.command[1] for step in done.steps] == ["convert", "convert"]
+    assert [step.command[1] for step in done.steps] == ["set-metadata"]
+    assert done.exit_code == 0 and b'"ss_network_dim":"4"' in (tmp_path / "b.safetensors").read_bytes()
     assert "no-format-metadata" not in {row.id for row in ckptfix.doctor(tmp_path / "b.safetensors").findings}
