@@ -8,7 +8,7 @@ from ckptfix.findings.steps import LIKE, step
 
 _REPAIR = step("repair")
 _SANITIZE = step("sanitize")
-_LOAD_INTO = "in Python: ckptfix.load_into(model, {source})"
+_LOAD_INTO = "in Python: ckptfix.load_into(model, {source!r})"
 _MATCH = step("match", like=LIKE)
 
 CONTENTS: tuple[FindingKind, ...] = (
@@ -324,13 +324,13 @@ CONTENTS: tuple[FindingKind, ...] = (
         "shape-mismatch", "error", "tensors whose shapes differ from the model's",
         "The head has a different number of classes, or the model is a different one. strict=False does not "
         "help: load_state_dict still raises `size mismatch`.",
-        (E.SHAPES,), "to load all other tensors: in Python, ckptfix.load_into(model, {source}, strict=False)",
+        (E.SHAPES,), "to load all other tensors: in Python, ckptfix.load_into(model, {source!r}, strict=False)",
     ),
     FindingKind(
         "position-embedding", "error", "position embeddings for a different resolution or length",
         "They must be interpolated, which is a decision about the model: no file command makes it.",
         (E.POSITION_SIZE,),
-        "interpolate them in the model's code; to load the rest: ckptfix.load_into(model, {source}, "
+        "interpolate them in the model's code; to load the rest: ckptfix.load_into(model, {source!r}, "
         "strict=False)",
     ),
     FindingKind(
@@ -343,6 +343,6 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-groups", "warning", "the optimizer was saved for a different number of parameters",
         "load_state_dict says `loaded state dict contains a parameter group that doesn't match the size of "
         "optimizer's group`.",
-        (E.PARAMETER_COUNT,), "in Python: ckptfix.load_optimizer(optimizer, {source}, model=model)",
+        (E.PARAMETER_COUNT,), "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model)",
     ),
 )  # fmt: skip

@@ -76,7 +76,10 @@ def _misfits(
     if renaming.rule != bases.EXACT:
         example = next((old, new) for old, new in renaming.names.items() if new in wanted)
         message = f"{renaming.agreeing:,} keys agree except for {renaming.rule}: {example[0]}, there {example[1]}"
-        yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming, *example))
+        # Where few keys agree by chance, such as norm.weight, a prefix is not what the others lack.
+        most = renaming.agreeing * 2 > min(len(have), len(wanted))
+        fix = _prefix_fix(renaming, *example) if most else None
+        yield found("names-prefixed", message, where=side.at or "", fix=fix)
     yield from _differences(have, wanted, renaming.names)
 
 

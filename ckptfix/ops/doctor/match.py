@@ -42,20 +42,26 @@ def offered(
     rows = list(findings)
     about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None and row.steps is None]
     small = max(len(side.slots), len(target.slots)) <= most
-    fix = _step(checkpoint, side, target, agreeing) if about and small else None
-    if fix is not None and several and side.at:
+    fix = _remedy(checkpoint, side, target, agreeing) if about and small else None
+    if isinstance(fix, Step) and several and side.at:
         fix = fix.having(at=side.at)
     for row in rows:
         if row not in about:
             yield row
         elif fix is not None:
-            yield row.fixed_by((fix,))
+            yield row.fixed_by(fix if isinstance(fix, str) else (fix,))
         else:
             yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
 
 
-def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | None:
-    """Return `match` with the options with which it works and makes more keys agree; None where it does not."""
+_HEADS = "with the number of heads: ckptfix match {source} {matched} --like {like} --heads N"
+
+
+def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | str | None:
+    """Return `match` with the options with which it works and makes more keys agree; None where it does not.
+
+    It is an instruction in words where the user must state the number of heads.
+    """
     try:
         plain = match(side.slots, target.slots, by="structure")
         matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
@@ -68,4 +74,5 @@ def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, ag
     for options in ways:
         if not match_plan.refusals(side, target, matching, operations, **options):
             return plain_step.having(**options)
-    return None
+    asks = operations.refused and "--heads" in operations.questions[-1]
+    return _HEADS if asks and not matching.missing and not matching.ambiguous else None

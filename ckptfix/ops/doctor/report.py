@@ -370,10 +370,10 @@ def readable(fix: Fix) -> str:
     if not isinstance(fix, str):
         return " && ".join(map(" ".join, _readable(fix)))
     words = {"source": "FILE", "like": LIKE.value, "at": WHERE.value}
-    fields = re.findall(r"\{(\w+)\}", fix)
+    fields = re.findall(r"\{(\w+)(?:!r)?\}", fix)
     outs = [field for field in dict.fromkeys(fields) if field not in words]
     words |= {field: "OUT" if field == outs[-1] else f"{field.upper()}_FILE" for field in outs}
-    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], fix)
+    return re.sub(r"\{(\w+)(?:!r)?\}", lambda field: words[field[1]], fix)
 
 
 def _readable(steps: Steps) -> list[list[str]]:
