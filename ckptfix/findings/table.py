@@ -89,8 +89,8 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
     """Return the remedy for `finding` in the file `path`.
 
     A step reads the file, or the output of the step before it. In an instruction ``{source}`` is the file, and
-    ``{source!r}`` its name in Python; ``{repaired}``, ``{cpu}`` and so on are unused file names beside it; ``{at}`` is the place of the finding; other
-    fields come from `values`.
+    ``{source!r}`` its name in Python; ``{repaired}``, ``{cpu}`` and so on are unused file names beside it; ``{at}`` is
+    the place of the finding; other fields come from `values`.
 
     Args:
         at: the address that the user asked about, for the commands that take one.
