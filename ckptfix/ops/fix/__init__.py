@@ -16,9 +16,9 @@ from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.audit.promise import Account, Promise
+from ckptfix.ops.chain import Chain, Done
 from ckptfix.ops.doctor import doctor
 from ckptfix.ops.doctor.report import Diagnosis
-from ckptfix.ops.fix.chain import Chain, Done
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import gc_paused

@@ -25,7 +25,7 @@ from ckptfix.errors import CkptfixError, Refused, WouldOverwrite
 from ckptfix.findings.steps import Step
 from ckptfix.findings.table import ENTRIES
 from ckptfix.io import write as io_write
-from ckptfix.ops.fix import chain
+from ckptfix.ops import chain
 
 
 def model() -> torch.nn.Module:
