@@ -99,7 +99,8 @@ def command(
 
     Values never change. Tensors that one side has as one piece and the other as several (query, key and value; gate and
     up; experts) are split and joined if names and sizes allow only one way. Ambiguous and leftover tensors are refused
-    and listed; --drop-unexpected leaves out those that only IN has. The rules behind the pairs are shown: features.{n}.conv.weight -> backbone.{n}.0.weight.
+    and listed; --drop-unexpected leaves out those that only IN has. The rules behind the pairs are shown:
+    features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
     from ckptfix.ops import match as matching
     from ckptfix.ops.writing import WriteOptions

@@ -1,4 +1,4 @@
-"""Entries of a state dict that are no weights: one row for each kind, with its source.
+"""Entries of a state dict that are not weights: one row for each kind, with its source.
 
 Buffers that are counted or computed again, data of modules, observers, masks, weights of loss functions, metrics. A row
 says what an entry is, and whether either side may lack it: frameworks read files with and without a row that is
@@ -96,7 +96,7 @@ KINDS: tuple[NoWeight, ...] = (
         "inv_freq|cos_cached|sin_cached|freqs_cis", _any,
     ),
     NoWeight(
-        "rotary", "frequencies of rotary positions", "consolidated.*.pth of Llama 1 and 2, which llama/model.py ignores",
+        "rotary", "frequencies of rotary positions", "Llama 1 and 2; meta-llama/llama loads with strict=False",
         r"rope\.freqs", _vector,
     ),
     NoWeight("n_averaged", "AveragedModel's count of updates", "torch/optim/swa_utils.py", "n_averaged", _scalar),
@@ -132,7 +132,7 @@ KINDS: tuple[NoWeight, ...] = (
         _any, optional=False,
     ),
 )  # fmt: skip
-"""The kinds. The first row that fits an entry counts."""
+"""The kinds; the first row that fits an entry counts."""
 
 _ROWS = [(row, re.compile(rf"{_WORD}(?:{row.keys})\Z").search) for row in KINDS]
 
@@ -141,7 +141,7 @@ _NAMED = re.compile("|".join(f"(?:{_WORD}(?:{row.keys})\\Z)" for row in KINDS)).
 
 
 def kind_of(slot: Slot) -> NoWeight | None:
-    """Return the kind of an entry that is no weight; None for one that may be a weight."""
+    """Return the kind of an entry that is not a weight; None for one that may be a weight."""
     if _NAMED(slot.name) is None:
         return None
     return next((row for row, matches in _ROWS if matches(slot.name) and row.test(slot)), None)
@@ -157,13 +157,13 @@ def optional(slot: Slot) -> NoWeight | None:
 
 
 def described(slots: Iterable[Slot], most: int = 3) -> str:
-    """Describe the entries that are no weights: ``2 are weights of a loss function``; empty if there are none."""
+    """Describe the entries that are not weights: ``not weights: counts of a metric (3)``; empty without any."""
     counts: dict[str, int] = {}
     for slot in slots:
         row = kind_of(slot)
         if row is not None:
             counts[row.about] = counts.get(row.about, 0) + 1
-    return "; ".join(f"no weights: {about} ({count:,})" for about, count in list(counts.items())[:most])
+    return "; ".join(f"not weights: {about} ({count:,})" for about, count in list(counts.items())[:most])
 
 
 _REPARAMETERIZED = re.compile(rf"{_WORD}(?:rbr_reparam|reparam_conv|conv_reparam|reparam)\.").search
@@ -174,7 +174,7 @@ FUSED = {
     "branches": "one side has the branches of RepVGG or MobileOne in one convolution: load the file into the unfused "
     "model first, and fuse afterwards",
 }
-"""What differs where one side was fused (torch.nn.utils.fuse_conv_bn_eval; DingXiaoH/RepVGG switch_to_deploy)."""
+"""Fused side -> the sentence about it (torch.nn.utils.fuse_conv_bn_eval; DingXiaoH/RepVGG switch_to_deploy)."""
 
 
 def fused(missing: Collection[str], over: Collection[str]) -> str:

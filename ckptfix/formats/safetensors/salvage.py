@@ -1,4 +1,4 @@
-"""What is left of a header that readers cannot parse: the entries that are whole, each by itself.
+"""Salvage of a header that readers cannot parse: each entry that is whole by itself counts.
 
 One wrong byte makes the whole JSON unreadable, although the other entries state dtype, shape and place as before. An
 entry counts only if its shape fits its bytes, the file has them, and no other entry claims them. The length of the

@@ -174,8 +174,8 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         if names:
             wanted_here = set(names)
             known = no_weights.described(slot for slot in (*missing, *over) if slot.name in wanted_here)
-            more = [part for part in (known, fused if id == "missing-keys" else "") if part]
-            yield found(id, "; ".join([f"{of} {shown(collapse(names), 5)}", *more]), where=names[0])
+            said = (f"{of} {shown(collapse(names), 5)}", known, fused if id == "missing-keys" else "")
+            yield found(id, "; ".join(part for part in said if part), where=names[0])
 
 
 def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:

@@ -95,7 +95,7 @@ def plan(
         findings.append(found("optimizer-shapes", message))
     changed = {old: new for old, new in kept.items() if old != new}
     keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
-    rules = (*_left_out(over, names, 1), *learned(changed, keys, matching.rules))
+    rules: tuple[NameRule | TensorRule, ...] = (*_left_out(over, names, 1), *learned(changed, keys, matching.rules))
     dropped = dropping(at, [*over], format_of(checkpoint).ties(checkpoint)) if over else ()
     edits = [*edits, *dropped, *_kept(renames.edits)]
     return MatchPlan(changed, rules, tuple(edits), renames.references, tuple(findings))
@@ -260,9 +260,10 @@ def refusals(
         found.append(NoMatch("no tensor of IN has a counterpart, so nothing would be left"))
     elif matching.left and not (matching.missing or partial or drop_unexpected):
         keeps = "it" if len(matching.left) == 1 else "them"
+        names = shown(collapse(matching.left, [slot.name for slot in source.slots]), 5)
         found.append(
             NoMatch(
-                f"the model lacks {len(matching.left)} of its keys: {shown(collapse(matching.left, [slot.name for slot in source.slots]), 5)}",
+                f"the model lacks {len(matching.left)} of its keys: {names}",
                 lines=tuple([*operations.questions, *fused(source, target, matching)][:MOST]),
                 hint=f"--drop-unexpected leaves {keeps} out; --partial keeps {keeps}, and renames the others",
             )
