@@ -12,6 +12,7 @@ from ckptfix import formats
 from ckptfix.arguments import checks_types
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, step
+from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
@@ -61,7 +62,8 @@ def fix(
     left to fix. Each command works on the plan of the one before it, so the file is copied only once.
 
     Args:
-        dest: by default the name that doctor would propose, beside `source`.
+        dest: by default the name that doctor would propose, beside `source`. For a folder whose weights need the
+            configuration beside them, it is a folder, with copies of the other files.
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
         drop_unexpected: leave out keys that `like` lacks; they are listed.
 
@@ -92,6 +94,10 @@ def fix(
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         chain.leave(first.beside)
+        around = _around(source, path, dest) if chain.is_one_file else None
+        if around is not None:
+            name = dest if dest is not None else named_beside(source, "fixed", folder=True)
+            return carry_out_file(path, name, partial(_folder_draft, chain, around), how, folder=True)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
 
@@ -115,6 +121,24 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
         return None
     named = None if dest is None else of_suffix(os.fspath(dest))
     return named or (None if format.edits else "zip")
+
+
+CONFIGS = ("adapter_config.json", "config.json")
+"""Files without which a loader cannot use the weights beside them (peft, transformers from_pretrained)."""
+
+
+def _around(source: StrPath, path: str, dest: StrPath | None) -> Beside | None:
+    """Return the files beside the model `path` of the folder `source`, if the output is to be a folder like it.
+
+    It is one if a loader needs a configuration beside the weights, unless the name of the output is that of a file.
+    """
+    if path == os.fspath(source) or found_as(path) != "file" or found_as(os.fspath(source)) != "folder":
+        return None
+    if dest is not None and of_suffix(os.fspath(dest)):
+        return None
+    if not any(found_as(str(as_path(source, name))) == "file" for name in CONFIGS):
+        return None
+    return beside(os.fspath(source), (path,))
 
 
 def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped: bool) -> None:
@@ -154,6 +178,14 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
         exit_code=chain.exit_code,
         read=chain.read,
     )
+
+
+def _folder_draft(chain: Chain, around: Beside, path: str, dest: str) -> Draft[FixResult]:
+    """Return the draft of a folder: the fixed file under its name, and copies of the files beside it."""
+    draft = _draft(chain, path, str(as_path(dest, as_path(path).name)))
+    files = (*around.copied_to(dest), *draft.plan.files)
+    findings = (*draft.findings, *around.findings())
+    return replace(draft, plan=replace(draft.plan, files=files), findings=findings, folder=True)
 
 
 def _result(chain: Chain, *, account: Account, **fields: Any) -> FixResult:
