@@ -271,7 +271,7 @@ def test_what_is_found_is_a_result(cli: Cli, planned: Fleet, inputs: Path) -> No
     said = cli("fleet", "status", plan)
     assert said.exit_code == 0
     assert said.stdout.startswith("6 jobs, ")
-    assert "Fix: ckptfix fix in/cut.pth\n" in said.stdout
+    assert "repair refuses it" in said.stdout
     assert cli("fleet", "status", plan, "--list", "truncated").stdout == "in/cut.pth\n"
     assert cli("fleet", "status", plan, "--list", "nothing").exit_code == 2
     os.utime(inputs / "in/3.pth", ns=(5, 5))
