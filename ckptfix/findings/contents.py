@@ -307,7 +307,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optional-buffers", "warning", "buffers that one side lacks, and that hold no weights",
         "Releases differ in whether they save num_batches_tracked, position_ids, masks and similar buffers. A "
         "strict load_state_dict refuses them; the model computes them again.",
-        (E.BATCHES_TRACKED, E.POSITION_IDS), _LOAD_INTO,
+        (E.BATCHES_TRACKED, E.POSITION_IDS, E.PREFIX), _LOAD_INTO,
     ),
     FindingKind(
         "tied-missing", "warning", "a tied weight is saved under only one of its keys",
