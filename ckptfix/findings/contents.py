@@ -8,8 +8,8 @@ from ckptfix.findings.steps import LIKE, step
 
 _REPAIR = step("repair")
 _SANITIZE = step("sanitize")
-_LOAD_INTO = "in Python: ckptfix.load_into(model, {source})"
-RESUMED = "in Python: ckptfix.load_optimizer(optimizer, {source}, model=model), which pairs the state by parameter"
+_LOAD_INTO = "in Python: ckptfix.load_into(model, {source!r})"
+RESUMED = "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model), which pairs the state by parameter"
 _MATCH = step("match", like=LIKE)
 
 CONTENTS: tuple[FindingKind, ...] = (
@@ -226,7 +226,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "transformers looks for `format` in the metadata and says `'NoneType' object has no attribute 'get'`. "
         "save_file writes this entry only if asked to.",
         (E.NO_FORMAT_ENTRY,),
-        step("convert", to="zip") + step("convert", to="safetensors"),
+        step("set-metadata", pairs=(("format", "pt"),)),
     ),
     FindingKind(
         "old-spelling", "info", "keys in an older spelling",
@@ -339,15 +339,15 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "unexpected-keys", "error", "the file has keys that the model lacks",
-        "The model has no place for them. If it is the right model, ckptfix.load_into(model, FILE, strict=False) "
-        "leaves them out.",
+        "The model has no place for them. If it is the right model, `ckptfix fix` and `ckptfix match` leave them "
+        "out with --drop-unexpected, and ckptfix.load_into(model, FILE, strict=False) does.",
         (E.PREFIX, E.NO_KEY_IN_MODEL), None,
     ),
     FindingKind(
         "optional-buffers", "warning", "buffers that one side lacks, and that hold no weights",
         "Releases differ in whether they save num_batches_tracked, position_ids, masks and similar buffers. A "
         "strict load_state_dict refuses them; the model computes them again.",
-        (E.BATCHES_TRACKED, E.POSITION_IDS), _LOAD_INTO,
+        (E.BATCHES_TRACKED, E.POSITION_IDS, E.PREFIX), _LOAD_INTO,
     ),
     FindingKind(
         "tied-missing", "warning", "a tied weight is saved under only one of its keys",
@@ -364,13 +364,13 @@ CONTENTS: tuple[FindingKind, ...] = (
         "shape-mismatch", "error", "tensors whose shapes differ from the model's",
         "The head has a different number of classes, or the model is a different one. strict=False does not "
         "help: load_state_dict still raises `size mismatch`.",
-        (E.SHAPES,), "to load all other tensors: in Python, ckptfix.load_into(model, {source}, strict=False)",
+        (E.SHAPES,), "to load all other tensors: in Python, ckptfix.load_into(model, {source!r}, strict=False)",
     ),
     FindingKind(
         "position-embedding", "error", "position embeddings for a different resolution or length",
         "They must be interpolated, which is a decision about the model: no file command makes it.",
         (E.POSITION_SIZE,),
-        "interpolate them in the model's code; to load the rest: ckptfix.load_into(model, {source}, "
+        "interpolate them in the model's code; to load the rest: ckptfix.load_into(model, {source!r}, "
         "strict=False)",
     ),
     FindingKind(

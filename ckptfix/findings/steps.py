@@ -33,6 +33,9 @@ WHERE = Field.WHERE
 LIKE = Field.LIKE
 """The model that the file was compared with."""
 
+SPELLED = {"pairs": "--set"}
+"""Keyword -> its option, where the two differ by more than a plural."""
+
 Value: TypeAlias = str | bool | tuple[str, ...] | tuple[tuple[str, str], ...] | Field
 """The value of an option: True for a flag; several texts, or pairs (old, new), for one that is given once for each."""
 
@@ -81,12 +84,14 @@ class Step:
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords for the command's function."""
-        return dict(self.options)
+        made: dict[str, Any] = dict(self.options)
+        pairs = made.get("pairs")
+        return {**made, "pairs": dict(pairs)} if isinstance(pairs, tuple) else made
 
     def words(self) -> Iterator[str]:
         """Yield the options as words of a command line."""
         for name, value in self.options:
-            option = f"--{name.replace('_', '-')}"
+            option = SPELLED.get(name, f"--{name.replace('_', '-')}")
             if value is True:
                 yield option
             elif isinstance(value, tuple):

@@ -25,7 +25,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Promise, everything
-from ckptfix.ops.candidates import Candidate
+from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_note, copy_of, refuse_destination
@@ -98,6 +98,8 @@ def plan_conversion(
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
     elif target is format_of(checkpoint):
+        if at is not None:
+            at_address(checkpoint, at)
         return _copied(checkpoint, dest)
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)

@@ -206,7 +206,7 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
         refuse_changed(file.path, stamp(file.path), file.stamp)
     # Writing into a folder changes the folder's own stamp.
     inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
-    folder = formats.FORMATS[draft.format].folder
+    folder = draft.folder or formats.FORMATS[draft.format].folder
     files, record = (plan, None) if how.dry_run else with_record(plan, draft.format, dest, read)
     replaced = () if folder else given_up(plan, inputs)
     backup = None

@@ -47,7 +47,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ),
     ("choose", "drafts", "hazards"),
     ("rank_shards", "writing"),
-    ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
+    ("average", "cast", "chain", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
     ("diff", "extract", "repair"),
     ("match",),

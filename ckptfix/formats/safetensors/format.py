@@ -111,7 +111,12 @@ def read(path: str) -> Checkpoint:
 
     Names that are only tied to a tensor are listed in the site's names, although the file has no tensor of that name.
     """
-    header = read_header(path)
+    return of_header(read_header(path))
+
+
+def of_header(header: Header) -> Checkpoint:
+    """Return the checkpoint that a header describes; as `read`."""
+    path = header.path
     rows = {row.key: row for row in header.rows}
     metadata = {pair.key: pair.value for pair in header.pairs}
     tied = ties(metadata, rows.keys())

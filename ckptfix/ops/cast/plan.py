@@ -16,6 +16,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.parallel_map import mapped
+from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import holders, listed
@@ -125,12 +126,13 @@ def cast(
     keep: Sequence[str] = (),
     at: str | None = None,
     strict: bool = False,
+    allow_unmatched: bool = False,
 ) -> Casts:
     """Plan the cast of the model's state dicts to the dtype `to`.
 
     Raises:
         Refused: there is no such dtype; or the selection includes codes of a quantized weight, or their companions.
-        NoSuchTensor: there is no state dict at `at`.
+        NoSuchTensor: there is no state dict at `at`, or a glob matches no key and `allow_unmatched` is not set.
     """
     to = dtype_of(to)
     only_by, kept_by = Globs(only), Globs(keep)
@@ -162,6 +164,8 @@ def cast(
             wanted.append(entry if lasts else resolved(entry, checkpoint.byteorder))
         elif why:
             kept[entry.name] = why
+    unused = [*only_by.unused(), *kept_by.unused()]
+    findings = typed.unmatched(unused, (entry.key for entry in mine), kind="glob", allow=allow_unmatched)
     tallies = Tallies(strict)
     puts: dict[str, TensorEntry] = {}
     chosen = {entry.name for entry in wanted}
@@ -183,7 +187,7 @@ def cast(
             by_at.setdefault(entry.at, {})[entry.key] = puts[entry.name]
     old = {entry.name: entry.dtype for entry in wanted if entry.name in puts}
     edits = tuple(Put(at, tensors) for at, tensors in by_at.items())
-    return Casts(edits, puts, old, kept, tallies, (*only_by.unused(), *kept_by.unused()))
+    return Casts(edits, puts, old, kept, tallies, findings)
 
 
 def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only: Globs, keep: Globs) -> None:

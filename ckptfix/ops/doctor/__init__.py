@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ckptfix.arguments import checks_types
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.row import FindingKind
@@ -10,6 +12,7 @@ from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine, runs
+from ckptfix.ops.doctor.rehearsal import rehearsed
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.ops.target import targets
 from ckptfix.pickles.collector import gc_paused
@@ -52,6 +55,22 @@ def doctor(
     """
     if like is None and error is None and at is None and (run := runs.diagnosis_of(file_name(path))) is not None:
         return run
+    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
+    return rehearsed(diagnose(path, error=error, fast=fast, progress=progress, **options))
+
+
+def diagnose(
+    path: StrPath,
+    *,
+    like: StrPath | None = None,
+    error: str | None = None,
+    fast: bool = False,
+    at: str | None = None,
+    like_at: str | None = None,
+    allow_import: bool = False,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Do as `doctor`, without a rehearsal of the commands."""
     target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
     return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
 

@@ -20,7 +20,7 @@ from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
 from ckptfix.io.source import found_as, is_local, open_source
-from ckptfix.names import bases, library_names, lines, rules, spellings
+from ckptfix.names import bases, library_names, lines, no_weights, rules, spellings
 from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.wrappers import WRAPPERS
@@ -566,7 +566,7 @@ def _drop(
         rest[:] = [name for name in unchanged if name in rest or _LORA.search(name)]
     elif names.shortened and side.over:
         rest[:] = _of_the_same_kind(rest, unchanged)
-    weighty = [name for name in rest if not spellings.optional(Slot(name, side.shapes[name]))]
+    weighty = [name for name in rest if not no_weights.optional(Slot(name, side.shapes[name]))]
     strict = bool(STRICT.intersection(names.frameworks or ("",)))
     what = f"the model lacks {_keys(rest)}"
     kept = len(side.shapes) - len(rest)
@@ -638,7 +638,7 @@ def _say_left(
     side: MessageSide, left: Sequence[str], of_base: Sequence[str], rest: Sequence[str], answer: _Answer
 ) -> None:
     """Report the missing keys that remain: computed buffers, the base model of an adapter, and the others."""
-    optional = [name for name in left if spellings.optional(Slot(name, ()))]
+    optional = [name for name in left if no_weights.optional(Slot(name, ()))]
     others = [name for name in left if name not in optional]
     if of_base:
         answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {_keys(of_base)}; "

@@ -19,7 +19,7 @@ from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.edit import find_devices
-from ckptfix.names import spellings, wrappers
+from ckptfix.names import kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import averages, choose, quantized
 from ckptfix.ops.choose import chosen_sites
@@ -198,6 +198,8 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]
+    # An empty state of Transformer Engine stands for no state (`names.no_weights`).
+    mine = [entry for entry in mine if entry.key.rpartition(".")[2] != kinds.EXTRA_STATE]
     # A key without a dot does not belong to a module, and its tensor may be empty on purpose.
     empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]
     if empty and len(empty) * 2 >= len(mine):

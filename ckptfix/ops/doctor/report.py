@@ -199,7 +199,7 @@ class Diagnosis:
             return lines[0].argv() if len(lines) == 1 else None
         wanted: dict[str, Value] = {}
         for line in lines:
-            for option in ("at", "like", "like_at", "allow_import"):
+            for option in ("at", "like", "like_at", "drop_unexpected", "allow_import"):
                 value = line.step.get(option)
                 if value is not None:
                     wanted.setdefault(option, value)
@@ -408,10 +408,10 @@ def readable(fix: Fix) -> str:
     if not isinstance(fix, str):
         return " && ".join(map(" ".join, _readable(fix)))
     words = {"source": "FILE", "like": LIKE.value, "at": WHERE.value}
-    fields = re.findall(r"\{(\w+)\}", fix)
+    fields = re.findall(r"\{(\w+)(?:!r)?\}", fix)
     outs = [field for field in dict.fromkeys(fields) if field not in words]
     words |= {field: "OUT" if field == outs[-1] else f"{field.upper()}_FILE" for field in outs}
-    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], fix)
+    return re.sub(r"\{(\w+)(?:!r)?\}", lambda field: words[field[1]], fix)
 
 
 def _readable(steps: Steps) -> list[list[str]]:

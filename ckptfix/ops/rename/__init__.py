@@ -130,6 +130,7 @@ def rename(
     rules: StrPath | None = None,
     lines: Sequence[str] = (),
     reverse: bool = False,
+    allow_unmatched: bool = False,
     at: str | None = None,
     force: bool = False,
     keep_old: bool = False,
@@ -146,10 +147,12 @@ def rename(
         rules: a file of keys and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
         lines: lines of such a file, in place of it.
         reverse: run the file backwards.
+        allow_unmatched: a pattern that matches no key, or a map or file without a match, is a finding, not an error.
 
-    The rest as `strip_module`. A rule that matched nothing is a finding.
+    The rest as `strip_module`. A rule that matched nothing is a finding if another one of the map or file matched.
 
     Raises:
+        NoSuchTensor: a pattern matches no key, or nothing of the map or file does; `near` is what may be meant.
         Refused: a rule does not fit the keys or shapes of the checkpoint; nothing was written.
         CkptfixError: the file of rules is malformed, or cannot be reversed.
     """
@@ -167,9 +170,12 @@ def rename(
             if in_place:
                 message = "an in-place edit changes only keys, but these rules change tensors"
                 raise Refused(message, hint="name an output")
-            renames = sites.rename(checkpoint, subs=subs, at=at)
-            return _tensors_draft(checkpoint, run.transformed(checkpoint, given, dest, renames=renames, at=at))
-        renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at)
+            renames = sites.rename(checkpoint, subs=subs, at=at, allow_unmatched=allow_unmatched)
+            done = run.transformed(
+                checkpoint, given, dest, renames=renames, at=at, allow_unmatched=allow_unmatched
+            )
+            return _tensors_draft(checkpoint, done)
+        renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at, allow_unmatched=allow_unmatched)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, Plan, same_place
 from ckptfix.checkpoint.address import join
@@ -12,6 +12,7 @@ from ckptfix.findings.table import found
 from ckptfix.formats import states
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.io.system import text_of
+from ckptfix.names import typed
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
@@ -74,13 +75,16 @@ def transformed(
     *,
     renames: Renames,
     at: str | None = None,
+    allow_unmatched: bool = False,
 ) -> Transformed:
     """Plan `dest` as `checkpoint` after a rules file that has operations.
 
     Args:
         renames: renamings that precede the rules, which see the new names.
+        allow_unmatched: rules are findings, not an error, if none matches.
 
     Raises:
+        NoSuchTensor: no rule matches.
         Refused: a line does not fit; the error names the line and the tensor.
         KeyConflict: two keys would get the same name.
     """
@@ -122,16 +126,21 @@ def transformed(
         *renames.findings,
         *(found("left-behind", "is dropped by rule", where=name) for name in made.dropped),
         *(found("left-behind", "is cut off by rule", where=row) for row in made.cut),
-        *_unused(rules, made.used),
+        *_unused(rules, made, allow=allow_unmatched),
         *_untied(made),
     ]
     return Transformed(plan, promise, tuple(changes), references, operations, tuple(made.dropped), tuple(findings))
 
 
-def _unused(rules: Rules, used: set[str | int]) -> list[Finding]:
-    lines: list[tuple[str, str]] = [(old, "matched no key") for old in rules.names if old not in used]
-    lines += [(rule.old.text, f"matched no key (line {rule.line})") for rule in rules.tensors if rule.line not in used]
-    return [found("unused-rule", message, where=text) for text, message in lines[:100]]
+def _unused(rules: Rules, made: TransformedTensors, *, allow: bool) -> tuple[Finding, ...]:
+    used = made.used
+    texts = [old for old in rules.names if old not in used]
+    lines = {rule.old.text: rule.line for rule in rules.tensors if rule.line not in used}
+    names = [key for site in made.sites for key in site.entries]
+    rows = typed.unmatched_rows([*texts, *lines], len(rules.names) + len(rules.tensors), names, allow=allow)
+    return tuple(
+        replace(row, message=f"{row.message} (line {lines[row.where]})") if row.where in lines else row for row in rows
+    )
 
 
 def _untied(made: TransformedTensors) -> list[Finding]:

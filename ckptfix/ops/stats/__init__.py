@@ -11,12 +11,13 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.elements.moments import ElementMoments
 from ckptfix.elements.reader import Content, content, reduced, tensor_id, why_no_numbers
-from ckptfix.errors import NoSuchTensor, StrPath, Unsupported
+from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
+from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import listed
@@ -143,6 +144,7 @@ def stats(
     filter: Sequence[str] = (),
     by_layer: bool = False,
     depth: int | None = None,
+    allow_unmatched: bool = False,
     progress: Progress | None = None,
 ) -> Statistics:
     """Compute min, max, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
@@ -155,6 +157,7 @@ def stats(
         filter: globs; only tensors whose names match one.
         by_layer: join the tensors of each numbered layer, and of each module without a number.
         depth: join tensors whose names begin with the same components, this many of them.
+        allow_unmatched: a glob that matches nothing is a finding, not an error.
 
     Raises:
         WouldLoseData: a tensor cannot be read as it was written.
@@ -163,15 +166,17 @@ def stats(
     """
     checkpoint = open_checkpoint(path)
     globs = Globs(filter)
+    unused: tuple[Finding, ...] = ()
     entries = listed(checkpoint)
     choose.refuse_damaged(checkpoint)
     if at is not None:
         row = at_address(checkpoint, at)
         entries = [entry for entry in entries if address.is_inside(entry.name, row.at)]
     if globs:
+        names = [name for entry in entries for name in (entry.key, entry.name)]
         entries = [entry for entry in entries if globs.match(entry.name) | globs.match(entry.key)]
-        if not entries:
-            raise NoSuchTensor(f"no tensor matches {', '.join(map(repr, filter))}", path=checkpoint.path)
+        with about(checkpoint.path):
+            unused = typed.unmatched(globs.unused(), names, kind="glob", allow=allow_unmatched)
     found = _computed(checkpoint, entries, progress)
     rows = tuple(_row(entry, found) for entry in entries)
     groups: dict[str, list[tuple[object, TensorStats]]] = {}
@@ -184,7 +189,7 @@ def stats(
         rows=rows,
         groups=tuple(_joined(name, members) for name, members in groups.items()),
         total=_joined("", placed),
-        findings=(*globs.unused(), *(choose.remarks(checkpoint) if at is None else ())),
+        findings=(*unused, *(choose.remarks(checkpoint) if at is None else ())),
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
 from ckptfix.command_table import COMMANDS
-from ckptfix.errors import StrPath, about
+from ckptfix.errors import Refused, StrPath, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
 from ckptfix.formats.target import of_suffix, suits
@@ -39,6 +39,9 @@ class Done:
 
     command: tuple[str, ...]
     lines: tuple[str, ...]
+
+
+_DROPPING = "--drop-unexpected (drop_unexpected=True) leaves out what the model lacks"
 
 
 def function_of(command: str) -> Callable[..., Result]:
@@ -141,6 +144,9 @@ class Chain:
         source = self._readable()
         with about(self._path):
             result = function_of(step.command)(source, dest, dry_run=True, **step.keywords())
+        refused = next((finding for finding in result.findings if finding.id == "refused"), None)
+        if refused is not None:
+            raise Refused(refused.message, path=self._path, hint=_DROPPING if step.command == "match" else None)
         plan = result.plan
         words = ("ckptfix", step.command, self._source, str(dest), *step.words())
         self._steps.append(Done(words, result.lines))
