@@ -22,7 +22,7 @@ from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import RankFailed, Team, joined
 from ckptfix.io.ranks.shares import shares
 from ckptfix.io.remote import s3_upload
-from ckptfix.io.remote.rank_folder import _Ranks, _take_away, _traces
+from ckptfix.io.remote.rank_folder import _Ranks, take_away
 
 pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
 pytestmark = pytest.mark.xdist_group("stores")
@@ -81,7 +81,7 @@ def test_what_a_killed_rank_left_is_taken_away(
         alone.result()
         if not heard:
             team.began = 0  # moto says that every upload began in 2010
-            _take_away(_traces(team, "folder1", 1, shares(plan, 2)[1].files))
+            take_away(team, "folder1", 1, shares(plan, 2)[1].files)
         team.end()
     assert not bucket.below("out/") and not bucket.uploads()
 
