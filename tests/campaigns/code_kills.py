@@ -33,7 +33,8 @@ from campaigns.code_mutants import ROOMS, Mutant, code_of, drawn
 ROOT = Path(__file__).parents[2]
 COPIED = ("ckptfix", "fixtures", "tests", ".ci", ".github", "LICENSE", "Makefile", "README.md", "pyproject.toml")
 TESTS = (
-    "tests/unit", "tests/recorded", "tests/contract", "tests/cli", "tests/faults", "tests/property", "tests/roundtrip",
+    "tests/unit", "tests/audit", "tests/recorded", "tests/contract", "tests/cli", "tests/faults", "tests/property",
+    "tests/roundtrip",
 )  # fmt: skip
 MARK = "not campaign"
 ENOUGH = 60.0

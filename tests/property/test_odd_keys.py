@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from audit.judge import Outcome, carry_out
 from builders import Record, Tensor, assemble, build_zip, state_dict_ops, torch_records
 from conftest import LONG
-from real.law import Outcome, carry_out
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptfix

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from real.law import Command, Outcome, judge
-from real.truth import Truth, Unreadable, of_object, tensors
+from audit.judge import Command, Outcome, judge
+from audit.truth import Truth, Unreadable, of_object, tensors
 from safetensors.torch import save_file
 from torch import nn
 

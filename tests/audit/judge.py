@@ -1,8 +1,8 @@
-"""The law of weights, as a judge of one command: what a file held, what its output holds, and what the command said.
+"""The judge of the weight audit, for of one command: what a file held, what its output holds, and what the command said.
 
 Each tensor of the input is in the output unchanged; or left out by request or by the verb's definition, and listed
 (exit 0); or lost, and then named, and the exit code is 3. `judge` gives a sentence for every breach, and none for a
-command that kept the law.
+command that kept it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from audit.truth import Truth, Unreadable, tensors
 from click.testing import CliRunner
-from real.truth import Truth, Unreadable, tensors
 
 from ckptfix.cli import commands
 
@@ -188,7 +188,7 @@ def is_program(path: Path) -> bool:
 
 
 def judge(command: Command, before: Truth, after: Truth, done: Outcome) -> Iterator[str]:
-    """Every breach of the law between two readings of torch."""
+    """Every breach between two readings of torch."""
     missing = (before.apart if command.part else before.leaves) - after.leaves
     lost, listed = names(done.said)
     at = str(done.said.get("at") or "") if command.part else ""
