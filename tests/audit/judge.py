@@ -1,4 +1,4 @@
-"""The judge of the weight audit, for of one command: what a file held, what its output holds, and what the command said.
+"""The judge of the weight audit of one command: what a file held, what its output holds, and what the command said.
 
 Each tensor of the input is in the output unchanged; or left out by request or by the verb's definition, and listed
 (exit 0); or lost, and then named, and the exit code is 3. `judge` gives a sentence for every breach, and none for a

@@ -1,4 +1,4 @@
-"""Objects that random nestings do not reach, one builder each, under the same audit; and the refusals that they need."""
+"""Objects that random nestings do not reach, one builder each, under the same audit; and the refusals they need."""
 
 from __future__ import annotations
 
