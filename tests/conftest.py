@@ -67,12 +67,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with many cases some are quick: always the same ones, and no regular pattern of the parameters."""
+    """Mark most cases of a test with many as slow, and those that ``sampled(N)`` leaves out as a campaign."""
     for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
         cases = list(group)
-        if len(cases) > QUICK_CASES:
-            for item in sorted(cases, key=lambda item: crc32(item.name.encode()))[QUICK_CASES:]:
-                item.add_marker(pytest.mark.slow)
+        sampled = cases[0].get_closest_marker("sampled")
+        drawn = _drawn(cases, sampled.args[0] if sampled else len(cases))
+        for item in set(cases) - set(drawn):
+            item.add_marker(pytest.mark.campaign)
+        for item in drawn[QUICK_CASES:]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _drawn(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item]:
+    """Return `count` cases of a test, always the same ones, in no regular pattern of the parameters.
+
+    The first ones have every value of every parameter, if there are not more values than `count`.
+    """
+    if len(cases) <= QUICK_CASES:
+        return list(cases)[:count]
+    cases = sorted(cases, key=lambda item: crc32(item.name.encode()))
+    seen: set[tuple[str, str]] = set()
+    first, rest = [], []
+    for item in cases:
+        spec = item.callspec  # type: ignore[attr-defined]
+        values = {(name, repr(value)) for name, value in spec.indices.items()}
+        (rest if values <= seen else first).append(item)
+        seen |= values
+    return [*first, *rest][:count]
 
 
 @pytest.fixture(scope="session")
