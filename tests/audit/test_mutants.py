@@ -187,7 +187,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     edits = ("strip-module", "add-module", "unwrap", "rename --sub ^=x.", "to-cpu", "map-location cuda:7")
-    matched = "match --like {source}.names"
+    matched = "match --like {in}.names"
     for form in ("zip", "legacy"):
         for line in (*edits, matched):
             yield Case(line, splice_removes, form)

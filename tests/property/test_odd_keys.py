@@ -19,6 +19,7 @@ import torch
 from audit.judge import Outcome, carry_out
 from builders import Record, Tensor, assemble, build_zip, state_dict_ops, torch_records
 from conftest import LONG
+from file_commands import Use, lines
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptfix
@@ -154,27 +155,7 @@ def values_of(path: Path) -> set[float]:
     return {float(tensor.detach().flatten()[0]) for tensor in tensors_in(found)}
 
 
-VERBS: tuple[tuple[str, ...], ...] = (
-    ("convert", "--to", "zip"),
-    ("convert", "--to", "legacy"),
-    ("convert", "--to", "dcp"),
-    ("convert", "--to", "safetensors", "--drop-unsupported"),
-    ("convert", "--to", "hf", "--drop-unsupported"),
-    ("repair",),
-    ("extract", "--to", "zip"),
-    ("extract", "--to", "safetensors", "--drop-unsupported"),
-    ("add-module",),
-    ("strip-module", "--partial"),
-    ("rename", "--sub", "w=W"),
-    ("rename", "--sub", "(.*)=x.\\1"),
-    ("select", "--keep", "w"),
-    ("select", "--drop", "*"),
-    ("select", "--drop", "w"),
-    ("slim",),
-    ("slim", "--no-optimizer"),
-    ("to-cpu",),
-    ("cast", "--to", "float64"),
-)
+VERBS = tuple((verb, *options) for verb, _, _, *options in lines(Use.KEYS).values())
 
 WHOLE = {"repair", "add-module", "strip-module", "rename", "to-cpu", "cast"}
 
