@@ -78,6 +78,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def _plain(value: object, index: int) -> object:
+    """Return what tells values of a parameter apart; the numbers of a text differ where it is one of a tuple."""
+    return value if isinstance(value, str) else index
+
+
 def _drawn(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item]:
     """Return `count` cases of a test, always the same ones, in no regular pattern of the parameters.
 
@@ -86,11 +91,11 @@ def _drawn(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item]:
     if len(cases) <= QUICK_CASES:
         return list(cases)[:count]
     cases = sorted(cases, key=lambda item: crc32(item.name.encode()))
-    seen: set[tuple[str, str]] = set()
+    seen: set[tuple[str, object]] = set()
     first, rest = [], []
     for item in cases:
         spec = item.callspec  # type: ignore[attr-defined]
-        values = {(name, repr(value)) for name, value in spec.indices.items()}
+        values = {(name, _plain(value, spec.indices[name])) for name, value in spec.params.items()}
         (rest if values <= seen else first).append(item)
         seen |= values
     return [*first, *rest][:count]
