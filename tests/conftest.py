@@ -71,10 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
         cases = list(group)
         sampled = cases[0].get_closest_marker("sampled")
-        drawn = _drawn(cases, sampled.args[0] if sampled else len(cases))
+        count, quick = _sizes(*sampled.args, **sampled.kwargs) if sampled else _sizes()
+        drawn = _drawn(cases, len(cases) if count is None else count, quick)
         for item in set(cases) - set(drawn):
             item.add_marker(pytest.mark.campaign)
-        for item in drawn[QUICK_CASES:]:
+        for item in drawn[quick:]:
             item.add_marker(pytest.mark.slow)
 
 
@@ -83,13 +84,18 @@ def _plain(value: object, index: int) -> object:
     return value if isinstance(value, str) else index
 
 
-def _drawn(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item]:
+def _sizes(count: int | None = None, *, quick: int = QUICK_CASES) -> tuple[int | None, int]:
+    """Return how many cases of a test are no campaign, and how many are quick."""
+    return count, quick
+
+
+def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.Item]:
     """Return `count` cases of a test, always the same ones, in no regular pattern of the parameters.
 
     The first ones have every value of every parameter, if there are not more values than `count`.
     """
-    if len(cases) <= QUICK_CASES:
-        return list(cases)[:count]
+    if len(cases) <= min(count, quick):
+        return list(cases)
     cases = sorted(cases, key=lambda item: crc32(item.name.encode()))
     seen: set[tuple[str, object]] = set()
     first, rest = [], []

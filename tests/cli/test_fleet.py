@@ -433,6 +433,7 @@ def test_plans_in_python(inputs: Path) -> None:
     assert fleet.status(str(plan)).done == 2
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("stores")
 def test_a_fleet_in_a_bucket(cli: Cli, planned: Fleet, bucket: Bucket) -> None:
     pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")

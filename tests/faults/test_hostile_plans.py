@@ -140,6 +140,7 @@ def jobs_that_are_others() -> Iterator[tuple[str, Any]]:
 HOSTILE = [*jobs_that_write_elsewhere(), *jobs_that_are_others()]
 
 
+@pytest.mark.slow
 def test_what_a_stranger_writes_is_refused_with_its_line(work: Path) -> None:
     """Before any job begins: the right one in front of it has no record."""
     assert len(HOSTILE) > 200
@@ -169,6 +170,7 @@ def test_what_is_right_is_done(work: Path) -> None:
     assert {"o1.pth", "o2.pth", "o3.pth", "p.html", "m", "r.txt"} <= names(work)
 
 
+@pytest.mark.slow
 def test_the_command_line_of_the_run_allows_more(work: Path, tmp_path: Path) -> None:
     """And the hint of the refusal, run as printed, is that command line."""
     (tmp_path / "more").mkdir()

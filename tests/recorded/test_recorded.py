@@ -38,6 +38,7 @@ def recorded(name: str) -> Iterator[tuple[str, list[Answer]]]:
         yield f"mutant {number}", [*answers(mutant(name, data, number), ("doctor", *drawn[:2]))]
 
 
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("name", FILES)
 def test_answers_are_those_recorded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

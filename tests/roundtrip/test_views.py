@@ -210,6 +210,7 @@ def test_big_endian_files(name: str, format: Format, tmp_path: Path) -> None:
     check(dest, format, state, tmp_path / "spare")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
 def test_other_values_are_seen_whatever_the_bytes_are(name: str, tmp_path: Path) -> None:
     """Each view against itself with other marks, whose bytes are the same and whose values are not."""
@@ -245,6 +246,7 @@ def test_names_of_one_tensor_are_those_with_its_values(name: str, tmp_path: Path
     assert frozenset(names) in pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STATES if STATES[name]["whole"].is_floating_point()] + ["complex64"])
 @pytest.mark.parametrize("alike", [True, False], ids=["same views", "resolved in one"])
 def test_a_mean_is_of_values(name: str, alike: bool, tmp_path: Path) -> None:

@@ -242,6 +242,7 @@ def test_hostile_names_are_text_at_every_size(tmp_path: Path, size: tuple[int, i
     play(BrowseApp(str(hostile(tmp_path / "[red]\x1b[31m\nname.pth"))), script, size)
 
 
+@pytest.mark.slow
 def test_sorting_help_mouse_and_quitting(tmp_path: Path) -> None:
     async def script(pilot: Any) -> None:
         await settled(pilot)

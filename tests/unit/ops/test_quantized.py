@@ -32,6 +32,7 @@ def output(source: Path, folder: Path, name: str) -> Path:
     return folder / (name + source.suffix)
 
 
+@pytest.mark.sampled(88)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 def test_codes_are_said_and_not_computed_with(tmp_path: Path, row: Fixture, kind: str) -> None:
@@ -108,6 +109,7 @@ def test_the_hint_of_a_whole_model_is_short(tmp_path: Path) -> None:
     check_hint(source, refused.value)
 
 
+@pytest.mark.sampled(88)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 def test_what_moves_stays_as_it_is(tmp_path: Path, row: Fixture, kind: str) -> None:
@@ -285,6 +287,7 @@ def sharded(halves: list[dict[str, torch.Tensor]], folder: Path, kind: str, abse
     return paths
 
 
+@pytest.mark.sampled(88)
 @pytest.mark.parametrize("absent", [False, True])
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
