@@ -36,7 +36,8 @@ TESTS = (
     "tests/unit", "tests/audit", "tests/recorded", "tests/contract", "tests/cli", "tests/faults", "tests/property",
     "tests/roundtrip",
 )  # fmt: skip
-MARK = "not campaign"
+MARK = "not campaign or sampled"
+"""With all cases of the tests that run a sample in make test."""
 ENOUGH = 60.0
 """Seconds of CPU, as measured under coverage, of the tests that a mutant meets at most."""
 

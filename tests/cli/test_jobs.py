@@ -39,6 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("line", ["to-cpu", "to-cpu --json", "map-location cuda:3", "doctor --json", "doctor --fast"])
 def test_several_processes_say_what_one_says(cli: Cli, files: list[str], line: str) -> None:
     verb, *rest = line.split()
@@ -151,6 +152,7 @@ def test_a_signal_between_an_output_and_its_line(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: signal.Signals) -> None:

@@ -157,7 +157,7 @@ def test_what_torch_wrote(name: str, source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(88)
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
 @pytest.mark.parametrize("name", STATES)
 def test_chains_of_conversions_lose_nothing_and_keep_all_values(

@@ -147,6 +147,7 @@ class Holder(torch.nn.Module):
             inside.register_buffer(leaf, tensor)
 
 
+@pytest.mark.sampled(44)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])
 def test_codes_are_loaded_as_codes_or_not_at_all(tmp_path: Path, row: Fixture, kind: str) -> None:
@@ -167,6 +168,7 @@ def test_codes_are_loaded_as_codes_or_not_at_all(tmp_path: Path, row: Fixture, k
         assert bool((plain.get_buffer(row.codes) == 7).all())
 
 
+@pytest.mark.sampled(44)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_only_looks_like_codes(tmp_path: Path, name: str, kind: str) -> None:

@@ -45,6 +45,7 @@ SMALL, LARGE = 4, 6 << 20
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("named", [False, True])
