@@ -194,6 +194,7 @@ def in_big_endian(path: Path, made: Path, unit: int) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", STATES)
 def test_big_endian_files(name: str, format: Format, tmp_path: Path) -> None:

@@ -314,6 +314,7 @@ def test_the_index_says_what_a_lone_shard_does_not(tmp_path: Path, row: Fixture,
     assert bool((plain.get_buffer(row.codes) == 7).all())
 
 
+@pytest.mark.sampled(33)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 def test_scales_in_a_lone_shard_belong_to_codes_in_another(tmp_path: Path, row: Fixture) -> None:
     codes = {row.codes: row.tensors[row.codes]}
