@@ -98,7 +98,8 @@ def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.
         return list(cases)
     cases = sorted(cases, key=lambda item: crc32(item.name.encode()))
     seen: set[tuple[str, object]] = set()
-    first, rest = [], []
+    first: list[pytest.Item] = []
+    rest: list[pytest.Item] = []
     for item in cases:
         spec = item.callspec  # type: ignore[attr-defined]
         values = {(name, _plain(value, spec.indices[name])) for name, value in spec.params.items()}

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "ckptfix.cli": "tests/cli",
     "ckptfix.findings": "tests/unit/findings",
     "ckptfix.fleet": "tests/cli/test_fleet.py tests/faults/test_hostile_plans.py",
+    "ckptfix.formats.deepspeed": "tests/unit/formats/zero",
     "ckptfix.formats.torch": "tests/unit/formats tests/contract",
     "ckptfix.formats.torch.readonly": "tests/contract/test_read_only.py tests/unit/formats",
     "ckptfix.git": "tests/cli/test_git.py",
