@@ -1,4 +1,4 @@
-"""A command that is held before an output gets its name, until a signal comes: no machine is too slow, or too fast."""
+"""A command that is held before it opens an input, until a signal comes: no machine is too slow, or too fast."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 SITE = """
-import sys, time
+import os, sys, time
 
-written, held = 0, False
+opened, held = set(), False
 
 def hold(event, arguments):
-    global written, held
-    if event in ("os.rename", "os.link") and not held and str(arguments[1]).endswith({suffix!r}):
-        written += 1
-        if written > {outputs}:
+    global held
+    if event == "open" and not held and isinstance(arguments[0], str):
+        folder, name = os.path.split(arguments[0])
+        if os.path.basename(folder) == {folder!r}:
+            opened.add(name)
+        if len(opened) > {inputs}:
             held = True
             while True:
                 time.sleep(0.05)  # a signal just before one long sleep would not end it
@@ -24,13 +26,14 @@ sys.addaudithook(hold)
 """
 
 
-def holding(folder: Path, outputs: int, suffix: str = ".pth") -> dict[str, str]:
-    """Return an environment in which each process stops before it names one output more than `outputs`.
+def holding(place: Path, folder: str, inputs: int) -> dict[str, str]:
+    """Return an environment in which each process stops before it opens one file more of `folder` than `inputs`.
+
+    It does not stop where an output gets its name: there a signal waits.
 
     Args:
-        folder: for the module that does it; made if it is not there.
-        suffix: of the names that count.
+        place: for the module that does it; made if it is not there.
     """
-    folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(SITE.format(suffix=suffix, outputs=outputs))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    place.mkdir(exist_ok=True)
+    (place / "sitecustomize.py").write_text(SITE.format(folder=folder, inputs=inputs))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(place), *sys.path])}

@@ -517,7 +517,7 @@ def test_an_interrupted_run_goes_on(cli: Cli, planned: Fleet, inputs: Path) -> N
     process = subprocess.Popen(
         [sys.executable, "-m", "ckptfix", "fleet", "run", str(plan), "--jobs", "2"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        env=holding(inputs / "site", 10),
+        env=holding(inputs / "site", "many", 10),
     )  # fmt: skip
     records = inputs / "plan.jsonl.d/jobs"
     while len([*records.glob("*/*.json")]) <= 5:

@@ -164,7 +164,7 @@ def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: si
         open(tmp_path / "lines", "wb") as lines,
         subprocess.Popen(
             [*CKPTFIX, *words], cwd=tmp_path, stdout=lines, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env=holding(tmp_path / "site", 10),
+            env=holding(tmp_path / "site", "in", 10),
         ) as child,
     ):
         while len([*(tmp_path / "out").glob("*.pth")]) < 5:
