@@ -14,11 +14,11 @@ from typing import Any
 
 import odd_command
 import pytest
-import stalling
 from builders import written
 from cli.conftest import Cli, wrapped
 from cli.test_many import tree
 from click.testing import CliRunner
+from holding import holding
 from json_contract import documents, faults
 
 from ckptfix.cli.shared.batch import Batch, run
@@ -40,6 +40,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("line", ["to-cpu", "to-cpu --json", "map-location cuda:3", "doctor --json", "doctor --fast"])
 def test_several_processes_say_what_one_says(cli: Cli, files: list[str], line: str) -> None:
     verb, *rest = line.split()
@@ -172,18 +173,18 @@ def test_a_signal_between_an_output_and_its_line(
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("jobs", [1, 3])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: signal.Signals) -> None:
-    (tmp_path / "in").mkdir()
-    for index in range(299):
-        written(tmp_path / f"in/{'stall' if index > 150 else ''}{index:03}.pth", wrapped())
+    for index in range(100):
+        written(tmp_path / f"in/{index:03}.pth", wrapped()) if index else (tmp_path / "in").mkdir()
     words = ["to-cpu", "-r", "in", "--out-dir", "out", "--jobs", str(jobs)]
     with (
         open(tmp_path / "lines", "wb") as lines,
         subprocess.Popen(
             [*CKPTFIX, *words], cwd=tmp_path, stdout=lines, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env=stalling.environment(tmp_path / "site"),
+            env=holding(tmp_path / "site", "in", 10),
         ) as child,
     ):
         while len([*(tmp_path / "out").glob("*.pth")]) < 5:
@@ -193,9 +194,9 @@ def test_a_signal_leaves_whole_files_alone(tmp_path: Path, jobs: int, number: si
         _, err = child.communicate(timeout=60)
     assert child.returncode == 128 + number
     assert "Traceback" not in err
-    assert f"stopped by {number.name}" in err and "of 299 inputs done" in err
+    assert f"stopped by {number.name}" in err and "of 99 inputs done" in err
     made = list((tmp_path / "out").iterdir())
-    assert 0 < len(made) < 299
+    assert 0 < len(made) < 99
     assert {path.suffix for path in made} == {".pth"}, "no temporary file is left"
     whole = [tmp_path / "whole.pth", *made]
     assert not subprocess.run([*CKPTFIX, "to-cpu", made[0], whole[0]], capture_output=True).returncode

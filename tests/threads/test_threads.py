@@ -11,8 +11,8 @@ from threads.threads import HELD_OUT, THREADS, Thread
 
 import ckptfix
 from ckptfix.findings.message_names import listed
-from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.chain import function_of
+from ckptfix.ops.doctor.report import Diagnosis
 
 
 def diagnosed(thread: Thread, folder: Path) -> Diagnosis:

@@ -7,6 +7,7 @@ import ast
 import json
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -191,12 +192,18 @@ def test_what_is_written_on_the_way_goes_again(broken: Path, tmp_path: Path, mon
 PAIR = (("old", "new"),)
 
 
-def stated() -> Iterator[Step]:
+@cache
+def stated() -> tuple[Step, ...]:
     """The steps of the table of findings, and those that the package states elsewhere."""
+    return tuple(_stated())
+
+
+def _stated() -> Iterator[Step]:
     for entry in ENTRIES.values():
         yield from entry.fix if isinstance(entry.fix, tuple) else ()
     for path in (Path(ckptfix.__file__).parent).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "step(" in text else ():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "step":
                 name = node.args[0]
                 options = [word.arg for word in node.keywords if word.arg]

@@ -1,4 +1,4 @@
-"""The tensors of a file as torch sees them, whatever ckptfix says: the judge of the law of weights.
+"""The tensors of a file as torch sees them, whatever ckptfix says: the judge of the weight audit.
 
 `tensors(path)` lists every tensor of a checkpoint with its address and its bytes. Nothing here uses ckptfix's own
 reading, and no class that a file names is imported: each is an inert stub, whose arguments, state, items and attributes

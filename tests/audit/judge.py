@@ -1,8 +1,8 @@
-"""The law of weights, as a judge of one command: what a file held, what its output holds, and what the command said.
+"""The judge of the weight audit of one command: what a file held, what its output holds, and what the command said.
 
 Each tensor of the input is in the output unchanged; or left out by request or by the verb's definition, and listed
 (exit 0); or lost, and then named, and the exit code is 3. `judge` gives a sentence for every breach, and none for a
-command that kept the law.
+command that kept it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from audit.truth import Truth, Unreadable, tensors
 from click.testing import CliRunner
-from real.truth import Truth, Unreadable, tensors
+from file_commands import IN, WEIGHTS, WEIGHTS_AT, WEIGHTS_LIKE, Use, forms
 
 from ckptfix.cli import commands
 
@@ -32,7 +33,7 @@ class Command:
     """A command line without its files.
 
     Attributes:
-        line: the verb and its options.
+        line: the verb, and its options behind its files.
         part: the verb takes a part of the file, by its definition or by request; the rest is to be listed.
         arrays: numpy arrays may become tensors.
         ties: what a torch file keeps of ties: ``"storages"``, or ``"places"`` where a storage may be cut in parts.
@@ -49,51 +50,20 @@ class Command:
         return " ".join(self.line)
 
 
-def _whole(text: str, *, ties: str = "storages") -> Command:
-    return Command(tuple(text.split()), ties=ties)
+def _commands(use: Use) -> tuple[Command, ...]:
+    return tuple(
+        Command((form.words[0], *form.words[3:]), form.part, form.arrays, form.ties) for form in forms(use).values()
+    )
 
 
-def _part(text: str, *, arrays: bool = False) -> Command:
-    return Command(tuple(text.split()), part=True, arrays=arrays)
+COMMANDS = _commands(WEIGHTS)
+"""Every writing verb. ``{in}`` stands for the file itself."""
 
-
-COMMANDS: tuple[Command, ...] = (
-    _whole("strip-module"),
-    _whole("add-module"),
-    _whole("unwrap"),
-    _whole("rename --sub weight$=weight_"),
-    _whole("to-cpu"),
-    _whole("map-location cuda:7"),
-    _whole("convert --to zip"),
-    _whole("convert --to legacy"),
-    _part("convert --to safetensors"),
-    _part("convert --to safetensors --drop-unsupported"),
-    _part("extract --to zip"),
-    _part("extract --to legacy"),
-    _part("extract --to safetensors --drop-unsupported"),
-    _part("extract --to zip --ema"),
-    Command(("sanitize",), arrays=True),
-    Command(("sanitize", "--torch", "1.5"), arrays=True),
-    _part("sanitize --keep-only weights", arrays=True),
-    _whole("slim", ties="places"),
-    _part("slim --no-optimizer"),
-    _whole("slim --dedupe", ties=""),
-    _whole("slim --contiguous", ties="places"),
-    _whole("repair", ties="places"),
-    _whole("match --like {source}"),
-)
-"""Every writing verb. ``{source}`` stands for the file itself."""
-
-BY_AT: tuple[Command, ...] = (
-    _part("convert --to safetensors --drop-unsupported --at"),
-    _part("extract --to zip --at"),
-    _part("extract --to safetensors --drop-unsupported --at"),
-)
+BY_AT = _commands(WEIGHTS_AT)
 """The same with the address of every state dict."""
 
-
-TO_TRUTH = _whole("match --like")
-"""The same with a file of the names that it should have."""
+(TO_TRUTH,) = _commands(WEIGHTS_LIKE)
+"""The same with a file of the keys that the model should have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +77,8 @@ class Outcome:
 
 def carry_out(line: Sequence[str], source: Path, dest: Path) -> Outcome:
     """Run it in this process; what it printed as JSON."""
-    words = [word.replace("{source}", str(source)) for word in line]
-    if words[0] == "map-location":
-        words.append(words.pop(1)) if len(words) == 2 else None
-        arguments = [words[0], "--json", str(source), str(dest), *words[1:]]
-    else:
-        arguments = [words[0], "--json", *words[1:], str(source), str(dest)]
-    result = CliRunner().invoke(commands, arguments)
+    options = [word.replace(IN, str(source)) for word in line[1:]]
+    result = CliRunner().invoke(commands, [line[0], "--json", str(source), str(dest), *options])
     crash = ""
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         crash = f"{type(result.exception).__name__}: {result.exception}"
@@ -135,7 +100,7 @@ def breaches(command: Command, source: Path, folder: Path, before: Callable[[], 
         last: what ends the command line: an address, or a file.
     """
     dest = folder / "out"
-    done = carry_out((*command.line, *([last] if command.line[-1] in ("--at", "--like") else [])), source, dest)
+    done = carry_out([last if word in ("{at}", "{truth}") else word for word in command.line], source, dest)
     left = sorted(path.name for path in folder.iterdir())
     try:
         found = list(_breaches(command, done, source, dest, left, before))
@@ -188,7 +153,7 @@ def is_program(path: Path) -> bool:
 
 
 def judge(command: Command, before: Truth, after: Truth, done: Outcome) -> Iterator[str]:
-    """Every breach of the law between two readings of torch."""
+    """Every breach between two readings of torch."""
     missing = (before.apart if command.part else before.leaves) - after.leaves
     lost, listed = names(done.said)
     at = str(done.said.get("at") or "") if command.part else ""

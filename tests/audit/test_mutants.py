@@ -1,4 +1,4 @@
-"""The law of weights is watched at run time: a verb that is broken on purpose names what it lost, and exits with 3.
+"""The weight audit runs in every verb: a verb that is broken on purpose names what it lost, and exits with 3.
 
 Each mutant breaks one function that stands between the input's tensors and the output's. That torch finds the tensor
 missing or changed is asserted apart: a mutant that breaks nothing would prove nothing.
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from audit.judge import Outcome, carry_out, named, names
+from audit.truth import Leaf, Truth, tensors
 from kinds import location_tags
-from real.law import Outcome, carry_out, named, names
-from real.truth import Leaf, Truth, tensors
 from safetensors.torch import save_file
 
 from ckptfix.formats import FORMATS
@@ -187,7 +187,7 @@ class Case:
 
 def cases() -> Iterator[Case]:
     edits = ("strip-module", "add-module", "unwrap", "rename --sub ^=x.", "to-cpu", "map-location cuda:7")
-    matched = "match --like {source}.names"
+    matched = "match --like {in}.names"
     for form in ("zip", "legacy"):
         for line in (*edits, matched):
             yield Case(line, splice_removes, form)

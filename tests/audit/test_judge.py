@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from real.law import Command, Outcome, judge
-from real.truth import Truth, Unreadable, of_object, tensors
+from audit.judge import COMMANDS as JUDGED
+from audit.judge import Command, Outcome, judge
+from audit.truth import Truth, Unreadable, of_object, tensors
+from file_commands import NOT_AUDITED
 from safetensors.torch import save_file
 from torch import nn
+
+from ckptfix.command_table import COMMANDS
 
 
 class Slotted:
@@ -207,3 +211,9 @@ def test_the_verdicts() -> None:
     assert len(verdict(duplicate, {}, 0)) == 1
     assert len(verdict(flip, {}, 0)) == 2
     assert len(verdict(drop, {"at": "", "left_behind": ["tied"]}, 0, part=True)) == 0
+
+
+def test_every_command_that_writes_is_judged_or_says_why() -> None:
+    writers = {name for name, row in COMMANDS.items() if row.writes}
+    judged = {command.line[0] for command in JUDGED}
+    assert judged | set(NOT_AUDITED) == writers and not judged & set(NOT_AUDITED)

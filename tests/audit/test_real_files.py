@@ -1,4 +1,4 @@
-"""The law of weights: every writing command on every real file, and torch counts what is left.
+"""The weight audit: every writing command on every real file, and torch counts what is left.
 
 Whatever was in the file is in the output, or is listed as left out by request, or is named and the exit code is 3.
 """
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from audit.judge import BY_AT, COMMANDS, TO_TRUTH, Command, breaches
 from conftest import LONG, in_turn
 from real.files import fixture_files, name_of, real_files, real_folders, truth_beside, truth_of
-from real.law import BY_AT, COMMANDS, TO_TRUTH, Command, breaches
 
 import ckptfix
 from ckptfix import errors

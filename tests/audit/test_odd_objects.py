@@ -1,4 +1,4 @@
-"""Objects that random nestings do not reach, one builder each, under the same law; and the refusals that they need."""
+"""Objects that random nestings do not reach, one builder each, under the same audit; and the refusals they need."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from real.law import BY_AT, COMMANDS, breaches
-from real.truth import tensors
+from audit.judge import BY_AT, COMMANDS, breaches
+from audit.truth import tensors
 from torch import nn
 
 import ckptfix

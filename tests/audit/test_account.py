@@ -1,4 +1,4 @@
-"""The law of weights at run time: a verb that forgets a tensor, gives it other bytes or launders damage is caught."""
+"""The weight audit at run time: a verb that forgets a tensor, gives it other bytes or launders damage is caught."""
 
 from __future__ import annotations
 

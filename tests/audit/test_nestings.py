@@ -1,4 +1,4 @@
-"""The law of weights over random nestings.
+"""The weight audit over random nestings.
 
 What torch finds before it finds after every writing command, or it is named.
 """
@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 import torch
+from audit.judge import BY_AT, COMMANDS, Command, breaches
+from audit.truth import Unreadable, tensors
 from conftest import LONG
 from hypothesis import Phase, given, reject, settings
 from property.nestings import Attributes, Both, Config, Listed, Mapped, Nested, Pair, Rebuilt, Slots, Stateful, nestings
-from real.law import BY_AT, COMMANDS, Command, breaches
-from real.truth import Unreadable, tensors
 
 import ckptfix
 from ckptfix import errors

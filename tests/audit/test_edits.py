@@ -1,4 +1,4 @@
-"""The quick form of the law: two objects are one object with other names and devices, or nothing is said."""
+"""The quick form of the weight audit: two objects are one object with other names and devices, or nothing is said."""
 
 from __future__ import annotations
 
