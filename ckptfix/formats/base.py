@@ -24,6 +24,13 @@ OF_OBJECTS: frozenset[Aspect] = frozenset(
 )
 """Properties that a pickled torch object states."""
 
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+"""Suffixes of torch files in any of its formats; none belongs to one format alone. ``.tar`` covers ``.pth.tar`` (the
+ImageNet example) and other names.
+"""
+
+SAFETENSORS_SUFFIXES = (".safetensors",)
+
 Shared = tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]
 """The tensors to write, metadata pairs from which `Format.weights` restores the rest, and findings."""
 

@@ -13,6 +13,7 @@ from ckptfix.errors import CkptfixError, Truncated, printable
 from ckptfix.formats.deepspeed import STATES, steps, way_out
 from ckptfix.formats.foreign.file import Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
@@ -136,15 +137,6 @@ def _unfinished(folder: Path, names: Collection[str]) -> str:
     if any(re.fullmatch(r"__\d+\.metadata", name) for name in names):
         return " whose ranks' metadata is not a pickle"
     return ": it has .metadata.tmp, so the save did not finish" if ".metadata.tmp" in names else ""
-
-
-def is_tar_header(block: bytes) -> bool:
-    """Return whether the checksum of a tar header is right: the sum of its bytes, its own field counted as spaces."""
-    try:
-        stated = int(block[148:156].strip(b" \0") or b"x", 8)
-    except ValueError:
-        return False
-    return stated == sum(block[:148]) + 8 * 32 + sum(block[156:])
 
 
 def tar_members(reader: Source, most: int) -> Iterator[tuple[str, int, int]]:

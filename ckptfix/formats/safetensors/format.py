@@ -21,16 +21,16 @@ from ckptfix.checkpoint import (
 )
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import Format
+from ckptfix.formats.base import SAFETENSORS_SUFFIXES, Format
 from ckptfix.formats.safetensors.edit import plan_edit
 from ckptfix.formats.safetensors.header import ALIGNMENT, MAX_HEADER, Header, HeaderEntry, header_of, read_header
 from ckptfix.formats.safetensors.packing import plan_packed
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
 from ckptfix.formats.safetensors.write import in_place, plan_like, plan_write
+from ckptfix.formats.signs import Beginning, braced
 from ckptfix.io.elements import why_unresolved
 
 NAME = "safetensors"
-SUFFIXES = (".safetensors",)
 
 _MANY = 1 << 63
 """An element count that torch cannot represent."""
@@ -38,14 +38,13 @@ _MANY = 1 << 63
 
 def score(path: str, head: bytes, size: int) -> int:
     """Return 100 for a plausible header length before an opening brace, and 30 for an implausible one."""
-    opening = head[8:].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] if size > 8 else b""
-    if opening != b"{":
+    if not braced(Beginning(path, head, size)):
         return 0
     length = int.from_bytes(head[:8], "little")
     if 2 <= length <= min(size - 8, MAX_HEADER):
         return 100
     # A damaged length. Text files that happen to have a brace as their ninth byte must not match.
-    return 30 if path.lower().endswith(SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
+    return 30 if path.lower().endswith(SAFETENSORS_SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
 
 
 def read(path: str) -> Checkpoint:
@@ -199,7 +198,7 @@ def refuses(entry: TensorEntry) -> str | None:
 FORMAT = Format(
     name=NAME,
     title="safetensors",
-    suffixes=SUFFIXES,
+    suffixes=SAFETENSORS_SUFFIXES,
     states=frozenset({"metadata"}),
     score=score,
     read=read,

@@ -22,11 +22,6 @@ from ckptfix.pickles.molds import CallTemplate
 
 ByteOrder = Literal["little", "big"]
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-"""Suffixes of torch files in any of its formats; none belongs to one format alone. ``.tar`` covers ``.pth.tar`` (the
-ImageNet example) and other names.
-"""
-
 
 class PickledObject(FormatState):
     """The torch-specific content of a checkpoint: the walked object, its storages and its container."""

@@ -23,8 +23,9 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Pl
 from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
+from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weights
 from ckptfix.formats.in_place import data_moves, head_of, room_for, unchanged
+from ckptfix.formats.signs import is_legacy
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import containers as torch_recode
 from ckptfix.formats.torch import emit as torch_emit
@@ -32,7 +33,6 @@ from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.legacy_layout import (
     MAGIC,
-    MAGIC_BYTES,
     PARTS,
     PROTOCOL,
     LegacyLayout,
@@ -57,7 +57,7 @@ from ckptfix.pickles.graph import pairs
 
 def score(path: str, head: bytes, size: int) -> int:
     """Return 100 for a file that begins with the pickle of torch's magic number, else 0."""
-    return 100 if MAGIC_BYTES in head[:24] or head.startswith(f"L{MAGIC}L\n".encode()) else 0
+    return 100 if is_legacy(head) else 0
 
 
 def read(path: str) -> Checkpoint:
@@ -178,7 +178,7 @@ def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
 FORMAT = Format(
     name=NAME,
     title="PyTorch legacy",
-    suffixes=torch_common.SUFFIXES,
+    suffixes=TORCH_SUFFIXES,
     states=OF_OBJECTS,
     score=score,
     read=read,

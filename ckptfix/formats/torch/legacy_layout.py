@@ -10,6 +10,8 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry
 from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
+from ckptfix.formats.signs import MAGIC as MAGIC
+from ckptfix.formats.signs import MAGIC_BYTES as MAGIC_BYTES
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
 from ckptfix.io.blocks import best_start, shift_for
@@ -22,12 +24,7 @@ from ckptfix.pickles.patch import int_opcode, string_opcode
 
 NAME = "legacy"
 
-MAGIC = 0x1950A86A20F9469CFC6C
-
 PROTOCOL = 1001
-
-
-MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 
 FIRST_WINDOW, FIRST_FAR = 4 << 20, 896 << 10
 """Bytes that are read first, locally and from a remote file."""

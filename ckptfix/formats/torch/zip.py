@@ -24,7 +24,7 @@ from ckptfix.commands import quoted
 from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
+from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weights, unknown
 from ckptfix.formats.in_place import data_moves, unchanged
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import containers as torch_recode
@@ -236,7 +236,7 @@ def refuses(entry: TensorEntry) -> str | None:
 FORMAT = Format(
     name=NAME,
     title="PyTorch zip",
-    suffixes=torch_common.SUFFIXES,
+    suffixes=TORCH_SUFFIXES,
     states=OF_OBJECTS | {"checksums"},
     score=score,
     read=read,

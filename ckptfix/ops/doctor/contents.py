@@ -82,7 +82,7 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
     path, own = checkpoint.path.lower(), format_of(checkpoint)
-    other = next((format for format in FORMATS.of(folder=False) if path.endswith(format.suffixes)), None)
+    other = FORMATS.with_suffix(path)
     if other is not None and not path.endswith(own.suffixes):
         message = f"a {own.title} file with a suffix of {other.title}"
         yield found("wrong-suffix", message, fix=step("convert", to=other.name))

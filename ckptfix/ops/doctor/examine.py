@@ -30,7 +30,7 @@ from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
-from ckptfix.formats import FORMATS, format_of, located, open_checkpoint
+from ckptfix.formats import FORMATS, format_of, located
 from ckptfix.formats.members import members
 from ckptfix.formats.torch import failing_calls, weights_only
 from ckptfix.formats.torch import module as torch_module
@@ -193,12 +193,11 @@ def _examined(
     try:
         if checkpoint is None or format_of(checkpoint).program:
             checkpoint = None
-            doctor_foreign.refuse_program(name)
-        checkpoint = checkpoint or open_checkpoint(name)
+            checkpoint = doctor_foreign.open_file(name)
     except NoFile:
         raise
     except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-        program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
+        program = isinstance(trouble, UnknownFormat) and doctor_foreign.is_program(trouble.kind)
         looked += ["records"] if program else []
         if isinstance(trouble, DistributedPart):
             inside = []
