@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
-from ckptfix.formats import base, members, signs
+from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
 from ckptfix.formats.dcp.part import refuse_part
 from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
@@ -156,6 +156,8 @@ def located(path: str | os.PathLike[str]) -> str:
     """Return the path of the checkpoint that `path` means: `path` itself, or the one model in a folder."""
     name = file_name(path)
     if is_place(name) and found_as(name) == "folder" and not is_folder_checkpoint(name):
+        from ckptfix.formats import members
+
         return members.model_of(name, is_folder_checkpoint, _may_be_model) or name
     return name
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
-from ckptfix.errors import UnknownFormat
+from ckptfix.errors import Truncated, UnknownFormat
 from ckptfix.findings.row import Finding
+from ckptfix.io.source import truncated_hint
 
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
@@ -236,6 +237,14 @@ class Format:
     def check(self, path: str) -> Iterator[Finding]:
         """Yield all faults of the file at `path`: read it, and run `validate` on the result."""
         yield from self.validate(self.read(path))
+
+
+def refuse_truncated(checkpoint: Checkpoint) -> None:
+    """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
+    for finding in checkpoint.findings:
+        if finding.id == "truncated":
+            hint = truncated_hint(checkpoint.path)
+            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:

@@ -23,7 +23,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Pl
 from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weights
+from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weights, refuse_truncated
 from ckptfix.formats.in_place import data_moves, head_of, room_for, unchanged
 from ckptfix.formats.signs import is_legacy
 from ckptfix.formats.torch import common as torch_common
@@ -42,7 +42,6 @@ from ckptfix.formats.torch.legacy_layout import (
     fresh,
     padded,
     read_pickles,
-    refuse_truncated,
     refuse_unloadable,
     refuses,
     storages_of,

@@ -9,11 +9,10 @@ from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contig
 from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys_of, of_keys
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of, without_optimizer
-from ckptfix.formats.base import Format, SelectedWeights
+from ckptfix.formats.base import Format, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
-from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.ops import choose
@@ -134,7 +133,7 @@ def _planned(
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
     refuse_piece(checkpoint)
-    legacy_layout.refuse_truncated(checkpoint)
+    refuse_truncated(checkpoint)
     plan = copy_of(checkpoint, dest)
     promise = Promise(edited=checkpoint)
     return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), promise, copied=True)

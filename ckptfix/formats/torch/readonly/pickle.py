@@ -29,8 +29,9 @@ from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.readonly import common, joblib
 from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
 from ckptfix.io.source import Source, open_source
-from ckptfix.pickles import Call, Graph, survey
+from ckptfix.pickles import Call, Graph
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.names import survey
 from ckptfix.pickles.paged import UnreadBytes, parse_paged
 from ckptfix.pickles.reemit import children_to_write, every_node
 
