@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.ops.audit.promise import Promise
-from ckptfix.ops.rename import run, sites
+from ckptfix.ops.rename import sites
 from ckptfix.ops.rename.sites import NameChange
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.ops.rename.run import Transformed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -154,6 +157,8 @@ def rename(
         raise Refused("a map and a file of rules cannot be combined")
     if reverse and rules is None:
         raise Refused("only a file of rules can be reversed")
+    from ckptfix.ops.rename import run
+
     given = None if rules is None else run.read_rules(rules, reverse=reverse)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
@@ -171,13 +176,15 @@ def rename(
     return carry_out(source, dest, make, how)
 
 
-def _tensors_draft(checkpoint: Checkpoint, done: run.Transformed) -> Draft[RenameResult]:
+def _tensors_draft(checkpoint: Checkpoint, done: Transformed) -> Draft[RenameResult]:
+    from ckptfix.ops.rename.run import lines_of
+
     return Draft(
         result=partial(RenameResult, changes=done.changes, references=done.references),
         format=checkpoint.format,
         plan=done.plan,
         promise=done.promise,
-        lines=run.lines_of(done),
+        lines=lines_of(done),
         findings=done.findings,
     )
 

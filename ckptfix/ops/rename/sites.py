@@ -6,7 +6,6 @@ optimizer's groups and state. A state dict changes completely or not at all, and
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,7 +152,9 @@ def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -
     length = prefix.count(".") + 1
     names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
     starts = dict.fromkeys(".".join(parts[:length]) for parts in names if len(parts) > length)
-    return next(iter(difflib.get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
 
 
 def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
@@ -443,6 +444,8 @@ def _refuse_conflict(checkpoint: Checkpoint, site: NameList, names: Names) -> No
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
+    from difflib import get_close_matches
+
     # difflib compares with every name, so only the first ones are searched in a large file.
-    near = difflib.get_close_matches(name, names[:5000], 1, 0.6)
+    near = get_close_matches(name, names[:5000], 1, 0.6)
     return f"; nearest is {near[0]!r}" if near else ""
