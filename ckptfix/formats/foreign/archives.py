@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
-from ckptfix.formats.deepspeed import STATES, steps, way_out
 from ckptfix.formats.foreign.file import Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
 from ckptfix.formats.signs import is_tar_header
@@ -163,6 +162,8 @@ def _tar_size(field: bytes) -> int:
 
 
 def _way(path: str) -> str:
+    from ckptfix.formats.deepspeed import way_out
+
     words, is_command = way_out(path)
     return f"name one save: {words}" if is_command else words
 
@@ -189,6 +190,8 @@ def folder(path: str) -> Answer:
         return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "saved_model.pb" in names:
         return Answer("other-framework", "a folder: a TensorFlow SavedModel")
+    from ckptfix.formats.deepspeed import STATES, steps
+
     if any(name.endswith(STATES) for name in names) or steps(path):
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]

@@ -15,7 +15,6 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
-from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
@@ -271,6 +270,8 @@ def _overlaps(checkpoint: Checkpoint) -> Iterator[Finding]:
                 shared[entry.storage.identity].append(entry)
         groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
         if groups:
+            from ckptfix.formats.safetensors.ties import share_plan
+
             _, _, findings = share_plan(groups)
             yield from findings[:5]
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of
 from ckptfix.checkpoint.address import is_inside
@@ -45,26 +46,25 @@ from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
-from ckptfix.ops.convert.plan import refuse_state_dict
 from ckptfix.ops.doctor import adapter as scan_adapter
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
-from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.other_models import other_models, unexamined_files
-from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, DirectoryRecord
+
+if TYPE_CHECKING:
+    from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 200
 """Findings of one id that are kept; a hostile file could cause millions."""
@@ -198,12 +198,14 @@ def _examined(
         raise
     except (DamagedFile, UnknownFormat, Unsupported) as trouble:
         program = isinstance(trouble, UnknownFormat) and doctor_foreign.is_program(trouble.kind)
-        looked += ["records"] if program else []
-        if isinstance(trouble, DistributedPart):
-            inside = []
-        else:
-            scanned = scan_program.scan(name, fast=fast, progress=progress) if program else _container(name, fast=fast)
-            inside = list(scanned)
+        inside = []
+        if program:
+            from ckptfix.ops.doctor import program as scan_program
+
+            looked += ["records"]
+            inside = list(scan_program.scan(name, fast=fast, progress=progress))
+        elif not isinstance(trouble, DistributedPart):
+            inside = list(_container(name, fast=fast))
         # An archive whose records can be listed is not an unknown file.
         said = doctor_foreign.scan(name, trouble)
         known = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -273,6 +275,8 @@ def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool
         else:
             refuse_damaged(checkpoint, listed=verb not in ("sanitize", "slim"))
         if planned and verb == "convert" and line.dest.endswith(".safetensors"):
+            from ckptfix.ops.convert.plan import refuse_state_dict
+
             refuse_state_dict(checkpoint, FORMATS["safetensors"], at)
     except CkptfixError:
         return True
@@ -312,6 +316,8 @@ def _judge(
     if prefix is not None:
         yield from scan_contents.prefixed(view, prefix)
     if like is not None:
+        from ckptfix.ops.doctor import fit as scan_target
+
         looked.append("names and shapes against the model")
         try:
             fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]

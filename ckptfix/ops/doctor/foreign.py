@@ -23,14 +23,11 @@ from ckptfix.findings.steps import Fix, Step, step
 from ckptfix.findings.table import fix_of, found
 from ckptfix.formats import FORMATS, HEAD, detect, open_as, open_checkpoint
 from ckptfix.formats.base import unknown
-from ckptfix.formats.programs.torchscript import CONSTANTS
-from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.extract.plan import read_program
 from ckptfix.ops.hidden_globals import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
@@ -169,6 +166,9 @@ def open_file(path: str) -> Checkpoint:
 
 def _of_program(path: str) -> Fix | None:
     """Return the remedy for a program whose parameters and buffers are not what `extract` can take."""
+    from ckptfix.formats.programs.torchscript import CONSTANTS
+    from ckptfix.ops.extract.plan import read_program
+
     try:
         weights = read_program(path)
         if weights is None or weights.entries:
@@ -225,7 +225,7 @@ def _head(path: str) -> bytes:
 
 def _is_safetensors(path: str) -> bool:
     head = _head(path)
-    return bool(head) and not head.startswith(b"PK") and safetensors.score(path, head, 64) > 0
+    return bool(head) and not head.startswith(b"PK") and FORMATS["safetensors"].score(path, head, 64) > 0
 
 
 def _zip_without_directory(path: str) -> bool:
