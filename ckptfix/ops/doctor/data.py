@@ -6,10 +6,11 @@ a chunk therefore show whether it has one, and whether it is all zeros; values a
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
 from ckptfix.errors import CkptfixError, Unsupported
@@ -34,6 +35,9 @@ SMALL_ZERO = 4096
 WORTH = 1 << 24
 """Bytes whose reading takes long enough to show progress."""
 
+FEW = 1 << 18
+"""Bytes up to which a loop is faster than the import of numpy."""
+
 _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "float64": ("8", 0x7FF0 << 48, 1 << 63),
     "float32": ("4", 0x7F80 << 16, 1 << 31),
@@ -45,6 +49,11 @@ _PATTERNS: Mapping[str, tuple[str, int, int]] = {
     "float8_e5m2": ("1", 0x7C, 1 << 7),
 }
 """dtype -> (bytes of a number, bits of infinity, sign bit)."""
+
+Code = Literal["b", "B", "h", "H", "i", "I", "q", "Q"]
+
+_CODES: Mapping[str, tuple[Code, Code]] = {"8": ("q", "Q"), "4": ("i", "I"), "2": ("h", "H"), "1": ("b", "B")}
+"""Bytes of a number -> the codes of `memoryview.cast` for signed and for unsigned ones."""
 
 
 @dataclass(slots=True)
@@ -93,8 +102,10 @@ def scan(
     totals: dict[int, DataSums] = {}
     shared = tasks(piece.data for piece in pieces)
 
+    few = total <= FEW and byteorder == sys.byteorder
+
     def read(task: Sequence[RangeBlock]) -> list[DataSums | CkptfixError]:
-        return [_read(pieces[part.number], part.data, part.start, byteorder) for part in task]
+        return [_read(pieces[part.number], part.data, part.start, byteorder, few=few) for part in task]
 
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
         for part, result in zip(task, results, strict=True):
@@ -178,8 +189,8 @@ def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:
         yield found("zero-tail", message, where=entry.name, offset=None if offset is None else offset + sums.last)
 
 
-def _read(piece: CheckedRange, data: Data, at: int, byteorder: str) -> DataSums | CkptfixError:
-    """Read `data`, which begins `at` bytes into its piece."""
+def _read(piece: CheckedRange, data: Data, at: int, byteorder: str, *, few: bool) -> DataSums | CkptfixError:
+    """Read `data`, which begins `at` bytes into its piece; `few` if all pieces together have few bytes."""
     crc = length = nan = infinite = last = 0
     pattern = _PATTERNS.get(piece.dtype)
     plain = isinstance(data, ByteRange)
@@ -196,7 +207,8 @@ def _read(piece: CheckedRange, data: Data, at: int, byteorder: str) -> DataSums 
                     whole = chunk if plain else rest + chunk
                     size = int(pattern[0])
                     cut = len(whole) - len(whole) % size
-                    odd = _odd(whole[:cut] if cut < len(whole) else whole, pattern, byteorder)
+                    numbers = whole[:cut] if cut < len(whole) else whole
+                    odd = (0, 0) if few and _are_finite(numbers, pattern) else _odd(numbers, pattern, byteorder)
                     nan, infinite, rest = nan + odd[0], infinite + odd[1], whole[cut:]
             length += len(chunk)
     except CkptfixError as error:
@@ -207,6 +219,14 @@ def _read(piece: CheckedRange, data: Data, at: int, byteorder: str) -> DataSums 
 def _some(chunk: bytes) -> bool:
     """Return whether a byte of `chunk` is not zero; usually one of the first bytes shows it."""
     return any(chunk[:64]) or bool(chunk.lstrip(b"\0"))
+
+
+def _are_finite(chunk: bytes, pattern: tuple[str, int, int]) -> bool:
+    """Return whether no element of `chunk`, in the byte order of this machine, is NaN or infinite, without numpy."""
+    width, infinity, sign = pattern
+    signed, unsigned = _CODES[width]
+    view = memoryview(chunk)
+    return not chunk or (max(view.cast(signed)) < infinity and max(view.cast(unsigned)) < infinity | sign)
 
 
 def _odd(chunk: bytes, pattern: tuple[str, int, int], byteorder: str) -> tuple[int, int]:
