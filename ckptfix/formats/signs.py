@@ -95,8 +95,8 @@ def braced(seen: Beginning) -> bool:
 
 
 def pickled(seen: Beginning) -> bool:
-    """Return whether the file begins like a pickle of protocol 2 or later."""
-    return seen.head[:1] == b"\x80" and 2 <= seen.head[1:2].ljust(1)[0] <= 5
+    """Return whether the file begins like a pickle of protocol 2 or later, and not with torch's magic number."""
+    return seen.head[:1] == b"\x80" and 2 <= seen.head[1:2].ljust(1)[0] <= 5 and not is_legacy(seen.head)
 
 
 def tar(seen: Beginning) -> bool:

@@ -12,7 +12,6 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, UnknownFormat
 from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint
-from ckptfix.formats.ranks.format import read_files
 from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
@@ -139,6 +138,8 @@ def _joined(paths: Sequence[StrPath]) -> Checkpoint:
     if len(paths) == 1:
         return open_checkpoint(paths[0])
     try:
+        from ckptfix.formats.ranks.format import read_files
+
         return read_files(paths)
     except UnknownFormat as error:
         path = error.path or ""

@@ -11,7 +11,6 @@ from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.formats import FORMATS, format_of, states, weights_of, without_optimizer
 from ckptfix.formats.base import Format, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import fitting, not_written, target_format
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
@@ -84,6 +83,8 @@ def convert(
     if shard_size is not None:
         if target.sized is None:
             raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
+        from ckptfix.formats.shards.write import parse_size
+
         size = parse_size(shard_size)
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
