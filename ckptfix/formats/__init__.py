@@ -27,7 +27,7 @@ from ckptfix.zips.archive_sequence import BEHIND
 
 
 class _Row(NamedTuple):
-    """A format that is not imported yet.
+    """The facts about a format that are known before it is imported.
 
     Attributes:
         module: below this package.
@@ -55,9 +55,7 @@ class Formats(MutableMapping[str, Format]):
 
     def __getitem__(self, name: str) -> Format:
         row = self._rows[name]
-        if isinstance(row, _Row):
-            row = self._rows[name] = row.imported()
-        return row
+        return row.imported() if isinstance(row, _Row) else row
 
     def __setitem__(self, name: str, format: Format) -> None:
         self._rows[name] = format
@@ -86,26 +84,26 @@ class Formats(MutableMapping[str, Format]):
         return next((self[name] for name, row in rows if path.lower().endswith(row.suffixes)), None)
 
 
-FORMATS = Formats(
-    {
-        "zip": _Row("torch.zip", signs.zipped, suffixes=base.TORCH_SUFFIXES),
-        "legacy": _Row("torch.legacy", signs.legacy, suffixes=base.TORCH_SUFFIXES),
-        "safetensors": _Row("safetensors.format", signs.braced, suffixes=base.SAFETENSORS_SUFFIXES),
-        "pickle": _Row("torch.readonly.pickle", signs.pickled),
-        "tar": _Row("torch.readonly.tar", signs.tar),
-        "archive": _Row("torch.readonly.archive", signs.archive),
-        "torchscript": _Row("programs.format", signs.record("constants.pkl"), "TORCHSCRIPT"),
-        "exported-program": _Row("programs.format", signs.record("archive_format"), "EXPORTED"),
-        "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
-        "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
-        "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),
-        "zero": _Row("zero.format", signs.saved_by_deepspeed, folder=True),
-        "ranks": _Row("ranks.format", signs.named("rank"), folder=True),
-        "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True),
-        "hf-bin": _Row("shards.format", signs.never, "TORCH_FORMAT", folder=True),
-        "hf-dcp": _Row("shards.format", signs.never, "SLICES_FORMAT", folder=True),
-    }
-)
+_ROWS = {
+    "zip": _Row("torch.zip", signs.zipped, suffixes=base.TORCH_SUFFIXES),
+    "legacy": _Row("torch.legacy", signs.legacy, suffixes=base.TORCH_SUFFIXES),
+    "safetensors": _Row("safetensors.format", signs.braced, suffixes=base.SAFETENSORS_SUFFIXES),
+    "pickle": _Row("torch.readonly.pickle", signs.pickled),
+    "tar": _Row("torch.readonly.tar", signs.tar),
+    "archive": _Row("torch.readonly.archive", signs.archive),
+    "torchscript": _Row("programs.format", signs.record("constants.pkl"), "TORCHSCRIPT"),
+    "exported-program": _Row("programs.format", signs.record("archive_format"), "EXPORTED"),
+    "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
+    "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
+    "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),
+    "zero": _Row("zero.format", signs.saved_by_deepspeed, folder=True),
+    "ranks": _Row("ranks.format", signs.named("rank"), folder=True),
+    "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True),
+    "hf-bin": _Row("shards.format", signs.never, "TORCH_FORMAT", folder=True),
+    "hf-dcp": _Row("shards.format", signs.never, "SLICES_FORMAT", folder=True),
+}
+
+FORMATS = Formats(_ROWS)
 
 HEAD = 4096
 

@@ -114,7 +114,7 @@ def is_tar_header(block: bytes) -> bool:
 
 
 def archive(seen: Beginning) -> bool:
-    """Return whether the file is a tar, or a zip whose first record is no pickle."""
+    """Return whether the file is a tar, or a zip that does not begin with a pickle."""
     first = seen.head[30 : 30 + int.from_bytes(seen.head[26:28], "little")]
     return not first.endswith(b".pkl") if zipped(seen) else tar(seen)
 
