@@ -8,8 +8,10 @@ import pytest
 
 from ckptfix import formats
 from ckptfix.formats import HEAD, signs
+from ckptfix.io.source import Source
 
-FIXTURES = sorted(path for path in (Path(__file__).parents[3] / "fixtures").iterdir() if path.suffix not in (".json", ".py"))
+FOLDER = Path(__file__).parents[3] / "fixtures"
+FIXTURES = sorted(path for path in FOLDER.iterdir() if path.suffix not in (".json", ".py"))
 HEADS = (
     *(b"", b"PK\x03\x04", b"PK\x03\x04" + bytes(600), b"\x80", b"\x80\x02}.", b"\x80\x05" + bytes(30)),
     *(bytes(8) + b"{}", bytes(8) + b" \n{", bytes(7) + b"{", b"L119547037146038801333356L\n.", b"{" * 600),
@@ -55,9 +57,14 @@ def test_a_plain_folder_shows_no_sign(tmp_path: Path) -> None:
     assert formats._ROWS["ranks"].sign(signs.Beginning(str(tmp_path), b"", 0))
 
 
-def test_a_directory_is_searched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched = []
-    monkeypatch.setattr(signs, "raw_directory", lambda reader: searched.append(reader) or b"x/constants.pkl")
-    path = next(path for path in FIXTURES if path.name == "zip-tied.pth")
+def test_a_directory_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Source] = []
+
+    def raw_directory(reader: Source) -> bytes:
+        searched.append(reader)
+        return b"x/constants.pkl"
+
+    monkeypatch.setattr(signs, "raw_directory", raw_directory)
+    path = FOLDER / "zip-tied.pth"
     seen = signs.Beginning(str(path), path.read_bytes()[:HEAD], path.stat().st_size)
     assert seen.has_record("constants.pkl") and not seen.has_record("archive_format") and len(searched) == 1
