@@ -6,9 +6,10 @@ some elements therefore show whether there is one; values are counted only then.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckptfix.elements.arrays import Encoding
 
@@ -26,6 +27,28 @@ PATTERNS: Mapping[str, tuple[int, int]] = {
     "float8_e5m2": (0x7C, 1 << 7),
 }
 """dtype -> (bits of infinity, sign bit) of its numbers."""
+
+
+Code = Literal["b", "B", "h", "H", "i", "I", "q", "Q"]
+
+_CODES: Mapping[int, tuple[Code, Code]] = {8: ("q", "Q"), 4: ("i", "I"), 2: ("h", "H"), 1: ("b", "B")}
+"""Bytes of a number -> the codes of `memoryview.cast` for signed and for unsigned ones."""
+
+
+def all_finite(chunk: bytes, encoding: Encoding) -> bool:
+    """Return whether no number of `chunk`, whose dtype is in `PATTERNS`, is NaN or infinite, without numpy.
+
+    Only numbers in the byte order of this machine can be judged; others count as not finite. The bytes of an incomplete
+    number at the end are left out.
+    """
+    infinity, sign = PATTERNS[encoding.dtype.name]
+    signed, unsigned = _CODES[encoding.dtype.unit]
+    view = memoryview(chunk)[: len(chunk) - len(chunk) % encoding.dtype.unit]
+    if not view:
+        return True
+    return encoding.byteorder == sys.byteorder and (
+        max(view.cast(signed)) < infinity and max(view.cast(unsigned)) < infinity | sign
+    )
 
 
 @dataclass(slots=True)

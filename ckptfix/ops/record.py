@@ -8,7 +8,6 @@ A safetensors file has it in its ``__metadata__``, under `KEY`. Other files have
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +72,8 @@ def _inputs(read: Iterable[FileVersion]) -> list[dict[str, object]]:
 
 
 def _sha256(mark: FileVersion) -> str:
+    import hashlib
+
     state = hashlib.sha256()
     for chunk in read_chunks(ByteRange(mark.path, 0, mark.stamp.size), CHUNK):
         state.update(chunk)

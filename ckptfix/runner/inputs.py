@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ckptfix import formats
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldOverwrite
-from ckptfix.formats.members import role_of
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, is_url, real_path, scan_folder, walk_folder
 
@@ -132,6 +131,8 @@ def _is_one(folder: str) -> bool:
 
 def _counts(entry: os.DirEntry[str]) -> bool:
     """Return whether a file counts as a checkpoint: by its suffix, because it is damaged, or because it has tensors."""
+    from ckptfix.formats.members import role_of
+
     if role_of(entry.name) == "beside":
         return False
     if entry.name.lower().endswith(SUFFIXES):

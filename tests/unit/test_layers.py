@@ -84,7 +84,7 @@ NOT_FORMATS = {
 }
 """Modules that compare a word that is also the name of a format, and what it is."""
 
-ONLY_IN_CLI = {"click", "tabulate"}
+ONLY_IN_CLI = {"click"}
 LAZY = {"torch", "numpy", "safetensors", "ml_dtypes", "distributed", "submitit"}
 MOST_LINES = 900
 
@@ -541,4 +541,4 @@ def test_no_command_loads_torch(forks: Forks, tmp_path: Path, name: str) -> None
 def test_importing_the_package_loads_nothing_heavy() -> None:
     script = "import sys, ckptfix, ckptfix.ops.rename; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "numpy", "click", "tabulate", "safetensors"} & set(loaded)
+    assert not {"torch", "numpy", "click", "safetensors"} & set(loaded)

@@ -8,13 +8,11 @@ from ckptfix.arguments import checks_types
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
-from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine, runs
 from ckptfix.ops.doctor.rehearsal import rehearsed
 from ckptfix.ops.doctor.report import Diagnosis, of_message
-from ckptfix.ops.target import targets
 from ckptfix.pickles.collector import gc_paused
 
 
@@ -71,7 +69,11 @@ def diagnose(
     progress: Progress | None = None,
 ) -> Diagnosis:
     """Do as `doctor`, without a rehearsal of the commands."""
-    target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
+    target = None
+    if like is not None:
+        from ckptfix.ops.target import targets
+
+        target = targets.read(like, at=like_at, allow_import=allow_import)
     return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
 
 
@@ -84,6 +86,8 @@ def inside(diagnosis: Diagnosis) -> tuple[str, ...]:
     """List the checkpoints in a folder that, according to `diagnosis`, is not a checkpoint itself; sorted by name."""
     if diagnosis.cause is None or diagnosis.cause.id != "no-checkpoint" or found_as(diagnosis.path) != "folder":
         return ()
+    from ckptfix.formats.foreign.archives import checkpoints_in
+
     return checkpoints_in(diagnosis.path)
 
 

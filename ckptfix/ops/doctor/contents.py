@@ -14,7 +14,6 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
-from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
@@ -81,7 +80,7 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
     path, own = checkpoint.path.lower(), format_of(checkpoint)
-    other = next((format for format in FORMATS.of(folder=False) if path.endswith(format.suffixes)), None)
+    other = FORMATS.with_suffix(path)
     if other is not None and not path.endswith(own.suffixes):
         message = f"a {own.title} file with a suffix of {other.title}"
         yield found("wrong-suffix", message, fix=step("convert", to=other.name))
@@ -272,6 +271,8 @@ def _overlaps(checkpoint: Checkpoint) -> Iterator[Finding]:
                 shared[entry.storage.identity].append(entry)
         groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
         if groups:
+            from ckptfix.formats.safetensors.ties import share_plan
+
             _, _, findings = share_plan(groups)
             yield from findings[:5]
 

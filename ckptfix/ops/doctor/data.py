@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
 from ckptfix.elements.arrays import Encoding
-from ckptfix.elements.nonfinite import PATTERNS, NonFinite
+from ckptfix.elements.nonfinite import PATTERNS, NonFinite, all_finite
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -30,6 +31,9 @@ SMALL_ZERO = 4096
 
 WORTH = 1 << 24
 """Bytes whose reading takes long enough to show progress."""
+
+FEW = 1 << 18
+"""Bytes up to which a loop is faster than the import of numpy."""
 
 @dataclass(slots=True)
 class CheckedRange:
@@ -60,6 +64,7 @@ class DataSums:
     Attributes:
         start: where the part begins in its piece.
         encoding: of the elements; None if NaN and infinities are not counted.
+        few: whether finite elements are recognized without numpy.
         last: end of the last byte that is not zero, from the start of the piece.
     """
 
@@ -69,13 +74,14 @@ class DataSums:
     length: int = 0
     odd: NonFinite = field(default_factory=NonFinite)
     last: int = 0
+    few: bool = False
 
     def add(self, chunk: bytes) -> None:
         """Include the following bytes, which begin with an element."""
         self.crc = checksum(chunk, self.crc)
         if _some(chunk):
             self.last = self.start + self.length + len(chunk.rstrip(b"\0"))
-            if self.encoding is not None:
+            if self.encoding is not None and not (self.few and all_finite(chunk, self.encoding)):
                 self.odd.add_bits(chunk, self.encoding)
         self.length += len(chunk)
 
@@ -101,8 +107,10 @@ def scan(
     totals: dict[int, DataSums] = {}
     shared = tasks(piece.data for piece in pieces)
 
+    few = total <= FEW and byteorder == sys.byteorder
+
     def read(task: Sequence[RangeBlock]) -> list[DataSums | CkptfixError]:
-        return [_read(pieces[part.number], part, byteorder) for part in task]
+        return [_read(pieces[part.number], part, byteorder, few=few) for part in task]
 
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
         for part, result in zip(task, results, strict=True):
@@ -181,14 +189,14 @@ def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:
         yield found("zero-tail", message, where=entry.name, offset=None if offset is None else offset + sums.last)
 
 
-def _read(piece: CheckedRange, part: RangeBlock, byteorder: str) -> DataSums | CkptfixError:
-    """Read a part of a piece."""
+def _read(piece: CheckedRange, part: RangeBlock, byteorder: str, *, few: bool) -> DataSums | CkptfixError:
+    """Read a part of a piece; `few` if all pieces together have few bytes."""
     data = part.data
     stored = data.length if isinstance(data, ByteRange) else sum(source.length for source in data.sources)
     if data.length > MAX_RATIO * max(stored, 1 << 14):
         return Unsupported(f"{stored:,} bytes claim to unpack to {data.length:,}: not unpacked")
     encoding = Encoding.of(piece.dtype, byteorder) if piece.dtype in PATTERNS else None
-    sums = DataSums(part.start, encoding)
+    sums = DataSums(part.start, encoding, few=few)
     try:
         for chunk in whole_items(read_chunks(data, CHUNK), 1 if encoding is None else encoding.dtype.unit):
             sums.add(chunk)

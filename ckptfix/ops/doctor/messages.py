@@ -115,8 +115,6 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
 )  # fmt: skip
 """Pattern, case ignored, -> load errors; every row that matches counts, the first ones most."""
 
-_COMPILED = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), rows) for pattern, rows in TEXTS)
-
 MOST_TEXT = 20_000
 """Characters of a pasted message that are read, from its end, where the error is."""
 
@@ -136,21 +134,25 @@ def rows(text: str) -> tuple[E, ...]:
     return tuple(dict.fromkeys([*cause, *others, *about, *keys, *chance]))
 
 
-_OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
-    (E.BATCHES_TRACKED, r"num_batches_tracked"), (E.POSITION_IDS, r"position_ids"), (E.TIED_WEIGHT, r"lm_head"),
-    (E.GAMMA_BETA, r"LayerNorm|gamma|beta"),
-    (E.WEIGHT_NORM, r"weight_g|weight_v|original"), (E.SPECTRAL_NORM, r"weight_orig|weight_u\b|original|\._u\b|\._v\b"),
-)}  # fmt: skip
-"""Load errors that are recognized by a word in the keys, and the word."""
+_OF_NAMES = {
+    E.BATCHES_TRACKED: r"num_batches_tracked",
+    E.POSITION_IDS: r"position_ids",
+    E.TIED_WEIGHT: r"lm_head",
+    E.GAMMA_BETA: r"LayerNorm|gamma|beta",
+    E.WEIGHT_NORM: r"weight_g|weight_v|original",
+    E.SPECTRAL_NORM: r"weight_orig|weight_u\b|original|\._u\b|\._v\b",
+}
+"""Load errors that are recognized by a word in the keys, case ignored, and the word."""
 
 
 def _of_all(row: E, names: message_names.Listed) -> bool:
-    return any(side and all(map(_OF_NAMES[row].search, side)) for side in (names.missing, names.unexpected))
+    pattern = re.compile(_OF_NAMES[row], re.IGNORECASE)
+    return any(side and all(map(pattern.search, side)) for side in (names.missing, names.unexpected))
 
 
 def _rows(text: str) -> Iterator[E]:
-    for pattern, numbers in _COMPILED:
-        if pattern.search(text):
+    for pattern, numbers in TEXTS:
+        if re.search(pattern, text, re.IGNORECASE | re.DOTALL):
             yield from numbers
 
 

@@ -19,7 +19,6 @@ from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import compare, messages, solve
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
 from ckptfix.ops.doctor.run_report import RunReport
-from ckptfix.ops.naming import last_suffix
 from ckptfix.shown import html, page
 from ckptfix.words import plural
 
@@ -218,6 +217,8 @@ class Diagnosis:
         """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
         if found_as(self.path) == "folder" or not last.dest:
             return ""
+        from ckptfix.ops.naming import last_suffix
+
         return proposed(self.path, "fixed", last_suffix(self.path, last.dest))
 
     @property

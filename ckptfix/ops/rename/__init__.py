@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
@@ -13,10 +13,13 @@ from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.names.rulefile import read
 from ckptfix.ops.audit.promise import Promise
-from ckptfix.ops.rename import run, sites
+from ckptfix.ops.rename import sites
 from ckptfix.ops.rename.sites import NameChange
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.ops.rename.run import Transformed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -162,7 +165,9 @@ def rename(
         raise Refused("only a file of rules can be reversed")
     given = read("\n".join(lines), "the lines") if lines else None
     if rules is not None:
-        given = run.read_rules(rules, reverse=reverse)
+        from ckptfix.ops.rename.run import read_rules
+
+        given = read_rules(rules, reverse=reverse)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         names = mapping if given is None else given.names
@@ -171,9 +176,9 @@ def rename(
                 message = "an in-place edit changes only keys, but these rules change tensors"
                 raise Refused(message, hint="name an output")
             renames = sites.rename(checkpoint, subs=subs, at=at, allow_unmatched=allow_unmatched)
-            done = run.transformed(
-                checkpoint, given, dest, renames=renames, at=at, allow_unmatched=allow_unmatched
-            )
+            from ckptfix.ops.rename.run import transformed
+
+            done = transformed(checkpoint, given, dest, renames=renames, at=at, allow_unmatched=allow_unmatched)
             return _tensors_draft(checkpoint, done)
         renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at, allow_unmatched=allow_unmatched)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
@@ -182,13 +187,15 @@ def rename(
     return carry_out(source, dest, make, how)
 
 
-def _tensors_draft(checkpoint: Checkpoint, done: run.Transformed) -> Draft[RenameResult]:
+def _tensors_draft(checkpoint: Checkpoint, done: Transformed) -> Draft[RenameResult]:
+    from ckptfix.ops.rename.run import lines_of
+
     return Draft(
         result=partial(RenameResult, changes=done.changes, references=done.references),
         format=checkpoint.format,
         plan=done.plan,
         promise=done.promise,
-        lines=run.lines_of(done),
+        lines=lines_of(done),
         findings=done.findings,
     )
 

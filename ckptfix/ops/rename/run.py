@@ -10,7 +10,7 @@ from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import states
-from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats.base import refuse_truncated
 from ckptfix.io.system import text_of
 from ckptfix.names import typed
 from ckptfix.names.rulefile import Rules, read
@@ -88,7 +88,7 @@ def transformed(
         Refused: a line does not fit; the error names the line and the tensor.
         KeyConflict: two keys would get the same name.
     """
-    legacy_layout.refuse_truncated(checkpoint)
+    refuse_truncated(checkpoint)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
     made = TransformedTensors(rules)

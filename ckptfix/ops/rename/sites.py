@@ -6,7 +6,6 @@ optimizer's groups and state. A state dict changes completely or not at all, and
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,7 +152,9 @@ def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -
     length = prefix.count(".") + 1
     names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
     starts = dict.fromkeys(".".join(parts[:length]) for parts in names if len(parts) > length)
-    return next(iter(difflib.get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
 
 
 def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:

@@ -46,3 +46,16 @@ def test_parts_of_a_tensor_are_judged_together(tmp_path: Path, monkeypatch: pyte
 def made(raw: bytes) -> Data:
     """Bytes in chunks that no element ends with."""
     return Derived(len(raw), lambda: (raw[at : at + 7] for at in range(0, len(raw), 7)))
+
+
+@pytest.mark.parametrize("dtype", doctor_data._PATTERNS)
+def test_a_few_numbers_are_judged_alike_without_numpy(dtype: str) -> None:
+    """Bits at and around infinity, of both signs, alone and behind a finite number."""
+    pattern = width, infinity, sign = doctor_data._PATTERNS[dtype]
+    size = int(width)
+    for bits in (0, 1, infinity - 1, infinity, infinity + 1, sign - 1):
+        for one in (bits, bits | sign):
+            for before in (b"", (infinity - 1 | sign).to_bytes(size, "little")):
+                chunk = before + one.to_bytes(size, "little")
+                finite = doctor_data._odd(chunk, pattern, "little") == (0, 0)
+                assert doctor_data._are_finite(chunk, pattern) == finite == (bits < infinity)
