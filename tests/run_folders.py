@@ -112,7 +112,7 @@ def megatron(run: Path, step: int) -> None:
 
 
 def distributed(place: Path, values: dict[str, Any]) -> None:
-    dcp.save(values, checkpoint_id=place, no_dist=True)
+    dcp.state_dict_saver.save(values, checkpoint_id=place, no_dist=True)
 
 
 def torchtitan(run: Path, step: int) -> None:

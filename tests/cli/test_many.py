@@ -17,6 +17,7 @@ from cli.conftest import Cli, state, wrapped
 from file_commands import COMMANDS, arguments, small_files
 from sharded import write
 
+from ckptfix import urls
 from ckptfix.runner import inputs
 
 WRITING = [name for name, words in COMMANDS.items() if len(words) > 2 and words[2].startswith("{out}")]
@@ -176,12 +177,11 @@ def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, ru
 
 
 def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scan_folder = inputs.scan_folder
 
     def locked(path: str) -> object:
         if str(path).endswith("b"):
             raise PermissionError(13, "Permission denied", path)
-        return scan_folder(path)
+        return urls.scan_folder(path)
 
     monkeypatch.setattr(inputs, "scan_folder", locked)  # only there: pathlib of Python 3.13 calls os.scandir too
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")

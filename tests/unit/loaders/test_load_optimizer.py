@@ -716,7 +716,8 @@ def test_groups_that_changed_keep_their_own_options_without_strict(tmp_path: Pat
     torch.save(optimizer.state_dict(), tmp_path / "one.pth")
     decay = [(name, one) for name, one in model.named_parameters() if one.ndim > 1]
     plain = [(name, one) for name, one in model.named_parameters() if one.ndim == 1]
-    split = torch.optim.AdamW([{"params": decay}, {"params": plain, "weight_decay": 0.0}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": decay}, {"params": plain, "weight_decay": 0.0}]
+    split = torch.optim.AdamW(groups, lr=0.1)
     with pytest.raises(Refused, match="in several groups"):
         ckptfix.load_optimizer(split, tmp_path / "one.pth", model=model)
     report = ckptfix.load_optimizer(split, tmp_path / "one.pth", model=model, strict=False)

@@ -92,7 +92,7 @@ def test_with_operations_on_tensors(tmp_path: Path) -> None:
 
 
 def test_what_the_model_has_more_is_still_refused(like: Path, tmp_path: Path) -> None:
-    lacking = wider(**OVER)
+    lacking = wider() | OVER
     del lacking["2.weight"]
     torch.save(lacking, tmp_path / "in.pth")
     with pytest.raises(NoMatch):
