@@ -270,11 +270,11 @@ def test_what_is_found_is_a_result(cli: Cli, planned: Fleet, inputs: Path) -> No
     assert (report.done, report.failed, report.exit_code, report.codes) == (6, 0, 1, {0: 5, 1: 1})
     found = {one.cause: (one.exit_code, one.count, one.fix) for one in report.by_cause}
     assert found["truncated"][:2] == (1, 1)
-    assert "repair refuses it" in str(found["truncated"][2]), "no tensor of the file is intact"
+    assert "repair refuses this one" in str(found["truncated"][2]), "no tensor of the file is intact"
     said = cli("fleet", "status", plan)
     assert said.exit_code == 0
     assert said.stdout.startswith("6 jobs, ")
-    assert "repair refuses it" in said.stdout
+    assert "repair refuses this one" in said.stdout
     assert cli("fleet", "status", plan, "--list", "truncated").stdout == "in/cut.pth\n"
     assert cli("fleet", "status", plan, "--list", "nothing").exit_code == 2
     os.utime(inputs / "in/3.pth", ns=(5, 5))

@@ -51,8 +51,8 @@ def _refused(path: str, commands: Sequence[Invocation]) -> tuple[str, CkptfixErr
 
 def _without(done: Diagnosis, command: str, error: CkptfixError) -> Diagnosis:
     """Return the diagnosis without the remedies that need a command."""
-    reason = f"{command} refuses it: {error.message}"
-    advice = f"{reason}; {error.hint}" if error.hint and "ckptfix" not in error.hint else reason
+    action = error.hint if error.hint and "ckptfix" not in error.hint else "use another copy of the file"
+    advice = f"{action} ({command} refuses this one: {error.message})"
     findings, remedies = [], []
     for finding, row in zip(done.findings, done.remedies, strict=True):
         needs = any(one.step.command == command for one in row.invocations)

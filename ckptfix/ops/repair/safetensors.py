@@ -43,7 +43,8 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     allowance = Allowance(path, checkpoint.size)
     kept: list[TensorEntry] = []
     written: list[TensorEntry] = []
-    losses = [LostTensor(name, None, "", faults[name]) for name in faults.keys() - {row.key for row in header.rows}]
+    listed = {row.key for row in header.rows}
+    losses = [LostTensor(name, None, "", why) for name, why in faults.items() if name not in listed]
     for entry in checkpoint.entries:
         if entry.key not in faults:
             kept.append(entry)
