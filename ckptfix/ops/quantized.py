@@ -93,20 +93,25 @@ def _shard(folder: Path, name: str) -> tuple[TensorEntry, ...]:
 
 def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the quantization in the config.json beside a checkpoint; empty if it names none."""
+    return tuple(_methods(json_beside(checkpoint, CONFIG)))
+
+
+def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return the object in the JSON file `name` beside a local checkpoint; empty if there is none."""
     if not is_local(checkpoint.path):
-        return ()
+        return {}
     path = as_path(checkpoint.path)
-    config = str((path if found_as(checkpoint.path) == "folder" else path.parent) / CONFIG)
-    if found_as(config) != "file":
-        return ()
+    file = str((path if found_as(checkpoint.path) == "folder" else path.parent) / name)
+    if found_as(file) != "file":
+        return {}
     try:
-        with open_source(config) as source:
+        with open_source(file) as source:
             if source.size > MOST_CONFIG:
-                return ()
+                return {}
             made = json.loads(source.read(0, source.size))
     except (CkptfixError, ValueError, RecursionError):
-        return ()  # The file is not part of the checkpoint. If it cannot be read, the tensors must do.
-    return tuple(_methods(made))
+        return {}  # The file is not part of the checkpoint. If it cannot be read, the tensors must do.
+    return made if isinstance(made, dict) else {}
 
 
 def _methods(config: Any) -> Iterable[str]:
