@@ -25,15 +25,12 @@ from ckptfix.checkpoint.quantization import (
 )
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.index import read_index
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.names.globs import Globs
 from ckptfix.urls import as_path
-from ckptfix.words import plural
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
@@ -126,18 +123,6 @@ def _methods(config: Any) -> Iterable[str]:
                     yield "mlx"  # mlx_lm writes group_size and bits there, without the name of a method.
                 values = (row.get(name) for name in ("quant_method", "quant_algo", "format"))
                 yield from (value for value in values if isinstance(value, str))
-
-
-def notes(checkpoint: Checkpoint) -> list[Finding]:
-    """Return a note for each scheme: the number of its weights, and the first of them."""
-    first: dict[str, str] = {}
-    quantization = quantization_of(checkpoint)
-    for row in quantization.weights:
-        first.setdefault(row.label, row.names[0])
-    return [
-        found("quantized", f"{plural(count, 'tensor')} of quantized weights: {label}", where=first[label], about=label)
-        for label, count in quantization.counts.items()
-    ]
 
 
 def described(name: str, role: Role, weight: Quantized) -> str:

@@ -24,6 +24,7 @@ from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 from ckptfix.ops import element_arrays
+from ckptfix.ops.dequantize.settings import Settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -180,12 +181,22 @@ class Parts:
         weight: the row of the checkpoint's quantization.
         codes: the tensor with the codes.
         settings: the quantization settings beside the checkpoint.
+        checks: whether numbers that only the computation needs are read and checked, such as group indexes.
     """
 
-    def __init__(self, weight: Quantized, codes: TensorEntry, beside: Mapping[str, TensorEntry], settings: Any) -> None:
+    def __init__(
+        self,
+        weight: Quantized,
+        codes: TensorEntry,
+        beside: Mapping[str, TensorEntry],
+        settings: Settings,
+        *,
+        checks: bool = True,
+    ) -> None:
         self.weight = weight
         self.codes = codes
         self.settings = settings
+        self.checks = checks
         stem = codes.key[: len(codes.key) - len(weight.scheme.suffix)]
         names = {name for _, name in weight.companions}
         self._beside: dict[str, TensorEntry] = {}
@@ -256,11 +267,11 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     import numpy
 
     last = min(first + step, layout.rows)
-    arrays = layout.read(tensors, first, last)
     made = numpy.empty((last - first, layout.width), f"u{dtypes.by_name(to).itemsize}")
     round_ = rounding_to(to) if to == layout.dtype else _exact
     few = max(BLOCK // max(layout.width, 1), 1)
     with numpy.errstate(all="ignore"):
+        arrays = layout.read(tensors, first, last)
         for start in range(0, last - first, few):
             block = layout.compute(round_, *(array[start : start + few] for array in arrays))
             element_arrays.rounded(block, to, made[start : start + few])

@@ -58,8 +58,11 @@ class Opened:
     gone: tuple[TensorEntry, ...]
 
 
-def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings) -> Opened:
+def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings, *, checks: bool = True) -> Opened:
     """Lay out a quantized weight; at most a few numbers of it are read.
+
+    Args:
+        checks: read and check the numbers that only the computation needs.
 
     Raises:
         Refused: its scheme is not computed, or its tensors do not fit together.
@@ -71,13 +74,13 @@ def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings) -> Ope
     if reason is not None or weight.codes is None:
         hint = "dequantize it with the library that wrote it"
         raise Refused(f"{weight.label} is known but not dequantized: {reason}", where=first, hint=hint)
-    entries = {entry.name: entry for entry in checkpoint.entries}
+    entries = checkpoint.once(_by_name)
     codes = entries[weight.codes]
     if checkpoint.byteorder != "little":
         hint = "convert it to safetensors first"
         raise Refused("quantized weights are read from little-endian files only", where=codes.name, hint=hint)
-    beside = {entry.key: entry for entry in checkpoint.entries_at(codes.at)}
-    parts = Parts(weight, codes, beside, settings)
+    beside = checkpoint.once(_by_place)[codes.at]
+    parts = Parts(weight, codes, beside, settings, checks=checks)
     for name in weight.names:
         if name in entries and not entries[name].has_data:
             raise Refused("the file holds no data for it", where=name)
@@ -87,16 +90,15 @@ def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings) -> Ope
     return Opened(weight, layout, parts, used, tuple(entry for role, entry in own if role == UNUSED))
 
 
-def layouts(checkpoint: Checkpoint) -> list[tuple[Quantized, Layout | None]]:
-    """Return every quantized weight with its layout; None for one that cannot be computed."""
-    settings = settings_of(checkpoint)
-    made: list[tuple[Quantized, Layout | None]] = []
-    for weight in quantized.quantization_of(checkpoint).weights:
-        try:
-            made.append((weight, opened(checkpoint, weight, settings).layout))
-        except CkptfixError:
-            made.append((weight, None))
-    return made
+def _by_name(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
+    return {entry.name: entry for entry in checkpoint.entries}
+
+
+def _by_place(checkpoint: Checkpoint) -> dict[str, dict[str, TensorEntry]]:
+    found: dict[str, dict[str, TensorEntry]] = {}
+    for entry in checkpoint.entries:
+        found.setdefault(entry.at, {})[entry.key] = entry
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +164,16 @@ class Dequantization:
         out = set(self.unused)
         kept = [entry for entry in entries if entry.name not in out]
         others = [*promise.others, *(entry for entry in entries if entry.name in out)]
-        reported = frozenset((*promise.reported, *out))
-        return replace(promise, kept=kept, others=others, made=self.made, reported=reported, names_stay=False)
+        gone = {entry.storage.identity for entry in others if entry.storage is not None}
+        return replace(
+            promise,
+            kept=kept,
+            storages=[storage for storage in promise.storages if storage.identity not in gone],
+            others=others,
+            made=self.made,
+            reported=frozenset((*promise.reported, *out)),
+            names_stay=False,
+        )
 
     def lines(self) -> list[str]:
         """Return what was done in words."""
