@@ -134,7 +134,7 @@ def _dequantized(
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     if "objects" not in target.states:
-        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported, lambda at: dequantized(checkpoint, to, at))
+        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported, partial(dequantized, checkpoint, to))
     change = dequantized(checkpoint, to)
     if target is format_of(checkpoint):
         plan = plan_edits(checkpoint, change.edits(), dest)

@@ -28,8 +28,9 @@ MOST_STATE = 1 << 16
 
 
 def bitsandbytes_4bit(parts: Parts) -> Layout:
-    """Lay out nf4 or fp4: ``quant_map[code] * absmax`` in float32, rounded once to the dtype that the file states.
+    """Return the layout of nf4 or fp4.
 
+    ``quant_map[code] * absmax`` is computed in float32, and rounded once to the dtype that the file states.
     The state is JSON in a tensor of bytes. With double quantization, ``absmax`` is codes of eight bits itself:
     ``nested_quant_map[code] * nested_absmax + nested_offset``. bitsandbytes/functional.py ``QuantState``,
     ``dequantize_4bit``.

@@ -47,7 +47,7 @@ def _turned(numbers: Array, first: int, last: int) -> Array:
 
 
 def gptq(parts: Parts) -> Layout:
-    """Lay out GPTQ: rows of words that pack the inputs, a column for each output.
+    """Return the layout of GPTQ: rows of words that pack the inputs, a column for each output.
 
     ``scales[g_idx] * (codes - zeros[g_idx])`` in the dtype of the scales (gptqmodel/nn_modules/qlinear/__init__.py
     ``PackableQuantLinear.dequantize_weight``). Files of version 1 hold the zeros less one; the one is added to whole
@@ -151,7 +151,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def awq(parts: Parts) -> Layout:
-    """Lay out AWQ in the order of its gemm kernel: words that pack eight outputs, a row for each input.
+    """Return the layout of AWQ in the order of its gemm kernel: words that pack eight outputs, a row for each input.
 
     ``(codes - zeros) * scales`` in the dtype of the scales (awq/utils/packing_utils.py ``dequantize_gemm``).
 
@@ -201,7 +201,7 @@ def awq(parts: Parts) -> Layout:
 
 
 def pack_quantized(parts: Parts) -> Layout:
-    """Lay out compressed-tensors' pack-quantized: rows of words, codes less half their range.
+    """Return the layout of compressed-tensors' pack-quantized: rows of words, codes less half their range.
 
     compressed_tensors/compressors/pack_quantized. Zero points are packed along the rows, or are int8.
 
@@ -282,7 +282,7 @@ MLX_BITS = (2, 3, 4, 5, 6, 8)
 
 
 def mlx(parts: Parts) -> Layout:
-    """Lay out MLX's affine quantization: rows of words, ``scale * codes + bias`` for each group.
+    """Return the layout of MLX's affine quantization: rows of words, ``scale * codes + bias`` for each group.
 
     mlx/backend/cpu/quantized.cpp computes in the dtype of the scale, and rounds the product and the sum.
 

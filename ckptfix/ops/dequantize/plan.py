@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ckptfix.checkpoint import Checkpoint, Drop, Edit, OutputFile, Put, Rename, TensorEntry
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import Quantized
-from ckptfix.errors import CkptfixError, KeyConflict, Refused
+from ckptfix.errors import KeyConflict, Refused
 from ckptfix.ops import quantized
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import Layout, Parts, plain
@@ -59,7 +59,7 @@ class Opened:
 
 
 def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings, *, checks: bool = True) -> Opened:
-    """Lay out a quantized weight; at most a few numbers of it are read.
+    """Return the layout of a quantized weight; at most a few numbers of it are read.
 
     Args:
         checks: read and check the numbers that only the computation needs.

@@ -105,7 +105,7 @@ def one_scale(
     zero: TensorEntry | None = None,
     after: Callable[[Array], Array] | None = None,
 ) -> Layout:
-    """Lay out a weight whose codes have the dimensions of the weight: ``(codes - zero) * scale``.
+    """Return the layout of a weight whose codes have the dimensions of the weight: ``(codes - zero) * scale``.
 
     Args:
         decode: rows of bytes -> rows of float32 numbers.
@@ -127,7 +127,8 @@ def one_scale(
         raise parts.wrong(f"a zero point of shape {list(zero.shape)} does not fit a scale of {list(scale.shape)}")
 
     def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
-        arrays = [tensors.rows(codes, first, last, nbytes), scale_rows(scale_of(tensors, scale), shape, sizes, first, last)]
+        scales = scale_rows(scale_of(tensors, scale), shape, sizes, first, last)
+        arrays = [tensors.rows(codes, first, last, nbytes), scales]
         if zero is not None:
             arrays.append(scale_rows(tensors.numbers(zero), shape, sizes, first, last))
         return [_expanded(array, last - first) for array in arrays]
@@ -159,7 +160,7 @@ def _dtype(parts: Parts, scale: TensorEntry) -> str:
 
 
 def fp8(parts: Parts) -> Layout:
-    """Lay out fp8 codes with a scale for each block, row, or tensor, as float32 or narrower.
+    """Return the layout of fp8 codes with a scale for each block, row, or tensor, as float32 or narrower.
 
     DeepSeek-V3 inference/kernel.py ``weight_dequant`` multiplies in float32 and stores bfloat16.
     """
@@ -189,20 +190,22 @@ def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
 
 
 def mxfp8(parts: Parts) -> Layout:
-    """Lay out fp8 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp8)."""
+    """Return the layout of fp8 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp8)."""
     table = eight_bits(parts.codes.dtype)
     return one_scale(parts, lambda data: table[data], "bfloat16", whole=power_of_two, last=32)
 
 
 def mxfp4(parts: Parts) -> Layout:
-    """Lay out E2M1 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp4)."""
+    """Return the layout of E2M1 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp4)."""
     return one_scale(
         parts, partial(in_bytes, table=E2M1), "bfloat16", bits=4, whole=power_of_two, last=32, codes_in_item=2
     )
 
 
 def nvfp4(parts: Parts, *, second: str, divided: bool) -> Layout:
-    """Lay out E2M1 codes with an E4M3 scale for each 16, and a float32 scale for the tensor or each expert.
+    """Return the layout of E2M1 codes with an E4M3 scale for each 16.
+
+    A second scale, as float32, belongs to the tensor or to each expert.
 
     Args:
         second: suffix of the second scale.
@@ -238,7 +241,7 @@ def nvfp4(parts: Parts, *, second: str, divided: bool) -> Layout:
 
 
 def mx_blocks(parts: Parts) -> Layout:
-    """Lay out E2M1 codes in blocks of 16 bytes, with a power of two for each block.
+    """Return the layout of E2M1 codes in blocks of 16 bytes, with a power of two for each block.
 
     The dimensions are (expert, output, block, 16). transformers (integrations/mxfp4.py) turns the two projections of an
     expert around, (expert, input, output), and gpt-oss itself (gpt_oss/torch/weights.py) does not.
@@ -276,7 +279,7 @@ def mx_blocks(parts: Parts) -> Layout:
             low, high = start // (size * per_byte), -(-stop // (size * per_byte))
             whole = tensors.rows(codes, expert * outputs, (expert + 1) * outputs, nbytes)
             some = numpy.ascontiguousarray(whole.reshape(outputs, groups, size)[:, low:high])
-            powers = power_of_two(tensors, scale).reshape(-1, groups)[expert * outputs : (expert + 1) * outputs, low:high]
+            powers = power_of_two(tensors, scale).reshape(experts, outputs, groups)[expert, :, low:high]
             numbers = affine(in_bytes(some.reshape(outputs, -1), E2M1), powers)
             begin = low * size * per_byte
             made.append(numbers[:, start - begin : stop - begin].T)
@@ -297,7 +300,7 @@ def mx_blocks(parts: Parts) -> Layout:
 
 
 def int8(parts: Parts) -> Layout:
-    """Lay out int8 codes with a scale and perhaps a zero point for the tensor, each row, or each group of a row.
+    """Return the layout of int8 codes with a scale, and perhaps a zero point, for the tensor, a row, or a group of it.
 
     compressed_tensors computes in the dtype of the scale (quantization/lifecycle/forward.py ``dequantize``).
     """
@@ -318,7 +321,10 @@ INVERSE = 7.874015718698502e-3
 
 
 def bitsandbytes_int8(parts: Parts) -> Layout:
-    """Lay out int8 codes with the largest absolute value of each row; the product with it is rounded to float32."""
+    """Return the layout of int8 codes with the largest absolute value of each row: ``codes * SCB * (1 / 127)``.
+
+    Both products are rounded to float32 (bitsandbytes/_ops.py ``int8_vectorwise_dequant``).
+    """
     layout = parts.find("weight_format")
 
     def after(block: Array) -> Array:
