@@ -29,8 +29,9 @@ FORMATS = (None, "gptq", "gptq_v2")
 """``checkpoint_format`` of the layouts that GPTQModel's ``TorchQuantLinear`` reads; others are for one kernel each."""
 
 ONES_OF_THREE = (0x24924924, 0x92492492, 0x49249249)
-"""The number that version 2 adds to every third word of zeros with three bits (gptqmodel/utils/model.py
-``convert_gptq_v1_to_v2_format_module``)."""
+"""What GPTQModel adds to every third word of zeros with three bits, in files of version 1 that it wrote itself
+(gptqmodel/utils/model.py ``convert_gptq_v1_to_v2_format_module``). The first and last are exchanged, so this adds
+four to some zeros, and others than GPTQModel add one to each (auto_gptq/nn_modules/qlinear/qlinear_cuda.py)."""
 
 
 def _words(data: Array) -> Array:
@@ -75,14 +76,16 @@ def gptq(parts: Parts) -> Layout:
         raise parts.wrong(f"zeros of shape {list(zeros.shape)} do not fit scales of {list(scale.shape)}")
     index = _group_index(parts, "g_idx", inputs, groups)
     version_2 = stated == "gptq_v2"
+    each = bits == 3 and not parts.settings.is_written_by("gptqmodel")
 
     def read_zeros(tensors: Tensors) -> Array:
         import numpy
 
         packed = tensors.rows(zeros, 0, groups, zeros.shape[1] * 4).view("<u4").astype(numpy.uint32)
-        if not version_2:
+        if not version_2 and not each:
             packed = packed + _ones(bits, packed.shape[1])
-        return in_words(packed, bits, outputs)
+        found = in_words(packed, bits, outputs)
+        return (found + 1) % 8 if each and not version_2 else found
 
     def read(tensors: Tensors, first: int, last: int) -> Sequence[Array]:
         data = tensors.columns(codes, words, first * 4, last * 4, outputs * 4)

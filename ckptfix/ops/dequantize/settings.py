@@ -43,6 +43,13 @@ class Settings:
                 return value
         return None
 
+    def is_written_by(self, tool: str) -> bool:
+        """Return whether ``meta.quantizer`` of the settings names this tool, as ``gptqmodel:5.0``."""
+        meta = self.rows.get("meta")
+        named = meta.get("quantizer") if isinstance(meta, dict) else None
+        names = named if isinstance(named, list) else [named]
+        return any(isinstance(name, str) and name.lower().startswith(tool) for name in names)
+
     def of_weights(self, name: str) -> int | None:
         """Return a setting of the weights in compressed-tensors' ``config_groups``, if all groups agree on it."""
         groups = self.rows.get("config_groups")
