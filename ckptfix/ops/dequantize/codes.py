@@ -117,3 +117,37 @@ def affine(numbers: Array, scale: Array, zero: Array | None = None, index: Array
         view -= zero[:, :, None]
     view *= scale[:, :, None]
     return view.reshape(rows, width)
+
+
+def halves(numbers: Array, into: Array) -> bool:
+    """Fill `into` with float32 numbers rounded to float16, as `element_arrays.rounded` does in twice the time.
+
+    Args:
+        into: contiguous ``uint16`` of the same shape.
+
+    Returns:
+        Whether one of them is infinite.
+    """
+    import numpy
+
+    bits = numpy.ascontiguousarray(numbers).view(numpy.uint32)
+    size = bits & numpy.uint32(0x7FFFFFFF)
+    # Rounding to the nearest adds half a unit of the last place, less one unless the last bit is set. The exponent
+    # changes its bias, and a carry out of the mantissa goes on into it.
+    made = size >> numpy.uint32(13)
+    made &= numpy.uint32(1)
+    made += size
+    made += numpy.uint32(0xC8000FFF)
+    made >>= numpy.uint32(13)
+    numpy.copyto(into, made, casting="unsafe")
+    numpy.right_shift(bits, numpy.uint32(16), out=made)
+    made &= numpy.uint32(0x8000)
+    into |= made.astype(numpy.uint16)
+    # Zeros, subnormal numbers of float16, and numbers beyond its range.
+    size -= numpy.uint32(0x38800000)
+    special = numpy.flatnonzero(size >= numpy.uint32(0x477FF000 - 0x38800000))
+    if not len(special):
+        return False
+    rest = numbers.reshape(-1)[special].astype(numpy.float16)
+    into.reshape(-1)[special] = rest.view(numpy.uint16)
+    return bool(numpy.isinf(rest).any())

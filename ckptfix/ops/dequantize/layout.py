@@ -24,6 +24,7 @@ from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 from ckptfix.ops import element_arrays
+from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.settings import Settings
 
 if TYPE_CHECKING:
@@ -263,7 +264,12 @@ def rounding_to(dtype: str) -> Callable[[Array], Array]:
 
 
 def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -> bytes:
-    """Return the bytes of the rows from `first` on, `step` of them, in the dtype `to`."""
+    """Return the bytes of the rows from `first` on, `step` of them, in the dtype `to`.
+
+    Raises:
+        WouldLoseData: a number leaves the range of float16.
+        Refused: a scale is not finite.
+    """
     import numpy
 
     last = min(first + step, layout.rows)
@@ -274,7 +280,13 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
         arrays = layout.read(tensors, first, last)
         for start in range(0, last - first, few):
             block = layout.compute(round_, *(array[start : start + few] for array in arrays))
-            element_arrays.rounded(block, to, made[start : start + few])
+            into = made[start : start + few]
+            if to != "float16":
+                element_arrays.rounded(block, to, into)
+            elif halves(block, into):
+                raise WouldLoseData(
+                    "a number is out of the range of float16", where=layout.key, hint="choose bf16 or fp32"
+                )
     return made.tobytes()
 
 
@@ -290,10 +302,7 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
     step = max(step // layout.step, 1) * layout.step
 
     def block(readers: Tensors, first: int) -> bytes:
-        made = computed(layout, readers, first, to, step)
-        if to == "float16":
-            _refuse_infinite(made, layout.key)
-        return made
+        return computed(layout, readers, first, to, step)
 
     def chunks() -> Iterator[bytes]:
         left = total
@@ -315,15 +324,6 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
 
     sources = tuple(place for entry in tensors for place in read_from(row_major(entry, "little")))
     return Derived(total, chunks if total else tuple, f"dequantized to {to}", sources)
-
-
-def _refuse_infinite(made: bytes, key: str) -> None:
-    import numpy
-
-    bits = numpy.frombuffer(made, numpy.uint16) & 0x7FFF
-    if (bits == 0x7C00).any():
-        hint = "choose bf16 or fp32"
-        raise WouldLoseData("a number is out of the range of float16", where=key, hint=hint)
 
 
 def plain(layout: Layout, parts: Parts, tensors: Sequence[TensorEntry], to: str | None) -> TensorEntry:

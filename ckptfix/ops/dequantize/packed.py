@@ -29,7 +29,7 @@ FORMATS = (None, "gptq", "gptq_v2")
 """``checkpoint_format`` of the layouts that GPTQModel's ``TorchQuantLinear`` reads; others are for one kernel each."""
 
 ONES_OF_THREE = (0x24924924, 0x92492492, 0x49249249)
-"""What GPTQModel adds to every third word of zeros with three bits, in files of version 1 that it wrote itself
+"""The numbers that GPTQModel adds to every third word of zeros with three bits, in files of version 1 that it wrote
 (gptqmodel/utils/model.py ``convert_gptq_v1_to_v2_format_module``). The first and last are exchanged, so this adds
 four to some zeros, and others than GPTQModel add one to each (auto_gptq/nn_modules/qlinear/qlinear_cuda.py)."""
 

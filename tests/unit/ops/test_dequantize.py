@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import safetensors.torch
 import torch
@@ -20,6 +21,7 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 import ckptfix
 from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
+from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 
 State = dict[str, torch.Tensor]
@@ -478,6 +480,20 @@ def test_a_number_out_of_range_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WouldLoseData, match="out of the range") as refused:
         plain(state, tmp_path, dtype="fp16")
     assert refused.value.where == "l.weight" and not (tmp_path / "out.safetensors").exists()
+
+
+def test_numbers_are_rounded_to_float16_as_torch_does() -> None:
+    """All halves, the numbers next to them and between them, and random bits."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    every = every[every.isfinite()].sort().values
+    bits = torch.randint(-(1 << 31), 1 << 31, (1 << 18,)).to(torch.int32).view(torch.float32)
+    odd = [every, (every[1:] + every[:-1]) / 2, bits[~bits.isnan()], torch.tensor([65519.99, 65520.0, torch.inf])]
+    odd += [torch.nextafter(one, torch.tensor(end)) for one in odd[:2] for end in (torch.inf, -torch.inf)]
+    for one in odd:
+        made = numpy.empty(len(one), numpy.uint16)
+        infinite = halves(one.numpy(), made)
+        assert numpy.array_equal(made, one.half().view(torch.uint16).numpy())
+        assert infinite == bool(one.half().isinf().any())
 
 
 def test_a_file_without_quantized_weights_is_refused(tmp_path: Path) -> None:
