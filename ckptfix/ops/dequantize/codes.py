@@ -140,14 +140,18 @@ def halves(numbers: Array, into: Array) -> bool:
     made += numpy.uint32(0xC8000FFF)
     made >>= numpy.uint32(13)
     numpy.copyto(into, made, casting="unsafe")
+    nonzero = size != 0
+    into *= nonzero
     numpy.right_shift(bits, numpy.uint32(16), out=made)
     made &= numpy.uint32(0x8000)
     into |= made.astype(numpy.uint16)
-    # Zeros, subnormal numbers of float16, and numbers beyond its range.
+    # Subnormal numbers of float16, and numbers beyond its range.
     size -= numpy.uint32(0x38800000)
-    special = numpy.flatnonzero(size >= numpy.uint32(0x477FF000 - 0x38800000))
-    if not len(special):
+    special = size >= numpy.uint32(0x477FF000 - 0x38800000)
+    special &= nonzero
+    if not special.any():
         return False
-    rest = numbers.reshape(-1)[special].astype(numpy.float16)
-    into.reshape(-1)[special] = rest.view(numpy.uint16)
+    places = numpy.flatnonzero(special)
+    rest = numbers.reshape(-1)[places].astype(numpy.float16)
+    into.reshape(-1)[places] = rest.view(numpy.uint16)
     return bool(numpy.isinf(rest).any())

@@ -38,6 +38,9 @@ TASK = 1 << 21
 BLOCK = 1 << 17
 """Elements of one pass, chosen so that they stay in a core's cache."""
 
+HELD = 32 << 20
+"""Bytes of a tensor that is held whole where a weight is made of its columns."""
+
 AHEAD = 4
 """Tasks that can wait to be written."""
 
@@ -60,6 +63,9 @@ class Tensors:
         """Return the bytes `first` to `last` of each of `rows` rows, which have `nbytes` bytes."""
         if last - first == nbytes:
             return self.rows(entry, 0, rows, nbytes)
+        if rows * nbytes <= HELD:
+            # One read of the whole costs less than a read of each row.
+            return self._once(f"whole {entry.name}", lambda: self.rows(entry, 0, rows, nbytes))[:, first:last]
         return self._box(entry, rows, last - first, first, nbytes)
 
     def numbers(self, entry: TensorEntry) -> Array:

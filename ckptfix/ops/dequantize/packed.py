@@ -38,7 +38,7 @@ def _words(data: Array) -> Array:
     """Return the transposed matrix of words, whose rows are contiguous."""
     import numpy
 
-    return numpy.ascontiguousarray(data.view("<u4").T).view(numpy.uint32)
+    return numpy.ascontiguousarray(numpy.ascontiguousarray(data).view("<u4").T).view(numpy.uint32)
 
 
 def _turned(numbers: Array, first: int, last: int) -> Array:
