@@ -58,7 +58,7 @@ def in_bytes(data: Array, table: tuple[float, ...], *, high_first: bool = False)
     """Return the numbers of the codes in the rows of `data`, bytes of several codes each."""
     import numpy
 
-    found: Array = _spread(table, high_first)[data].view(numpy.float32).reshape(len(data), -1)
+    found: Array = _spread(table, high_first).take(data).view(numpy.float32).reshape(len(data), -1)
     return found
 
 
@@ -79,7 +79,7 @@ def in_words(words: Array, bits: int, count: int, offset: int = 0) -> Array:
         return in_bytes(words.view(numpy.uint8), integers(bits, offset))[:, :count]
     if bits == 8:
         every = numpy.arange(offset, 256 + offset, dtype=numpy.float32)
-        return every[words.view(numpy.uint8)][:, :count]
+        return every.take(words.view(numpy.uint8))[:, :count]
     rows = len(words)
     short = -words.shape[1] % bits
     if short:

@@ -171,7 +171,7 @@ def fp8(parts: Parts) -> Layout:
     if method == "compressed-tensors" and scale.dtype in MOST_FLOATS:
         dtype = scale.dtype  # compressed_tensors/quantization/lifecycle/forward.py dequantize
     powers = scale.dtype == "float8_e8m0fnu"
-    return one_scale(parts, lambda data: table[data], dtype, scale=scale, whole=power_of_two if powers else None)
+    return one_scale(parts, table.take, dtype, scale=scale, whole=power_of_two if powers else None)
 
 
 def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
@@ -192,7 +192,7 @@ def power_of_two(tensors: Tensors, entry: TensorEntry) -> Array:
 def mxfp8(parts: Parts) -> Layout:
     """Return the layout of fp8 codes with a power of two for each 32 (compressed_tensors/compressors/mxfp8)."""
     table = eight_bits(parts.codes.dtype)
-    return one_scale(parts, lambda data: table[data], "bfloat16", whole=power_of_two, last=32)
+    return one_scale(parts, table.take, "bfloat16", whole=power_of_two, last=32)
 
 
 def mxfp4(parts: Parts) -> Layout:
