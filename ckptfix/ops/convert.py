@@ -434,7 +434,7 @@ def convert(
             line += f"; {plural(done.ties, 'key')} tied to another"
         lines = [line]
         if done.change is not None:
-            lines += [*done.change.lines(), f"left out with them: {some(done.change.companions)}"]
+            lines += done.change.lines(folder=FORMATS[done.format].folder)
         if done.lost:
             lines.append(f"LOST ({done.format} cannot hold them): {some(done.lost)}")
         behind = [address for address in done.left if address not in done.lost]

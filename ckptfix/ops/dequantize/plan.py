@@ -16,7 +16,7 @@ from ckptfix.ops.dequantize.layout import Layout, Parts, plain
 from ckptfix.ops.dequantize.settings import OTHERS, Settings, settings_of, without
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 from ckptfix.urls import as_path
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "fp32": "float32",
@@ -110,12 +110,14 @@ class Dequantization:
         made: address of each tensor of a weight that is computed from it -> that weight.
         unused: addresses of tensors that belong to a weight and are left out.
         weights: the weights with their layouts.
+        settings: the quantization settings beside the checkpoint.
     """
 
     puts: Mapping[str, TensorEntry]
     made: Mapping[str, Sequence[TensorEntry]]
     unused: tuple[str, ...]
     weights: tuple[Opened, ...]
+    settings: Settings
 
     @property
     def written(self) -> dict[str, tuple[str, str]]:
@@ -175,13 +177,21 @@ class Dequantization:
             names_stay=False,
         )
 
-    def lines(self) -> list[str]:
-        """Return what was done in words."""
+    def lines(self, *, folder: bool) -> list[str]:
+        """Return what was done in words.
+
+        Args:
+            folder: the output is a folder with a config.json of its own.
+        """
         count: dict[tuple[str, str], int] = {}
         for row in self.weights:
             to = self.puts[row.used[0].name].dtype
             count[row.weight.label, to] = count.get((row.weight.label, to), 0) + 1
-        return [f"dequantized {plural(number, 'weight')} to {to}: {label}" for (label, to), number in count.items()]
+        lines = [f"dequantized {plural(number, 'weight')} to {to}: {label}" for (label, to), number in count.items()]
+        lines.append(f"left out with them: {some(self.companions)}")
+        if self.settings.rows and not folder:
+            lines.append("remove the quantization settings from the config.json that you use with the output")
+        return lines
 
 
 def _key(name: str, at: str) -> str:
@@ -221,7 +231,7 @@ def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -
         for entry in row.used:
             made.setdefault(entry.name, []).append(put)
     unused = tuple(dict.fromkeys(entry.name for row in weights for entry in row.gone if entry.name not in made))
-    return Dequantization(puts, made, unused, weights)
+    return Dequantization(puts, made, unused, weights, settings)
 
 
 def around(checkpoint: Checkpoint, files: Sequence[OutputFile]) -> list[OutputFile]:

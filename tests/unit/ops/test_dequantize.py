@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -510,6 +511,34 @@ def test_a_large_weight_is_computed_in_blocks(tmp_path: Path) -> None:
     same(found["l.weight"], codes * scale.view(-1, 1) * 7.874015718698502e-3)
     state, expected = gptq(4, 1024, 4128, [place // 128 for place in range(1024)], torch.float16)
     same(plain(state, tmp_path, GPTQ)[0]["m.weight"], expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_sizes(tmp_path: Path, seed: int) -> None:
+    """Any number of rows, columns, groups and blocks, all in one file."""
+    some = random.Random(seed)
+    state: State = {}
+    expected: State = {}
+    for bits in (2, 3, 4, 8):
+        inputs, outputs = 32 * some.randint(1, 9), 32 * some.randint(1, 5)
+        index = [some.randrange(some.randint(1, 7)) for _ in range(inputs - 1)]
+        made, weight = gptq(bits, inputs, outputs, [*index, 6], torch.float16)
+        state |= {f"{bits}.{name}": tensor for name, tensor in made.items()}
+        expected[f"{bits}.m.weight"] = weight
+    shape = (some.randint(1, 70), some.randint(1, 70))
+    made, weight = four_bits(shape, some.choice([32, 64, 128]), "nf4", "float16", nested=some.random() < 0.5)
+    state |= {f"four.{name}": tensor for name, tensor in made.items()}
+    expected["four.l.weight"] = weight
+    rows, columns = some.randint(1, 400), some.randint(1, 400)
+    codes = torch.randn(rows, columns).to(FP8)
+    scale = torch.rand(-(-rows // 128), -(-columns // 128)) + 0.01
+    state |= {"eight.weight": codes, "eight.weight_scale_inv": scale}
+    wide = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    expected["eight.weight"] = (codes.float() * wide).bfloat16()
+    found, _ = plain(state, tmp_path, GPTQ)
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        same(found[name], tensor)
 
 
 def test_inspect_and_doctor_state_bits_groups_and_parameters(tmp_path: Path) -> None:
