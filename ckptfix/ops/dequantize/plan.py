@@ -13,6 +13,7 @@ from ckptfix.errors import KeyConflict, Refused
 from ckptfix.ops import quantized
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.dequantize.layout import Layout, Parts, plain
+from ckptfix.ops.dequantize.own import own_tensors
 from ckptfix.ops.dequantize.settings import OTHERS, Settings, settings_of, without
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 from ckptfix.urls import as_path
@@ -86,7 +87,7 @@ def opened(checkpoint: Checkpoint, weight: Quantized, settings: Settings, *, che
             raise Refused("the file holds no data for it", where=name)
     layout = DECODERS[weight.scheme.id](parts)
     own = [(role, entries[name]) for role, name in weight.companions if name in entries]
-    used = (codes, *(entry for role, entry in own if role != UNUSED))
+    used = (codes, *codes.parts, *(entry for role, entry in own if role != UNUSED))
     return Opened(weight, layout, parts, used, tuple(entry for role, entry in own if role == UNUSED))
 
 
@@ -213,7 +214,9 @@ def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -
         Refused: there are none, or one of them cannot be computed.
     """
     settings = settings_of(checkpoint)
-    rows = quantized.quantization_of(checkpoint).weights
+    optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
+    whole = own_tensors(entry for entry in checkpoint.entries if entry.at not in optimizer)
+    rows = (*quantized.quantization_of(checkpoint).weights, *whole)
     at_of = {entry.name: entry.at for entry in checkpoint.entries}
     rows = tuple(row for row in rows if at is None or at_of.get(row.names[0]) == at)
     if not rows:
@@ -228,8 +231,10 @@ def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -
             raise KeyConflict("two plain weights would get the same key", where=put.name, pairs=())
         taken.add((put.at, put.key))
         puts[row.used[0].name] = put
+        inside = {part.name for part in row.parts.codes.parts}
         for entry in row.used:
-            made.setdefault(entry.name, []).append(put)
+            if entry.name not in inside:
+                made.setdefault(entry.name, []).append(put)
     unused = tuple(dict.fromkeys(entry.name for row in weights for entry in row.gone if entry.name not in made))
     return Dequantization(puts, made, unused, weights, settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ckptfix.ops.dequantize import blockwise, packed, scaled
+from ckptfix.ops.dequantize import blockwise, own, packed, scaled
 from ckptfix.ops.dequantize.layout import Opener
 
 DECODERS: Mapping[str, Opener] = {
@@ -28,6 +28,7 @@ DECODERS: Mapping[str, Opener] = {
     "awq": packed.awq,
     "pack-quantized": packed.pack_quantized,
     "mlx": packed.mlx,
+    own.TORCH.id: own.own,
 }
 """Id of a scheme -> the function that lays out its weights."""
 

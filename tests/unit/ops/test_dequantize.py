@@ -23,6 +23,7 @@ import ckptfix
 from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
 from ckptfix.ops.dequantize.codes import halves
+from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 
 State = dict[str, torch.Tensor]
@@ -30,7 +31,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def test_every_scheme_is_computed_or_has_a_reason() -> None:
-    ids = {scheme.id for scheme in (*SCHEMES, SUBCLASS, UNKNOWN)}
+    ids = {scheme.id for scheme in (*SCHEMES, SUBCLASS, UNKNOWN, TORCH)}
     assert not set(DECODERS) & set(REASONS)
     assert set(DECODERS) | set(REASONS) == ids
 
@@ -50,7 +51,7 @@ def plain(
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    assert torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+    assert torch.equal(found.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
 
 
 def i32(words: list[list[int]]) -> torch.Tensor:
@@ -396,6 +397,24 @@ def test_a_state_dict_inside_a_torch_file(tmp_path: Path) -> None:
     same(safetensors.torch.load_file(tmp_path / "out.safetensors")["m.weight"], expected)
     with pytest.raises(Refused, match="new object"):
         ckptfix.convert(tmp_path / "in.pth", tmp_path / "out.legacy.pth", to="legacy", dequantize=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_quantized_tensors_of_torch(tmp_path: Path, dtype: torch.dtype, suffix: str) -> None:
+    state = {f"by.{axis}": torch.quantize_per_channel(
+        torch.randn(4, 5, 6, 7), torch.rand(size) + 0.01, torch.arange(size), axis, dtype
+    ) for axis, size in enumerate((4, 5, 6, 7))}  # fmt: skip
+    state |= {"whole": torch.quantize_per_tensor(torch.randn(9, 3), 0.037, 5, dtype), "bias": torch.ones(3)}
+    state |= {"one": torch.quantize_per_tensor(torch.tensor(3.0), 0.1, 2, dtype)}
+    torch.save(state, tmp_path / "in.pth")
+    done = ckptfix.convert(tmp_path / "in.pth", tmp_path / f"out.{suffix}", dequantize=True)
+    assert (done.exit_code, done.account.lost, len(done.dequantized)) == (0, (), 6)
+    found = ckptfix.load_state_dict(tmp_path / f"out.{suffix}")
+    assert set(found) == set(state)
+    for name, tensor in state.items():
+        same(found[name], tensor.dequantize())
 
 
 def test_config_json_of_a_folder_becomes_that_of_a_plain_model(tmp_path: Path) -> None:
