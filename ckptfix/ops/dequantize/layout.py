@@ -73,7 +73,7 @@ class Tensors:
         return self._once(f"numbers {entry.name}", lambda: numbers(entry, self._readers))
 
     def finite(self, entry: TensorEntry, *, role: str = "scale") -> Array:
-        """Return the whole tensor.
+        """Return the whole tensor; all floats are float32.
 
         Raises:
             Refused: a number in it is infinite or NaN.
@@ -83,6 +83,8 @@ class Tensors:
             import numpy
 
             found = self.numbers(entry)
+            if found.dtype == numpy.float64:
+                found = found.astype(numpy.float32)
             if not numpy.isfinite(found).all():
                 raise Refused(f"the {role} has a number that is not finite", where=entry.name)
             return found

@@ -248,7 +248,7 @@ def mx_blocks(parts: Parts) -> Layout:
     """
     codes, scale = parts.codes, parts.first_scale
     per_byte = 2
-    if len(codes.shape) < 2 or scale.shape != codes.shape[:-1]:
+    if len(codes.shape) < 2 or scale.shape != codes.shape[:-1] or not codes.shape[-1]:
         raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(codes.shape)}")
     *leading, groups, size = codes.shape
     width = groups * size * per_byte

@@ -94,6 +94,13 @@ def test_the_block_of_config_json_decides(tmp_path: Path) -> None:
     same(plain({"l.weight": codes, "l.weight_scale_inv": scale}, tmp_path, config, "fp32")[0]["l.weight"], expected)
 
 
+def test_a_scale_of_float64_is_used_as_float32(tmp_path: Path) -> None:
+    codes, scale = torch.randn(300, 130).to(FP8), torch.rand(3, 2, dtype=torch.float64) + 0.01
+    wide = scale.float().repeat_interleave(128, 0)[:300].repeat_interleave(128, 1)[:, :130]
+    found, _ = plain({"l.weight": codes, "l.weight_scale_inv": scale}, tmp_path)
+    same(found["l.weight"], (codes.float() * wide).bfloat16())
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (64, 1), (64,)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.float8_e5m2])
@@ -473,6 +480,9 @@ BAD: dict[str, tuple[Callable[[], State], str, str]] = {
         lambda: bad(with_(m__scales=torch.full((4, 32), torch.inf, dtype=torch.float16))), "m.scales", "not finite"),
     "NaN among fp8 scales": (lambda: fp8(torch.tensor([[torch.nan]])), "l.weight_scale_inv", "not finite"),
     "a scale of a wrong shape": (lambda: fp8(torch.ones(9, 5)), "l.weight", "layout"),
+    "blocks without bytes": (
+        lambda: {"m.down_proj_blocks": torch.zeros(2, 4, 3, 0, dtype=torch.uint8),
+                 "m.down_proj_scales": torch.zeros(2, 4, 3, dtype=torch.uint8)}, "m.down_proj_blocks", "does not fit"),
     "no state": (lambda: four(without("l.weight.quant_state.bitsandbytes__nf4")), "l.weight", "state is missing"),
     "too few codes": (
         lambda: four(with_(l__weight=torch.zeros(100, 1, dtype=torch.uint8))), "l.weight", "do not fit"),
