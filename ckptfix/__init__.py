@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptfix.command_table import COMMANDS as _COMMANDS
 from ckptfix.hooks import register as _register
+from ckptfix.version import VERSION
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Checkpoint as Checkpoint
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from ckptfix.ops.stats import stats as stats
     from ckptfix.ops.undo import undo as undo
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     **{row.function: row.home for row in _COMMANDS.values() if row.home},
@@ -81,9 +82,9 @@ _register(
         "diff.page": "ckptfix.html.diff:page",
         "diff.text": "ckptfix.cli.diff:text",
         "doctor.page": "ckptfix.html.doctor:page",
-        "fleet.done": "ckptfix.cli.shared.alone:done",
-        "fleet.jobs": "ckptfix.cli.shared.fleets:jobs",
-        "fleet.uses": "ckptfix.cli.shared.alone:uses",
+        "fleet.done": "ckptfix.cli.shared.command_lines:done",
+        "fleet.jobs": "ckptfix.cli.fleet.plan:jobs",
+        "fleet.job": "ckptfix.cli.shared.command_lines:job_of",
         "inspect.page": "ckptfix.html.inspect:page",
         "inspect.text": "ckptfix.cli.inspect:text",
     }

@@ -152,7 +152,7 @@ _TABLE = (
     Command(
         "select", "Values", "Keep or drop tensors by name.",
         example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
-        home="ops.select", cli="values.select", writes=True, word="selected", at=True,
+        home="ops.select", cli="values.select", writes=True, word="selected", at=True, chained=Chained(95),
         other_words=("prune", "filter", "drop", "subset"),
     ),
     Command(
@@ -178,6 +178,7 @@ _TABLE = (
         "set-metadata", "Values", "Change the metadata of a safetensors file.",
         example="ckptfix set-metadata model.safetensors named.safetensors --set license=apache-2.0",
         home="ops.set_metadata", cli="values.set_metadata", writes=True, word="described", in_place=True,
+        chained=Chained(45),
     ),
     Command(
         "to-cpu", "Devices", "Make every tensor load on the CPU.",
@@ -199,7 +200,7 @@ _TABLE = (
         "convert", "Container", "Convert between torch zip, torch legacy and safetensors.",
         example="ckptfix convert model.pth model.safetensors", home="ops.convert", writes=True, word="converted",
         at=True, other_words=("join", "consolidate", "export", "save", "shard", "split"),
-        chained=Chained(110, flattens=True, edits=False),
+        chained=Chained(110, spares=("set-metadata",), flattens=True, edits=False),
     ),
     Command(
         "extract", "Container", "Extract the weights from a pickled module or a program.",

@@ -26,7 +26,7 @@
     ├── KeyConflict          two keys would become one
     ├── LoadMismatch         model and file disagree: missing, unexpected, shapes
     ├── NoSuchFile           no file or folder has that name; also a FileNotFoundError
-    ├── NoSuchTensor         a key or an address that is not in the file
+    ├── NoSuchTensor         a key or an address that is not in the file, or a pattern that matches none
     ├── MissingExtra         a package is missing that an extra of ckptfix installs; also an ImportError
     └── WriteFailed          a fault of the machine: disk full, an I/O error; also an OSError, with its errno
         ├── NotPermitted     no permission to read or write a file or folder; also a PermissionError
@@ -337,7 +337,7 @@ class LoadMismatch(CkptfixError):
 
 
 class NoSuchTensor(CkptfixError):
-    """A key or an address that is not in the file; `near` are similar ones that are."""
+    """A key or an address that is not in the file, or a pattern that matches none; `near` is what may be meant."""
 
     def __init__(self, message: str, *, near: tuple[str, ...] = (), **place: object) -> None:
         super().__init__(message, **place)  # type: ignore[arg-type]

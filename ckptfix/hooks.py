@@ -3,9 +3,9 @@
 Imports point down, so a room does not name a room above it. It declares a hook with a type, and the front of the
 package, which is above all rooms, registers the function for it::
 
-    USES: Hook[Callable[[Sequence[str]], Uses | str]] = Hook("fleet.uses")          # fleet/bounds.py
-    register({"fleet.uses": "ckptfix.cli.shared.alone:uses"})                       # ckptfix/__init__.py
-    USES.get()(job.argv)
+    JOB: Hook[Callable[[Sequence[str]], Job | str]] = Hook("fleet.job")         # fleet/bounds.py
+    register({"fleet.job": "ckptfix.cli.shared.command_lines:job_of"})          # ckptfix/__init__.py
+    JOB.get()(job.argv)
 
 The module of a function is imported when the hook is used: most commands use none.
 """

@@ -6,7 +6,6 @@ Keys come from untrusted files: in HTML all text is escaped, and control charact
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from itertools import islice
 
 from ckptfix.errors import printable
@@ -55,5 +54,7 @@ def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[object]])
 
 
 def _text(value: object, most: int = LONGEST) -> str:
+    from html import escape  # a table of all entities, which few commands need
+
     text = "" if value is None else str(value)
     return escape(printable(text if len(text) <= most else f"{text[:most]}..."))

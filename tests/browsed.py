@@ -8,13 +8,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from builders import Op, Tensor, assemble, push, safetensors, state_dict_ops, torch_zip, written
 
+from ckptfix.browse.view import browser
 from ckptfix.browse.view.app import BrowseApp
 from ckptfix.browse.view.browser import Browser
 from ckptfix.browse.view.tree import Tree
 
 Played = Callable[[Any], Awaitable[None]]
+
+RESTING = 0.05
+"""Seconds until the cursor has rested: more than the pause of the browser, which the same event loop measures."""
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m.weight",
@@ -76,7 +81,9 @@ def play(app: BrowseApp, script: Played, size: tuple[int, int] = (80, 24)) -> No
         async with app.run_test(size=size, notifications=True) as pilot:
             await script(pilot)
 
-    asyncio.run(run())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(browser, "PAUSE", RESTING / 5)
+        asyncio.run(run())
 
 
 async def until(pilot: Any, true: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -91,10 +98,10 @@ async def until(pilot: Any, true: Callable[[], bool], seconds: float = 60.0) -> 
 
 async def settled(pilot: Any) -> None:
     """Wait until nothing runs, and the cursor has rested."""
-    await pilot.pause(0.25)
-    browser = pilot.app.screen
-    if isinstance(browser, Browser):
-        await until(pilot, lambda: not browser.session.jobs)
+    await pilot.pause(RESTING)
+    shown = pilot.app.screen
+    if isinstance(shown, Browser):
+        await until(pilot, lambda: not shown.session.jobs)
 
 
 def screen(app: Any) -> str:

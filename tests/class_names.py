@@ -30,34 +30,51 @@ def room_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
+class _Module(NamedTuple):
+    """The public classes at the top of a module, and (module, name there, name here) of what it imports of ours."""
+
+    classes: tuple[Defined, ...]
+    imports: tuple[tuple[str, str, str], ...]
+
+
 @cache
-def modules() -> dict[str, ast.Module]:
-    """Return the parsed modules of the package by their dotted names."""
+def modules() -> dict[str, _Module]:
+    """Return what the modules of the package define and import, by their dotted names."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = ("ckptfix", *path.relative_to(PACKAGE).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        found[name] = _Module(tuple(_classes(name, tree)), tuple(_imports(tree)))
     return found
 
 
 @cache
 def classes() -> dict[tuple[str, str], Defined]:
     """Return the public classes at the top of modules, by module and name."""
-    found = {}
-    for module, tree in modules().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                text = ast.get_docstring(node) or ""
-                found[module, node.name] = Defined(module, node.name, " ".join(text.partition("\n\n")[0].split()))
-    return found
+    return {(name, row.name): row for name, module in modules().items() for row in module.classes}
 
 
-def _imports(module: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (module, name there, name here) of each name that `module` imports from the package, wherever."""
-    for node in ast.walk(modules()[module]):
+def _classes(module: str, tree: ast.Module) -> Iterator[Defined]:
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            text = ast.get_docstring(node) or ""
+            yield Defined(module, node.name, " ".join(text.partition("\n\n")[0].split()))
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield each name that a module imports from the package, wherever."""
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ckptfix":
             yield from ((node.module, alias.name, alias.asname or alias.name) for alias in node.names)
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a module at any depth, and no expression: those are nine tenths of the nodes."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, field, ()):
+            yield node
+            yield from statements(node)
 
 
 def origin(module: str, name: str) -> Defined | None:
@@ -67,7 +84,7 @@ def origin(module: str, name: str) -> Defined | None:
         if (module, name) in classes():
             return classes()[module, name]
         seen.add((module, name))
-        found = next(((there, other) for there, other, here in _imports(module) if here == name), None)
+        found = next(((there, other) for there, other, here in modules()[module].imports if here == name), None)
         if found is None:
             return None
         module, name = found
@@ -79,7 +96,7 @@ def shared() -> frozenset[Defined]:
     """Return the classes that a room other than their own imports: the nouns that the whole package uses."""
     found = set()
     for module in modules():
-        for there, name, _ in _imports(module):
+        for there, name, _ in modules()[module].imports:
             defined = origin(there, name)
             # The front of the package only hands names out.
             if defined is not None and room_of(module) not in ("", defined.room):

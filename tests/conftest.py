@@ -67,12 +67,45 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test with many cases some are quick: always the same ones, and no regular pattern of the parameters."""
+    """Mark most cases of a test with many as slow, and those that ``sampled(N)`` leaves out as a campaign."""
     for _, group in groupby(items, lambda item: item.nodeid.partition("[")[0]):
         cases = list(group)
-        if len(cases) > QUICK_CASES:
-            for item in sorted(cases, key=lambda item: crc32(item.name.encode()))[QUICK_CASES:]:
-                item.add_marker(pytest.mark.slow)
+        sampled = cases[0].get_closest_marker("sampled")
+        count, quick = _sizes(*sampled.args, **sampled.kwargs) if sampled else _sizes()
+        drawn = _drawn(cases, len(cases) if count is None else count, quick)
+        for item in set(cases) - set(drawn):
+            item.add_marker(pytest.mark.campaign)
+        for item in drawn[quick:]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _plain(value: object, index: int) -> object:
+    """Return what tells values of a parameter apart; the numbers of a text differ where it is one of a tuple."""
+    return value if isinstance(value, str) else index
+
+
+def _sizes(count: int | None = None, *, quick: int = QUICK_CASES) -> tuple[int | None, int]:
+    """Return how many cases of a test are no campaign, and how many are quick."""
+    return count, quick
+
+
+def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.Item]:
+    """Return `count` cases of a test, always the same ones, in no regular pattern of the parameters.
+
+    The first ones have every value of every parameter, if there are not more values than `count`.
+    """
+    if len(cases) <= min(count, quick):
+        return list(cases)
+    cases = sorted(cases, key=lambda item: crc32(item.name.encode()))
+    seen: set[tuple[str, object]] = set()
+    first: list[pytest.Item] = []
+    rest: list[pytest.Item] = []
+    for item in cases:
+        spec = item.callspec  # type: ignore[attr-defined]
+        values = {(name, _plain(value, spec.indices[name])) for name, value in spec.params.items()}
+        (rest if values <= seen else first).append(item)
+        seen |= values
+    return [*first, *rest][:count]
 
 
 @pytest.fixture(scope="session")

@@ -221,9 +221,8 @@ def an_adapter(folder: Path) -> Path:
 
 @sample("deepspeed-folder")
 def zero(folder: Path) -> Path:
-    for step in ("global_step1", "global_step2"):
-        (folder / step).mkdir()
-        builders.written(folder / step / "zero_pp_rank_0_mp_rank_00_model_states.pt", build_zip(records()))
+    for expert in range(2):
+        builders.written(folder / f"layer_3_expert_{expert}_mp_rank_00_model_states.pt", build_zip(records()))
     return folder
 
 

@@ -42,8 +42,8 @@ def checked(result: Result) -> list[dict[str, Any]]:
         assert not faults(document), faults(document)
     if printed:
         codes = {document["exit_code"] for document in printed}
-        # ls has failed if it could read none of them.
-        order = (0, 2) if printed[0]["command"] == "ls" else (2, 3, 1, 0)
+        # ls has failed if it could read none of them; 1 is for --check.
+        order = (1, 0, 2) if printed[0]["command"] == "ls" else (2, 3, 1, 0)
         assert result.exit_code == next(code for code in order if code in codes), (codes, result.exit_code)
     return printed
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
+from unittest import mock
 
-import click
+from ckptfix.cli.shared import one_job
+from ckptfix.runner.jobs import Job, Outcome
 
 
 def odd(name: str) -> int:
@@ -20,4 +22,7 @@ def odd(name: str) -> int:
     return int(name == "one")
 
 
-command = click.Command("odd", callback=odd)
+def perform(job: Job, step: one_job.Step | None = None) -> Outcome:
+    """Do a job of this command, whatever the name of its command is."""
+    with mock.patch.object(one_job, "callback_of", lambda name: odd):
+        return one_job.perform(job, step)

@@ -14,8 +14,8 @@ from itertools import product
 from ckptfix.align.result import MatchedPair, Matching, Skipped
 from ckptfix.errors import NoMatch
 from ckptfix.names.learn import learn
+from ckptfix.names.no_weights import optional
 from ckptfix.names.slots import Slot, dtype_kind, misfit
-from ckptfix.names.spellings import optional
 
 AROUND = 3
 """Rows shown before and after the place where the two sequences diverge."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from ckptfix.names import spellings
+from ckptfix.names import no_weights, spellings
 from ckptfix.names.slots import Slot
 
 _OWN = """
@@ -169,7 +169,7 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             unit.template, unit.numbers = template(path)
         scattered += position > unit.last + 1
         unit.last = position
-        family = spellings.optional(slot)
+        family = no_weights.optional(slot)
         if family is None:
             unit.slots[leaf] = slot
         else:

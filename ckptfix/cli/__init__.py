@@ -18,6 +18,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import run
 from ckptfix.command_table import COMMANDS, meant_by
 from ckptfix.urls import is_url, word_without_secrets
+from ckptfix.version import VERSION
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -133,7 +134,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         torch = version("torch")
     except PackageNotFoundError:
         torch = "not installed"
-    click.echo(f"ckptfix {version('ckptfix')}")
+    click.echo(f"ckptfix {VERSION}")
     click.echo(f"Python {platform.python_version()}, torch {torch}, {platform.platform()}")
     ctx.exit()
 

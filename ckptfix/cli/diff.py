@@ -11,15 +11,16 @@ import click
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole
+from ckptfix.cli.shared.options import allow_unmatched_option
 from ckptfix.cli.shared.terminal_width import wrapped
-from ckptfix.errors import NoSuchTensor, printable
+from ckptfix.errors import printable
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import diff
 
 if TYPE_CHECKING:
     from ckptfix.cli.shared.colors import Meaning
+    from ckptfix.elements.pair_sums import ValueDiff
     from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
-    from ckptfix.ops.diff.sums import ValueDiff
 
 ROWS = 20
 """Rows per list shown on a terminal, unless --limit changes that."""
@@ -48,6 +49,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         ["--atol"], type=click.FloatRange(min=0), default=0.0, metavar="X", help="Accept X more, on top of --rtol."
     ),
     click.Option(["--filter"], metavar="GLOB", help="Compare only tensors whose keys match."),
+    allow_unmatched_option(),
     click.Option(["--strip"], metavar="PREFIX", multiple=True, help="Ignore this key prefix. Repeatable."),
     click.Option(
         ["--at"],
@@ -80,7 +82,6 @@ def command(
     with shares_open_files():
         with console.progress() as progress:
             result = diff.diff(a, b, progress=progress, **options)
-        _refuse_nothing(result, options["filter"])
         if html is not None:
             with console.progress() as progress:
                 make = partial(result.to_html, progress=progress)
@@ -93,11 +94,6 @@ def command(
         console.findings((*result.unread, *result.notes))
     reports.say(console, html)
     return result.exit_code
-
-
-def _refuse_nothing(result: DiffResult, filter: str | None) -> None:
-    if filter and not (result.counts.matched or result.only_a or result.only_b):
-        raise NoSuchTensor(f"no tensor on either side has a key like {filter}", hint="`ckptfix inspect` lists them")
 
 
 def text(result: DiffResult) -> str:

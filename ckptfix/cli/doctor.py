@@ -11,16 +11,17 @@ import click
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import FileName, MessageType, files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.exits import TROUBLE
-from ckptfix.cli.shared.many import BatchCommand, Outcome, Recording
+from ckptfix.cli.shared.one_job import Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import at_option, like_at_option
 from ckptfix.cli.shared.terminal_width import wrapped
 from ckptfix.commands import command as line_of
 from ckptfix.errors import printable
+from ckptfix.runner.jobs import TROUBLE, Outcome, Summary
 from ckptfix.words import plural
 
 if TYPE_CHECKING:
+    from ckptfix.cli.shared.batch import Batch
     from ckptfix.findings.row import FindingKind
     from ckptfix.ops.doctor.report import Diagnosis, FailOn
 
@@ -34,7 +35,7 @@ NAMES = 4
 class _Problems:
     """The inputs with problems: a summary line, a table, and the commands that fix each."""
 
-    def __init__(self, console: Console, job: BatchCommand) -> None:
+    def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
         self._rows: list[tuple[str, str, str, str]] = []
         self._remedies: list[str] = []
@@ -48,12 +49,12 @@ class _Problems:
             self._rows.append(("error", "", name, outcome.notes[0].removeprefix(f"{name}: ")))
         return not (self._console.json or self._console.quiet)
 
-    def end(self, codes: Sequence[int]) -> None:
+    def end(self, summary: Summary) -> None:
         console, rows = self._console, self._rows
         broken = sum(row[0] == "error" for row in rows)
         warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
-        good = len(codes) - len(rows)
-        console.prose(f"{plural(len(codes), 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        good = summary.ended - len(rows)
+        console.prose(f"{plural(summary.ended, 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
         if rows:
             console.say()
             limit = console.rows(None, SHOWN) or len(rows)
@@ -90,7 +91,7 @@ def _row_of(done: Diagnosis) -> tuple[str, str, str, str] | None:
     ),
     click.Option(
         ["--error"], metavar="TEXT", type=MessageType(),
-        help="The error message you saw; findings that explain it come first. Use - for stdin, @PATH for a file.",
+        help="The error message you saw, or a file with it (- for stdin); findings that explain it come first.",
     ),
     click.Option(["--fast"], is_flag=True, help="Read no tensor bytes: skip checksums, NaN and zeros."),
     at_option(),
@@ -127,8 +128,8 @@ def command(
     """Explain why FILE does not load, and which commands fix it.
 
     FILE may be a folder, the index of a sharded checkpoint, or - for standard input; with --error you can leave it out.
-    With several files, or a folder of checkpoints, those with problems are listed. Files are read as text and never
-    run.
+    With several files, or a folder of checkpoints, those with problems are listed. For a folder with the checkpoints of
+    a training run, the one to resume from is named; only their headers are read. Files are read as text and never run.
 
     The first lines name the problem and the commands that fix it; each command reads the output of the one before it.
     The exit code is 1 if there is an error: damage, content that weights_only=True refuses, a mismatch with --like, or
@@ -150,7 +151,7 @@ def command(
                 progress=progress,
             )  # fmt: skip
         if not isinstance(console, Recording) and (inside := doctor.inside(done)):
-            from ckptfix.cli.shared.jobs import run
+            from ckptfix.cli.shared.batch import run
 
             ctx = click.get_current_context()
             return run(_INPUTS.of(ctx.command, ctx, inside), console)

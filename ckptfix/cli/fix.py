@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import FileName, Written, writes
-from ckptfix.cli.shared.options import at_option, like_at_option
+from ckptfix.cli.shared.options import at_option, drop_unexpected_option, like_at_option
 from ckptfix.ops import fix
 from ckptfix.ops.writing import WriteOptions
 
@@ -16,6 +16,7 @@ from ckptfix.ops.writing import WriteOptions
         ["--like"], metavar="TARGET", type=FileName(), help="The model: a checkpoint, keys.json, or module:factory."
     ),
     like_at_option(),
+    drop_unexpected_option(),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     at_option(),
 )
@@ -26,6 +27,7 @@ def command(
     *,
     like: str | None,
     like_at: str | None,
+    drop_unexpected: bool,
     allow_import: bool,
     at: str | None,
 ) -> Written:
@@ -38,4 +40,12 @@ def command(
     remains that no command fixes, nothing is written, and the message names it.
     """
 
-    return fix.fix(source, dest, like=like, like_at=like_at, allow_import=allow_import, at=at, **how.keywords())
+    return fix.fix(
+        *(source, dest),
+        like=like,
+        like_at=like_at,
+        drop_unexpected=drop_unexpected,
+        allow_import=allow_import,
+        at=at,
+        **how.keywords(),
+    )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import reports, tables
+from ckptfix.cli.shared.batch import FullText
 from ckptfix.cli.shared.common import Verb, files_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole, pass_console
-from ckptfix.cli.shared.many import FullText, Recording
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.commands import command as line_of
 from ckptfix.errors import NoSuchTensor, printable
@@ -219,8 +219,8 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
 def _look(console: Console, *, path: str, **options: Any) -> int:
     """Run inspect for `ckptfix FILE`, then judge the file without reading its tensors."""
     assert command.callback is not None
-    code: int = command.callback(path=path, judged=True, **options)
-    if console.json or console.quiet or isinstance(console, Recording):
+    code: int = command.callback(path=path, **options)
+    if console.json or console.quiet:
         return code
     from ckptfix.ops import doctor
 
@@ -234,7 +234,15 @@ def _look(console: Console, *, path: str, **options: Any) -> int:
     return code
 
 
-look = Verb(
+class _Look(Verb):
+    """Inspect, whose exit code also says whether the file has errors."""
+
+    def invoke(self, ctx: click.Context) -> int:
+        ctx.params["judged"] = True
+        return super().invoke(ctx)
+
+
+look = _Look(
     "inspect",
     example=command.example,
     operands=command.operands,

@@ -34,8 +34,11 @@ _SORTS: dict[str, Callable[[ListedCheckpoint], Any]] = {
 NOTES = 20
 """Notes printed below the table; --json has all."""
 
-HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "finding")
-SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
+HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers")
+KNOWN = ("step", "epoch", "loss", "state")
+"""Columns that are shown only if a row has a value."""
+
+SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters", "loss", "epoch")
 """Columns that are dropped first if the terminal is too narrow."""
 
 
@@ -47,40 +50,51 @@ SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters")
         ["--sort"], type=click.Choice(list(_SORTS)), default="name", show_default=True,
         help="Order of the lines: largest numbers first, worst findings first.",
     ),
+    click.Option(["--check"], is_flag=True, help="Read all data, and show which checkpoints are whole."),
 )  # fmt: skip
-def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str) -> int:
+def command(console: Console, *, paths: Sequence[str], recursive: bool, sort: str, check: bool) -> int:
     """List checkpoints, one line each.
 
-    For a DIR, lists the files with a checkpoint suffix; a folder that is a checkpoint is one line. Only headers are
-    read. The last column is the worst finding of `ckptfix doctor --fast`, or the reason why the file cannot be read.
-    --json prints one JSON object per checkpoint, each on its own line.
+    For a DIR, lists the files that have the suffix or the content of a checkpoint; a folder that is a checkpoint is one
+    line. Only headers are read. The last column is the worst finding of `ckptfix doctor --fast`, or the reason why the
+    file cannot be read. --json prints one JSON object per checkpoint, each on its own line.
 
-    The exit code is 0, or 2 if no checkpoint can be read.
+    The exit code is 0, or 2 if no checkpoint can be read; with --check, 1 if a checkpoint is not whole.
     """
-    from ckptfix.cli.shared.inputs import expanded
     from ckptfix.ops import listing
+    from ckptfix.runner.inputs import expanded
 
     inputs = expanded(paths, recursive=recursive)
-    rows = [listing.listed(path) for input in inputs for path in listing.checkpoints(input.path)]
+    rows = [row for input in inputs for row in listing.rows(input.path, check=check)]
     rows = [replace(row, path=console.streams.get(row.path, row.path)) for row in rows]
     rows.sort(key=_SORTS[sort])
     if console.json:
         for row in rows:
-            console.emit(row.as_dict(), 0 if row.error is None else TROUBLE, line=len(rows) > 1)
+            console.emit(row.as_dict(), TROUBLE if row.error is not None else int(_is_bad(row)), line=len(rows) > 1)
     elif not rows:
         where = " and ".join(map(printable, paths))
         console.note(f"no checkpoints in {where}" + ("" if recursive else "; -r searches the folders in it too"))
     else:
         _show(console, rows)
-    return TROUBLE if rows and all(row.error is not None for row in rows) else 0
+    if rows and all(row.error is not None for row in rows):
+        return TROUBLE
+    return int(check and any(row.error is not None or _is_bad(row) for row in rows))
+
+
+def _is_bad(row: ListedCheckpoint) -> bool:
+    """Return whether a checkpoint that was checked is not whole, or cannot be resumed from."""
+    return row.state is not None and row.state.partition(":")[0] not in ("whole", "usable", "weights")
 
 
 def _show(console: Console, rows: Sequence[ListedCheckpoint]) -> None:
     few = bool(console.width)
     folder = _common([row.path for row in rows]) if few else ""
-    cells = [_cells(row, few, folder) for row in rows]
+    known = [name for name in KNOWN if any(getattr(row, name) is not None for row in rows)]
+    cells = [_cells(row, few, folder, known) for row in rows]
+    headers = (*HEADERS, *known, "finding")
+    right = (2, 3, 4, *(headers.index(name) for name in known if name != "state"))
     table = tables.table(
-        cells, HEADERS, right=(2, 3, 4), spare=SPARE, whole=("finding",), width=console.width
+        cells, headers, right=right, spare=SPARE, whole=("finding",), width=console.width
     ).splitlines()
     names = min(len(table[1].split()[0]), max(console.width // 2, LEAST)) if few else 0
     for index, line in enumerate(table):
@@ -97,12 +111,20 @@ def _show(console: Console, rows: Sequence[ListedCheckpoint]) -> None:
     console.findings(notes, most=NOTES)
 
 
-def _cells(row: ListedCheckpoint, few: bool, folder: str) -> tuple[str, ...]:
+def _cells(row: ListedCheckpoint, few: bool, folder: str, known: Sequence[str]) -> tuple[str, ...]:
     name = row.path.removeprefix(folder) or row.path
+    more = tuple(_shown(getattr(row, column)) for column in known)
     if row.error is not None:
-        return name, "", "", "", "", "", "", "", "" if few else row.error
+        return name, *[""] * (len(HEADERS) - 1), *more, "" if few else row.error
     many = (_most(row.dtypes, few), _most(row.devices, few), _listed(row.wrappers, few))
-    return name, row.format or "", size(row.size), f"{row.tensors:,}", short(row.parameters), *many, row.finding or ""
+    numbers = (size(row.size), f"{row.tensors:,}", short(row.parameters))
+    return name, row.format or "", *numbers, *many, *more, row.finding or ""
+
+
+def _shown(value: float | str | None) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
 
 
 def _most(counts: Mapping[str, int], few: bool) -> str:

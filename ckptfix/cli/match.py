@@ -22,7 +22,7 @@ from ckptfix.cli.shared.common import (
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.operands import InAndOut, Others
-from ckptfix.cli.shared.options import at_option, in_place_option
+from ckptfix.cli.shared.options import at_option, drop_unexpected_option, in_place_option
 from ckptfix.errors import printable
 from ckptfix.io.source import shares_open_files
 
@@ -61,6 +61,7 @@ _OTHERS = Others()
                  help="Write the learned rules to FILE, for `rename --map`; --force replaces an old file."),
     click.Option(["--accept-ambiguous"], is_flag=True, help="Use the first target if several fit equally well."),
     click.Option(["--partial"], is_flag=True, help="Rename the keys that have a counterpart; keep the others."),
+    drop_unexpected_option(),
     click.Option(["--reshape"], is_flag=True, help="Also reshape tensors that have the same number of elements."),
     click.Option(["--heads"], metavar="N", type=click.IntRange(1),
                  help="Number of query heads of the attention, if a layout depends on it."),
@@ -85,6 +86,7 @@ def command(
     rules_file: str | None,
     accept_ambiguous: bool,
     partial: bool,
+    drop_unexpected: bool,
     reshape: bool,
     heads: int | None,
     kv_heads: int | None,
@@ -97,7 +99,8 @@ def command(
 
     Values never change. Tensors that one side has as one piece and the other as several (query, key and value; gate and
     up; experts) are split and joined if names and sizes allow only one way. Ambiguous and leftover tensors are refused
-    and listed. The rules behind the pairs are shown: features.{n}.conv.weight -> backbone.{n}.0.weight.
+    and listed; --drop-unexpected leaves out those that only IN has. The rules behind the pairs are shown:
+    features.{n}.conv.weight -> backbone.{n}.0.weight.
     """
     from ckptfix.ops import match as matching
     from ckptfix.ops.writing import WriteOptions
@@ -116,6 +119,7 @@ def command(
         like_at=like_at,
         accept_ambiguous=accept_ambiguous,
         partial=partial,
+        drop_unexpected=drop_unexpected,
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,

@@ -7,7 +7,7 @@ import re
 import click
 
 from ckptfix.cli.shared.common import FileName, Written, writes
-from ckptfix.cli.shared.options import at_option, in_place_option, link_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option, link_option
 from ckptfix.ops import rename
 from ckptfix.ops.writing import WriteOptions
 
@@ -29,7 +29,12 @@ from ckptfix.ops.writing import WriteOptions
         "comment. Placeholders turn a line into a rule: {n} is a number, {n-1} the one before, {*} the rest of a key. "
         "Lines may also split, join and transpose tensors: see `ckptfix help rules`.",
     ),
+    click.Option(
+        ["--line", "lines"], metavar="LINE", multiple=True,
+        help="A line of such a file, such as 'fc.weight -> fc.weight | rows to=1000'. Repeatable; without --map.",
+    ),
     click.Option(["--reverse"], is_flag=True, help="Apply the file of --map in reverse."),
+    allow_unmatched_option(),
     at_option(),
     in_place_option(),
     link_option(),
@@ -40,21 +45,35 @@ def command(
     how: WriteOptions,
     *,
     subs: tuple[str, ...],
+    lines: tuple[str, ...],
     map_file: str | None,
     reverse: bool,
+    allow_unmatched: bool,
     at: str | None,
 ) -> Written:
     """Rename the keys of IN by regular expressions or by a file of rules.
 
-    If two keys of a state dict would end up the same, nothing is written. Rules that match no key are reported.
+    If two keys of a state dict would end up the same, nothing is written. A REGEX that matches
+    no key is an error; lines of FILE that match none are reported, and are an error only if no line matches.
     """
 
-    if not subs and not map_file:
-        raise click.UsageError("Nothing to rename: give --sub or --map.")
+    if not subs and not map_file and not lines:
+        raise click.UsageError("Nothing to rename: give --sub, --map or --line.")
+    if map_file and lines:
+        raise click.UsageError("--line and --map cannot be combined: add the line to the file.")
     if reverse and not map_file:
         raise click.UsageError("--reverse needs --map.")
     pairs = [split_substitution(text) for text in subs]
-    return rename.rename(source, dest, subs=pairs, rules=map_file, reverse=reverse, at=at, **how.keywords())
+    return rename.rename(
+        *(source, dest),
+        subs=pairs,
+        rules=map_file,
+        lines=lines,
+        reverse=reverse,
+        allow_unmatched=allow_unmatched,
+        at=at,
+        **how.keywords(),
+    )
 
 
 def split_substitution(text: str) -> tuple[str, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ckptfix.cli.shared.batch import LineReport
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import LineReport
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.errors import printable
 

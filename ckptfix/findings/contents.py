@@ -8,7 +8,8 @@ from ckptfix.findings.steps import LIKE, step
 
 _REPAIR = step("repair")
 _SANITIZE = step("sanitize")
-_LOAD_INTO = "in Python: ckptfix.load_into(model, {source})"
+_LOAD_INTO = "in Python: ckptfix.load_into(model, {source!r})"
+RESUMED = "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model), which pairs the state by parameter"
 _MATCH = step("match", like=LIKE)
 
 CONTENTS: tuple[FindingKind, ...] = (
@@ -213,7 +214,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-state", "info", "it holds an optimizer's state",
         "An optimizer usually keeps two more tensors for each parameter: it triples the size, and the model "
         "does not need it.",
-        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE), step("slim", no_optimizer=True),
+        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE, E.WORLD_SIZE), step("slim", no_optimizer=True),
     ),
     FindingKind(
         "no-lightning-version", "info", "the key pytorch-lightning_version is missing",
@@ -226,7 +227,7 @@ CONTENTS: tuple[FindingKind, ...] = (
         "transformers looks for `format` in the metadata and says `'NoneType' object has no attribute 'get'`. "
         "save_file writes this entry only if asked to.",
         (E.NO_FORMAT_ENTRY,),
-        step("convert", to="zip") + step("convert", to="safetensors"),
+        step("set-metadata", pairs=(("format", "pt"),)),
     ),
     FindingKind(
         "old-spelling", "info", "keys in an older spelling",
@@ -281,6 +282,45 @@ CONTENTS: tuple[FindingKind, ...] = (
         "silently.",
         (E.PREFIX, E.COMPILED, E.NO_KEY_IN_MODEL, E.WRAPPED), _MATCH,
     ),
+    # With --error.
+    FindingKind(
+        "library-names", "error", "keys that a version of a library changed",
+        "transformers, PEFT, diffusers and torch renamed keys between versions: `language_model.model.` became "
+        "`model.language_model.` in transformers 4.52, `text_model.` left CLIPTextModel in 5.6, `weight_g` became "
+        "`parametrizations.weight.original0`. The message and the file show which side is older; the command gives "
+        "the file the keys that the model asks for.",
+        (E.PREFIX, E.NO_KEY_IN_MODEL, E.GAMMA_BETA, E.WEIGHT_NORM), None,
+    ),
+    FindingKind(
+        "vocabulary-rows", "error", "embeddings with a different number of rows: a padded or resized vocabulary",
+        "Tokens were added, rows were padded to a round number, or two vocabularies were merged. "
+        "model.resize_token_embeddings(N) before loading keeps all rows; the rule `rows` cuts the file's or pads "
+        "them with zeros.",
+        (E.SHAPES,), None,
+    ),
+    FindingKind(
+        "model-side", "info", "the cause of the message is the model, not the file",
+        "The model is partitioned by DeepSpeed ZeRO-3 (its parameters have the shape [0]), or was built with other "
+        "settings, such as another LoRA rank.",
+        (E.SHAPES, E.PARTS_OF_RANKS), None,
+    ),
+    FindingKind(
+        "quantized-keys", "info", "the message is about parts of quantized weights",
+        "Codes, scales and zero points have names and shapes that only a model knows which its library has "
+        "quantized in the same way.",
+        (E.PREFIX, E.SHAPES), None,
+    ),
+    FindingKind(
+        "adapter-only", "info", "the missing keys belong to the base model of an adapter",
+        "An adapter's file holds only what was trained. Load the base model first, and the adapter into it.",
+        (E.PREFIX, E.NO_KEY_IN_MODEL), None,
+    ),
+    FindingKind(
+        "other-file", "info", "the message does not agree with this file",
+        "The keys or shapes that it names are not those of the file: it is about a different file, or the loading "
+        "code changed the keys first.",
+        (), None,
+    ),
     FindingKind(
         "no-names-match", "error", "no key of the file is in the model",
         "strict=False would load nothing, without any error.",
@@ -300,15 +340,15 @@ CONTENTS: tuple[FindingKind, ...] = (
     ),
     FindingKind(
         "unexpected-keys", "error", "the file has keys that the model lacks",
-        "The model has no place for them. If it is the right model, ckptfix.load_into(model, FILE, strict=False) "
-        "leaves them out.",
+        "The model has no place for them. If it is the right model, `ckptfix fix` and `ckptfix match` leave them "
+        "out with --drop-unexpected, and ckptfix.load_into(model, FILE, strict=False) does.",
         (E.PREFIX, E.NO_KEY_IN_MODEL), None,
     ),
     FindingKind(
         "optional-buffers", "warning", "buffers that one side lacks, and that hold no weights",
         "Releases differ in whether they save num_batches_tracked, position_ids, masks and similar buffers. A "
         "strict load_state_dict refuses them; the model computes them again.",
-        (E.BATCHES_TRACKED, E.POSITION_IDS), _LOAD_INTO,
+        (E.BATCHES_TRACKED, E.POSITION_IDS, E.PREFIX), _LOAD_INTO,
     ),
     FindingKind(
         "tied-missing", "warning", "a tied weight is saved under only one of its keys",
@@ -325,13 +365,13 @@ CONTENTS: tuple[FindingKind, ...] = (
         "shape-mismatch", "error", "tensors whose shapes differ from the model's",
         "The head has a different number of classes, or the model is a different one. strict=False does not "
         "help: load_state_dict still raises `size mismatch`.",
-        (E.SHAPES,), "to load all other tensors: in Python, ckptfix.load_into(model, {source}, strict=False)",
+        (E.SHAPES,), "to load all other tensors: in Python, ckptfix.load_into(model, {source!r}, strict=False)",
     ),
     FindingKind(
         "position-embedding", "error", "position embeddings for a different resolution or length",
         "They must be interpolated, which is a decision about the model: no file command makes it.",
         (E.POSITION_SIZE,),
-        "interpolate them in the model's code; to load the rest: ckptfix.load_into(model, {source}, "
+        "interpolate them in the model's code; to load the rest: ckptfix.load_into(model, {source!r}, "
         "strict=False)",
     ),
     FindingKind(
@@ -344,6 +384,6 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-groups", "warning", "the optimizer was saved for a different number of parameters",
         "load_state_dict says `loaded state dict contains a parameter group that doesn't match the size of "
         "optimizer's group`.",
-        (E.PARAMETER_COUNT,), step("slim", no_optimizer=True),
+        (E.PARAMETER_COUNT,), RESUMED,
     ),
 )  # fmt: skip

@@ -76,14 +76,14 @@ class LoadError(IntEnum):
     WRONG_VALUES = 61
     NO_MODEL_FILE = 62
     NO_DATA = 63
+    WORLD_SIZE = 64
 
 
 MEANINGS: dict[LoadError, str] = {
     LoadError.NO_DIRECTORY: "the zip archive has no directory at its end: it was cut short, or other bytes follow it",
-    LoadError.PREFIX: "the keys in the file and in the model differ, usually by the `module.` of DataParallel",
+    LoadError.PREFIX: "the keys in the file and in the model differ",
     LoadError.NOT_ALLOWED: "the pickle contains classes that torch.load(weights_only=True) does not allow",
-    LoadError.SHAPES:
-        "a tensor of the file has a different shape than the model's, usually a head for another number of classes",
+    LoadError.SHAPES: "a tensor of the file has a different shape than the model's",
     LoadError.NO_GPU: "the tensors were saved on a GPU that this machine does not have",
     LoadError.LFS_POINTER: "the file is a git-lfs pointer",
     LoadError.NOT_A_CHECKPOINT: "the file is not a checkpoint: a web page, JSON, something compressed, or zeros",
@@ -149,6 +149,7 @@ MEANINGS: dict[LoadError, str] = {
     LoadError.NO_MODEL_FILE:
         "the folder has no model file that from_pretrained looks for: it is an adapter's folder, lacks an index, or "
         "a trainer saved it in a different form",
+    LoadError.WORLD_SIZE: "the optimizer's state was saved by a different number of processes",
     LoadError.NO_DATA: "a tensor is on the meta device: it has a shape but no values",
 }
 """The usual cause of each load error, in one sentence without a full stop."""

@@ -33,8 +33,11 @@ WHERE = Field.WHERE
 LIKE = Field.LIKE
 """The model that the file was compared with."""
 
-Value: TypeAlias = str | bool | tuple[tuple[str, str], ...] | Field
-"""The value of an option: True for a flag; pairs (old, new) for an option that is given once for each."""
+SPELLED = {"pairs": "--set"}
+"""Keyword -> its option, where the two differ by more than a plural."""
+
+Value: TypeAlias = str | bool | tuple[str, ...] | tuple[tuple[str, str], ...] | Field
+"""The value of an option: True for a flag; several texts, or pairs (old, new), for one that is given once for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +84,19 @@ class Step:
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords for the command's function."""
-        return dict(self.options)
+        made: dict[str, Any] = dict(self.options)
+        pairs = made.get("pairs")
+        return {**made, "pairs": dict(pairs)} if isinstance(pairs, tuple) else made
 
     def words(self) -> Iterator[str]:
         """Yield the options as words of a command line."""
         for name, value in self.options:
-            option = f"--{name.replace('_', '-')}"
+            option = SPELLED.get(name, f"--{name.replace('_', '-')}")
             if value is True:
                 yield option
             elif isinstance(value, tuple):
-                for old, new in value:
-                    yield from (option.removesuffix("s"), f"{old}={new}")
+                for one in value:
+                    yield from (option.removesuffix("s"), one if isinstance(one, str) else "=".join(one))
             else:
                 yield from (option, value.value if isinstance(value, Field) else str(value))
 

@@ -17,11 +17,12 @@ from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding, FindingKind, Severity
+from ckptfix.findings.runs import RUNS
 from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, operand, shell_line
 from ckptfix.findings.verbs import VERBS
 from ckptfix.urls import as_path, folder_beside, is_url
 
-ENTRIES: dict[str, FindingKind] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *VERBS)}
+ENTRIES: dict[str, FindingKind] = {entry.id: entry for entry in (*CONTAINERS, *CONTENTS, *RUNS, *VERBS)}
 
 RANK: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
 
@@ -88,9 +89,9 @@ def fix_of(finding: Finding) -> Fix | None:
 def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: str) -> Remedy:
     """Return the remedy for `finding` in the file `path`.
 
-    A step reads the file, or the output of the step before it. In an instruction ``{source}`` is the file;
-    ``{repaired}``, ``{cpu}`` and so on are unused file names beside it; ``{at}`` is the place of the finding; other
-    fields come from `values`.
+    A step reads the file, or the output of the step before it. In an instruction ``{source}`` is the file, and
+    ``{source!r}`` its name in Python; ``{repaired}``, ``{cpu}`` and so on are unused file names beside it; ``{at}`` is
+    the place of the finding; other fields come from `values`.
 
     Args:
         at: the address that the user asked about, for the commands that take one.
@@ -218,12 +219,19 @@ def _split(name: str) -> tuple[str, str]:
     return path.stem, path.suffix
 
 
+class _Field(str):
+    """A field of an instruction: ``{source}`` is a word for a shell, and ``{source!r}`` a string for Python."""
+
+    def __format__(self, spec: str) -> str:
+        return shell_word(operand(str(self)))
+
+
 class _Fields(dict[str, str]):
-    """The fields of an instruction, computed on demand and quoted for a shell."""
+    """The fields of an instruction, computed on demand."""
 
     def __init__(self, path: str, values: dict[str, str]) -> None:
-        super().__init__({name: shell_word(value) for name, value in values.items()})
+        super().__init__({name: _Field(value) for name, value in values.items()})
         self._path = path
 
     def __missing__(self, name: str) -> str:
-        return shell_word(operand(self._path if name == "source" else proposed(self._path, name)))
+        return _Field(self._path if name == "source" else proposed(self._path, name))

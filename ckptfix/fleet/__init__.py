@@ -15,13 +15,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from ckptfix.fleet.jobs import Job as Job
+from ckptfix.fleet.plan_lines import PlannedJob
 from ckptfix.fleet.report import FleetReport as FleetReport
 from ckptfix.fleet.report import JobSummary as JobSummary
 from ckptfix.fleet.run import run as run
 from ckptfix.fleet.run import status as status
 from ckptfix.fleet.states import PlanShard as PlanShard
 from ckptfix.hooks import Hook
+
+Job = PlannedJob
+"""The public name of a line of a plan."""
 
 
 class _Jobs(Protocol):

@@ -13,14 +13,14 @@ from typing import Any
 
 from ckptfix.errors import CkptfixError
 from ckptfix.fleet.bounds import bounds_of
-from ckptfix.fleet.executors import processors, slurm
 from ckptfix.fleet.locks import locked
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, summary_of
-from ckptfix.fleet.run import LATE, TRIES, Each, folder_of, tasks
+from ckptfix.fleet.run import TRIES, Each, folder_of, tasks
 from ckptfix.fleet.states import PlanLine, PlanShard, lines, survey
 from ckptfix.fleet.work import JobTask, do
 from ckptfix.io.source import open_source
+from ckptfix.runner.engines import LATE, processors, slurm
 
 PARTS = 16
 """The default number of tasks in an array."""

@@ -10,28 +10,16 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ckptfix.commands import quoted
 from ckptfix.errors import Refused
-from ckptfix.fleet.jobs import Job
+from ckptfix.fleet.plan_lines import PlannedJob
 from ckptfix.hooks import Hook
+from ckptfix.runner.jobs import Job
 from ckptfix.urls import as_path, is_url, known, normal, real_path
 
-
-class Uses(Protocol):
-    """The files that a command line reads and writes, as in `cli.shared.alone.Uses`."""
-
-    @property
-    def reads(self) -> str | None: ...
-    @property
-    def writes(self) -> tuple[str, ...]: ...
-    @property
-    def imports(self) -> bool: ...
-
-
-USES: Hook[Callable[[Sequence[str]], Uses | str]] = Hook("fleet.uses")
-"""The function that parses a command line: its files, or a sentence on why it cannot run in a fleet."""
+JOB: Hook[Callable[[Sequence[str]], Job | str]] = Hook("fleet.job")
+"""The function that parses a command line: its job, or a sentence on why it cannot run in a fleet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +44,34 @@ class Bounds:
         # The roots are resolved where the job is done, because links may differ between machines.
         return any(_below(real, real_path(root)) for root in self.roots)
 
-    def check(self, job: Job, where: str) -> None:
-        """Refuse a job that does more than it declares, or more than it is allowed to.
+    def check(self, planned: PlannedJob, where: str) -> Job:
+        """Return the job of a line. Refuse one that does more than it declares, or more than it is allowed to.
 
         Raises:
             Refused: the job exceeds its limits; `where` is its place in the plan.
         """
         hint = "write a plan with `ckptfix fleet plan LIST -- VERB ARGS > plan.jsonl`"
-        uses = USES.get()(job.argv)
-        if isinstance(uses, str):
-            raise Refused(f"not a job for a fleet: {uses}", path=self.plan, where=where, hint=hint)
-        if uses.imports and not self.allow_import:
+        job = JOB.get()(planned.argv)
+        if isinstance(job, str):
+            raise Refused(f"not a job for a fleet: {job}", path=self.plan, where=where, hint=hint)
+        if job.options.get("allow_import") and not self.allow_import:
             raise Refused(
                 "the job asks to import code, which a plan cannot allow",
                 path=self.plan,
                 where=where,
                 hint=f"if you trust that code, run `ckptfix fleet run {quoted(self.plan)} --allow-import`",
             )
-        if uses.reads is None or _plain(uses.reads) != _plain(job.input):
-            what = "nothing" if uses.reads is None else uses.reads
-            raise Refused(f"the job declares the input {job.input}, but reads {what}", path=self.plan, where=where)
-        written = [_plain(name) for name in uses.writes]
-        said = [] if job.output is None else [_plain(job.output)]
+        if job.input is None or _plain(job.input) != _plain(planned.input):
+            what = "nothing" if job.input is None else job.input
+            raise Refused(f"the job declares the input {planned.input}, but reads {what}", path=self.plan, where=where)
+        written = [_plain(name) for name in job.outputs]
+        said = [] if planned.output is None else [_plain(planned.output)]
         if written != said:
             does, says = (" and ".join(names) or "nothing" for names in (written, said))
             message = f"the job declares the output {says}, but writes {does}"
             raise Refused(message, path=self.plan, where=where, hint="a job can write only its output")
         # `normal` may map a name to the same text although it is a different file, if one of its folders is a link.
-        for name in uses.writes:
+        for name in job.outputs:
             if self.holds(name):
                 continue
             folder = str(as_path(name).parent)
@@ -93,6 +81,7 @@ class Bounds:
                 where=where,
                 hint=f"allow it: `ckptfix fleet run {quoted(self.plan)} {' '.join(_options((*self._given, folder)))}`",
             )
+        return job
 
     def check_records(self, folder: str) -> None:
         """Refuse a folder of records with a link that leads elsewhere, because records are written there.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-LOSSES, TROUBLE = 3, 2
+from ckptfix.runner.jobs import LOSSES, TROUBLE, Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class Cause:
 
 
 @dataclass(slots=True)
-class FleetReport:
+class FleetReport(Summary):
     """The state of the jobs of a plan, or of a shard of it.
 
     Attributes:
         jobs, bytes: the number of all planned jobs, and the size of their inputs.
-        done: jobs that ended well or with findings; `before` of them in an earlier run.
-        failed: jobs that failed, in this run or, before it began, in an earlier one.
+        codes: also of the jobs that failed in an earlier run, until this one begins.
+        before: jobs that an earlier run did.
         left: jobs without any result yet.
         changed: jobs that were done, but whose input, arguments or output have changed since.
         done_bytes: size of the inputs of the jobs that have ended.
@@ -104,13 +104,10 @@ class FleetReport:
 
     jobs: int = 0
     bytes: int = 0
-    done: int = 0
     before: int = 0
-    failed: int = 0
     left: int = 0
     changed: int = 0
     done_bytes: int = 0
-    codes: dict[int, int] = field(default_factory=dict)
     causes: dict[tuple[int, str], Cause] = field(default_factory=dict)
 
     def plan(self, size: int) -> None:
@@ -121,7 +118,6 @@ class FleetReport:
     def leave(self, state: str, size: int, failure: JobSummary | None = None) -> None:
         """Count a job that is not done; `failure` is its failure."""
         if state == "failed" and failure is not None:
-            self.failed += 1
             self._count(failure)
         elif state == "changed":
             self.changed += 1
@@ -131,7 +127,7 @@ class FleetReport:
     def begin(self) -> None:
         """Count all unfinished jobs as left: earlier failures no longer apply."""
         self.left += self.failed + self.changed
-        self.failed = self.changed = 0
+        self.changed = 0
         self.codes.pop(TROUBLE, None)
         self.causes = {key: cause for key, cause in self.causes.items() if key[0] != TROUBLE}
 
@@ -139,16 +135,12 @@ class FleetReport:
         """Count a job that has ended."""
         if not summary.before:
             self.left -= 1
-        if summary.failed:
-            self.failed += 1
-        else:
-            self.done += 1
-            self.before += summary.before
+        self.before += summary.before and not summary.failed
         self.done_bytes += summary.bytes
         self._count(summary)
 
     def _count(self, summary: JobSummary) -> None:
-        self.codes[summary.exit_code] = self.codes.get(summary.exit_code, 0) + 1
+        self.count(summary.exit_code)
         if summary.cause is None:
             return
         key = summary.exit_code, summary.cause
@@ -159,14 +151,6 @@ class FleetReport:
             )
         else:
             found.count += 1
-
-    @property
-    def exit_code(self) -> int:
-        """2 if a job failed or could not be done, else 3 if one has losses, else 1, else 0."""
-        codes = self.codes
-        if codes.get(TROUBLE) or self.failed:
-            return TROUBLE
-        return LOSSES if codes.get(LOSSES) else max(codes, default=0)
 
     @property
     def by_cause(self) -> list[Cause]:

@@ -6,30 +6,28 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, wait
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import BrokenExecutor
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused
 from ckptfix.fleet.bounds import Bounds, bounds_of
-from ckptfix.fleet.executors import Engine, Executor, Processes, SubmittedJob, is_future, processors
-from ckptfix.fleet.jobs import line_at
 from ckptfix.fleet.locks import locked
+from ckptfix.fleet.plan_lines import line_at
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary
 from ckptfix.fleet.states import PlanLine, PlanShard, survey
-from ckptfix.fleet.work import JobTask, give_up
+from ckptfix.fleet.work import JobTask, do, give_up
 from ckptfix.io.source import found_as, open_source
+from ckptfix.runner.engines import Engine, Executor, Processes, ProcessLost, carry_out, processors
 
 TRIES = 3
 """The number of processes that a job can kill before it is given up."""
 
-SOON, LATE = 0.02, 1.0
-"""Seconds between two checks of futures that cannot be waited for."""
+LOST = 2 * TRIES
+"""The number of processes of one job that can end without a record of it: those that are killed have begun the job."""
 
 Each = Callable[[JobSummary, FleetReport], None]
 """Called with a job that has ended, and the state of all jobs so far."""
-
 
 
 def folder_of(plan: str) -> str:
@@ -130,90 +128,31 @@ def tasks(folder: str, since: float, bounds: Bounds | None = None) -> Callable[[
 def _carry_out(tasks: Iterable[JobTask], engine: Engine, report: FleetReport, each: Each | None) -> None:
     waiting = iter(tasks)
     again: deque[JobTask] = deque()
-    running: dict[SubmittedJob, JobTask] = {}
     lost: dict[bytes, int] = {}
-    broken = 0
-    stopped = True
+
+    def take() -> JobTask | None:
+        return again.popleft() if again else next(waiting, None)
+
     try:
-        while True:
-            while len(running) < engine.window and (task := again.popleft() if again else next(waiting, None)):
-                try:
-                    running[engine.submit(task)] = task
-                except BrokenExecutor as error:
-                    again.append(task)
-                    if not running:
-                        broken = _renewed(engine, broken, error)
-                    else:
-                        break
-            if not running:
-                break
-            failure: BrokenExecutor | None = None
-            for pending in _ended(running):
-                task = running.pop(pending)
+        with contextlib.closing(carry_out(take, do, engine)) as ended:
+            for task, pending in ended:
                 try:
                     summary = pending.result()
-                except BrokenExecutor as error:
-                    failure = error
-                    again.append(task)
-                    continue
-                except CkptfixError:
+                except (CkptfixError, BrokenExecutor):
                     raise
                 except Exception as error:
                     lost[task.line] = lost.get(task.line, 0) + 1
-                    if lost[task.line] < TRIES:
+                    if lost[task.line] < (LOST if isinstance(error, ProcessLost) else TRIES):
                         again.append(task)
                         continue
+                    if isinstance(error, ProcessLost):
+                        hint = "the machine may be out of memory: try --jobs 1"
+                        raise CkptfixError("worker processes end before they have begun a job", hint=hint) from error
                     summary = give_up(task, f"its worker was lost {TRIES} times: {type(error).__name__}: {error}")
-                broken = 0
                 lost.pop(task.line, None)
                 report.add(summary)
                 if each is not None:
                     each(summary, report)
-            if failure is not None:
-                again.extend(running.values())
-                for pending in running:
-                    _forget(pending)
-                running.clear()
-                broken = _renewed(engine, broken, failure)
-        stopped = False
-    finally:
-        for pending in running:
-            _forget(pending)
-        engine.end(stopped=stopped)
-
-
-def _renewed(engine: Engine, broken: int, error: BrokenExecutor) -> int:
-    """Replace the engine's workers, and return how often this has happened since a job ended.
-
-    A job is given up before this reaches the limit.
-    """
-    if broken > 2 * TRIES:
-        hint = "the machine may be out of memory: try --jobs 1"
-        raise CkptfixError("worker processes end before they have finished a job", hint=hint) from error
-    if not engine.renew():
+    except BrokenExecutor as error:
         message = f"the executor has broken: {error}"
         raise CkptfixError(message, hint="finished jobs are kept; repeat the call with a new executor") from error
-    return broken + 1
-
-
-def _forget(pending: SubmittedJob) -> None:
-    cancel = getattr(pending, "cancel", None)
-    if cancel is not None:
-        with contextlib.suppress(Exception):
-            cancel()
-
-
-def _ended(running: Iterable[SubmittedJob]) -> Iterator[SubmittedJob]:
-    """Yield the jobs that have ended; wait for at least one, however long that takes."""
-    futures: list[Any] = [*running]
-    if all(map(is_future, futures)):
-        # Signals are handled between two waits.
-        while not (done := wait(futures, timeout=0.5, return_when=FIRST_COMPLETED).done):
-            pass
-        yield from done
-        return
-    pause = SOON
-    while not (ended := [pending for pending in running if pending.done()]):
-        time.sleep(pause)
-        pause = min(2 * pause, LATE)
-    yield from ended

@@ -1,23 +1,24 @@
-"""The states of the jobs of a plan: done, failed, left, or changed since."""
+"""The jobs of a plan or of a shard of it, and their states: done, failed, left, or changed since."""
 
 from __future__ import annotations
 
+import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from ckptfix.errors import Refused
 from ckptfix.fleet.bounds import Bounds
-from ckptfix.fleet.jobs import Job, identity, lines_of, parsed
+from ckptfix.fleet.plan_lines import PlannedJob, identity, lines_of, parsed
 from ckptfix.fleet.records import PlanRecords
 from ckptfix.fleet.report import FleetReport, JobSummary, summary_of
 from ckptfix.io.source import Source
+from ckptfix.numbers import whole_number
+from ckptfix.runner.jobs import TROUBLE
 
 State = Literal["done", "failed", "left", "changed"]
 """`changed`: it was done, but its input, its arguments or its output have changed since."""
-
-TROUBLE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,26 @@ class PlanShard:
     count: int
 
 
-def state_of(job: Job, record: dict[str, Any] | None) -> State:
+def shard_of(environment: Mapping[str, str] | None = None) -> PlanShard | None:
+    """Return the shard that a scheduler assigned: the task of a Slurm array, or else the rank of torchrun or the like.
+
+    None if neither is set.
+    """
+    values = os.environ if environment is None else environment
+
+    def number(name: str) -> int | None:
+        return whole_number(values.get(name))
+
+    task, tasks = number("SLURM_ARRAY_TASK_ID"), number("SLURM_ARRAY_TASK_COUNT")
+    if task is not None and tasks:
+        first, step = number("SLURM_ARRAY_TASK_MIN") or 0, number("SLURM_ARRAY_TASK_STEP") or 1
+        index = (task - first) // step
+        return PlanShard(index, tasks) if 0 <= index < tasks else None
+    rank, size = number("RANK"), number("WORLD_SIZE")
+    return PlanShard(rank, size) if rank is not None and size and rank < size else None
+
+
+def state_of(job: PlannedJob, record: dict[str, Any] | None) -> State:
     """Return the state of `job`, which has this record."""
     if record is None:
         return "left"
@@ -45,7 +65,7 @@ class PlanLine(NamedTuple):
     """A job of a plan, the offset of its line, and its state."""
 
     offset: int
-    job: Job
+    job: PlannedJob
     state: State
     record: dict[str, Any] | None
 
@@ -107,7 +127,7 @@ def survey(
 
     Args:
         each: called with every line.
-        run: the present run; jobs done by other runs count as done before.
+        run: the present run. Jobs done by other runs count as done before, and jobs that only other runs tried as left.
         bounds: as in `lines`.
     """
     todo = array("Q")
@@ -122,7 +142,8 @@ def survey(
             report.left += not before
             report.add(summary_of(line.record, before=before))
             continue
-        report.leave(line.state, line.job.bytes, None if line.record is None else _before(line))
+        mine = line.record is not None and line.record.get("run") == run
+        report.leave(line.state if run is None or mine else "left", line.job.bytes, _before(line))
         todo.append(line.offset)
     return PlanSurvey(todo, report)
 

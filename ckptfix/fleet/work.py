@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError
 from ckptfix.fleet.bounds import Bounds
-from ckptfix.fleet.jobs import Identity, Job, digest, identity, parsed, size_of
+from ckptfix.fleet.plan_lines import Identity, PlannedJob, digest, identity, parsed, size_of
 from ckptfix.fleet.records import Begun, PlanRecords
 from ckptfix.fleet.report import JobSummary, summary_of
-from ckptfix.fleet.states import TROUBLE, state_of
+from ckptfix.fleet.states import state_of
 from ckptfix.hooks import Hook
 from ckptfix.io.unfinished_edits import JOURNAL, beside
+from ckptfix.runner.jobs import TROUBLE, Job, Outcome, unfinished
 from ckptfix.urls import is_url
 
 Replace = Literal["no", "yes", "keep"]
@@ -53,25 +55,8 @@ class JobTask:
     bounds: Bounds
 
 
-class Ended(Protocol):
-    """The result of a verb on one input, as in `cli.shared.many.Outcome`."""
-
-    @property
-    def code(self) -> int: ...
-    @property
-    def done(self) -> tuple[str, ...]: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
-    @property
-    def documents(self) -> tuple[Mapping[str, Any], ...]: ...
-    @property
-    def row(self) -> tuple[str, ...] | None: ...
-    @property
-    def usage(self) -> str | None: ...
-
-
-DONE: Hook[Callable[[Sequence[str], str, str | None, Replace, bool], Ended]] = Hook("fleet.done")
-"""The function that runs a command line: (words, input, output, treatment of an existing output, allow imports)."""
+DONE: Hook[Callable[[Job, Replace, bool], Outcome]] = Hook("fleet.done")
+"""The function that does a job: (job, treatment of an existing output, allow imports)."""
 
 
 def do(task: JobTask) -> JobSummary:
@@ -88,7 +73,7 @@ def do(task: JobTask) -> JobSummary:
     if record is not None and record["exit_code"] != TROUBLE and state_of(job, record) == "done":
         records.end(job.key)
         return summary_of(record)
-    task.bounds.check(job, job.input)  # a folder may have become a link since the plan was read
+    todo = task.bounds.check(job, job.input)  # a folder may have become a link since the plan was read
     begun = records.begun(job.key)
     if begun is not None and record is not None and record["run"] == begun.run:
         begun = None  # it ended, but its process was killed before it could record that
@@ -103,7 +88,7 @@ def do(task: JobTask) -> JobSummary:
         records.begin(job.key, Begun(task.run, tries + 1))
     try:
         before = identity(job.input)
-        ended = DONE.get()(job.argv, job.input, job.output, replace, task.bounds.allow_import)
+        ended = DONE.get()(dataclasses.replace(todo, input=job.input), replace, task.bounds.allow_import)
     except BaseException:
         if mine:  # it was stopped properly, so this attempt does not count
             records.begin(job.key, Begun(task.run, tries))
@@ -120,22 +105,10 @@ def give_up(task: JobTask, message: str) -> JobSummary:
     records = PlanRecords(task.folder)
     job = parsed(task.line, task.folder, 0)
     record = records.read(job.key)
-    error = {"type": "ChildProcessError", "message": message, "path": job.input, "hint": None}
-    ended = _Failed(({"path": job.input, "error": error},))
-    document = _record(job, record, identity(job.input), ended)
+    document = _record(job, record, identity(job.input), unfinished(job.input, message))
     document |= {"run": task.run, "seconds": 0.0, "ended": round(time.time(), 3)}
     records.write(job.key, document)
     return summary_of(document)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    documents: tuple[dict[str, Any], ...]
-    code: int = TROUBLE
-    done: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    row: tuple[str, ...] | None = None
-    usage: str | None = None
 
 
 def _is_here(folder: str) -> bool:
@@ -144,7 +117,7 @@ def _is_here(folder: str) -> bool:
     return False
 
 
-def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tuple[Replace, bool]:
+def _claim(job: PlannedJob, record: dict[str, Any] | None, begun: Begun | None) -> tuple[Replace, bool]:
     """Return how to treat an existing output, and whether the new output will be the job's own."""
     if job.output is None or job.in_place:
         return "no", True
@@ -159,7 +132,7 @@ def _claim(job: Job, record: dict[str, Any] | None, begun: Begun | None) -> tupl
     return "yes" if now == ours else "keep", True
 
 
-def _record(job: Job, record: dict[str, Any] | None, before: Identity | None, ended: Ended) -> dict[str, Any]:
+def _record(job: PlannedJob, record: dict[str, Any] | None, before: Identity | None, ended: Outcome) -> dict[str, Any]:
     """Return the record of a job that has ended."""
     failed = ended.code == TROUBLE
     cause, message, fix = _why(job, ended)
@@ -184,7 +157,7 @@ def _record(job: Job, record: dict[str, Any] | None, before: Identity | None, en
     }
 
 
-def _digest(job: Job, ended: Ended) -> str | None:
+def _digest(job: PlannedJob, ended: Outcome) -> str | None:
     """Return the digest of the output, or of the verb's documents if it has no output."""
     if job.output is not None:
         return digest(job.output) if identity(job.output) is not None else None
@@ -195,7 +168,7 @@ def _digest(job: Job, ended: Ended) -> str | None:
     return f"sha256:{hashlib.sha256(said.encode()).hexdigest()}"
 
 
-def _why(job: Job, ended: Ended) -> tuple[str | None, str | None, str | None]:
+def _why(job: PlannedJob, ended: Outcome) -> tuple[str | None, str | None, str | None]:
     """Return the cause, a sentence about it, and the command that fixes it."""
     if ended.usage is not None:
         return "UsageError", ended.usage, f"{command(job.argv[0])} --help"
@@ -224,7 +197,7 @@ def _command(hint: str | None) -> str | None:
     return named[1] if named else hint or None
 
 
-def _clean_up(job: Job, records: PlanRecords, since: float) -> None:
+def _clean_up(job: PlannedJob, records: PlanRecords, since: float) -> None:
     """Remove leftovers of a process that was killed during the job: temporary files, or an unfinished in-place edit."""
     if job.output is None or is_url(job.output):
         return

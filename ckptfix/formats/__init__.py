@@ -1,6 +1,7 @@
 """The formats, detected from content and never from the suffix alone.
 
 A new format is a module that ends with a `base.Format`, one row here and one line in tests/contract/samples.py.
+The module is imported when a file may be in the format, so that a command costs what its file needs.
 """
 
 from __future__ import annotations
@@ -8,22 +9,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
+from typing import NamedTuple
 
 from ckptfix.checkpoint import Checkpoint, FileVersion, TensorEntry
 from ckptfix.errors import CkptfixError, UnknownFormat, WriteFailed, file_name, not_readable
-from ckptfix.formats import base, members
+from ckptfix.formats import base, signs
 from ckptfix.formats.base import Aspect, Format
 from ckptfix.formats.dcp.part import refuse_part
-from ckptfix.formats.programs import format as programs
-from ckptfix.formats.safetensors import format as safetensors
-from ckptfix.formats.torch import legacy as torch_legacy
-from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch import zip as torch_zip
-from ckptfix.formats.torch.readonly import archive as torch_archive
-from ckptfix.formats.torch.readonly import pickle as torch_pickle
-from ckptfix.formats.torch.readonly import tar as torch_tar
 from ckptfix.io.source import found_as, is_local, is_place, open_source, shares_open_files
 from ckptfix.io.system import named, refuse_other_kinds
 from ckptfix.names import kinds
@@ -32,13 +26,21 @@ from ckptfix.urls import as_path
 from ckptfix.zips.archive_sequence import BEHIND
 
 
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """The module of a folder format, imported only when needed: most commands work on single files."""
+class _Row(NamedTuple):
+    """The facts about a format that are known before it is imported.
+
+    Attributes:
+        module: below this package.
+        sign: whether a file or folder may be in the format.
+        attribute: the format, in its module.
+        folder, suffixes: as in `Format`.
+    """
 
     module: str
+    sign: signs.Sign
     attribute: str = "FORMAT"
-    folder: bool = True
+    folder: bool = False
+    suffixes: tuple[str, ...] = ()
 
     def imported(self) -> Format:
         format: Format = getattr(import_module(f"ckptfix.formats.{self.module}"), self.attribute)
@@ -46,16 +48,14 @@ class _Room:
 
 
 class Formats(MutableMapping[str, Format]):
-    """A mapping of name -> format; the module of a folder format is imported at its first use."""
+    """A mapping of name -> format, whose module is imported at its first use."""
 
-    def __init__(self, rows: Mapping[str, Format | _Room]) -> None:
+    def __init__(self, rows: Mapping[str, Format | _Row]) -> None:
         self._rows = dict(rows)
 
     def __getitem__(self, name: str) -> Format:
         row = self._rows[name]
-        if isinstance(row, _Room):
-            row = self._rows[name] = row.imported()
-        return row
+        return row.imported() if isinstance(row, _Row) else row
 
     def __setitem__(self, name: str, format: Format) -> None:
         self._rows[name] = format
@@ -73,27 +73,37 @@ class Formats(MutableMapping[str, Format]):
         """Return the formats whose checkpoints are folders, or those whose checkpoints are files."""
         return [self[name] for name, row in self._rows.items() if row.folder is folder]
 
+    def possible(self, seen: signs.Beginning, *, folder: bool) -> list[Format]:
+        """Return the formats of folders, or of files, that `seen` shows no sign against."""
+        rows = [(name, row) for name, row in self._rows.items() if row.folder is folder]
+        return [self[name] for name, row in rows if not isinstance(row, _Row) or row.sign(seen)]
 
-FORMATS = Formats(
-    {
-        **{
-            format.name: format
-            for format in (
-                *(torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT),
-                *(torch_pickle.FORMAT, torch_tar.FORMAT, torch_archive.FORMAT),
-                *(programs.TORCHSCRIPT, programs.EXPORTED),
-            )
-        },
-        "dcp": _Room("dcp.format"),
-        "dcp-ranks": _Room("dcp.format", "RANKS_FORMAT"),
-        "dcp-safetensors": _Room("dcp.format", "IMAGES_FORMAT"),
-        "zero": _Room("zero.format"),
-        "ranks": _Room("ranks.format"),
-        "hf": _Room("shards.format"),
-        "hf-bin": _Room("shards.format", "TORCH_FORMAT"),
-        "hf-dcp": _Room("shards.format", "SLICES_FORMAT"),
-    }
-)
+    def with_suffix(self, path: str) -> Format | None:
+        """Return the first format of files that has the suffix of `path`; None if there is none."""
+        rows = [(name, row) for name, row in self._rows.items() if not row.folder]
+        return next((self[name] for name, row in rows if path.lower().endswith(row.suffixes)), None)
+
+
+_ROWS = {
+    "zip": _Row("torch.zip", signs.zipped, suffixes=base.TORCH_SUFFIXES),
+    "legacy": _Row("torch.legacy", signs.legacy, suffixes=base.TORCH_SUFFIXES),
+    "safetensors": _Row("safetensors.format", signs.braced, suffixes=base.SAFETENSORS_SUFFIXES),
+    "pickle": _Row("torch.readonly.pickle", signs.pickled),
+    "tar": _Row("torch.readonly.tar", signs.tar),
+    "archive": _Row("torch.readonly.archive", signs.archive),
+    "torchscript": _Row("programs.format", signs.record("constants.pkl"), "TORCHSCRIPT"),
+    "exported-program": _Row("programs.format", signs.record("archive_format"), "EXPORTED"),
+    "dcp": _Row("dcp.format", signs.named(".metadata"), folder=True),
+    "dcp-ranks": _Row("dcp.format", signs.never, "RANKS_FORMAT", folder=True),
+    "dcp-safetensors": _Row("dcp.format", signs.never, "IMAGES_FORMAT", folder=True),
+    "zero": _Row("zero.format", signs.saved_by_deepspeed, folder=True),
+    "ranks": _Row("ranks.format", signs.named("rank"), folder=True),
+    "hf": _Row("shards.format", signs.named("-of-", ".index"), folder=True),
+    "hf-bin": _Row("shards.format", signs.never, "TORCH_FORMAT", folder=True),
+    "hf-dcp": _Row("shards.format", signs.never, "SLICES_FORMAT", folder=True),
+}
+
+FORMATS = Formats(_ROWS)
 
 HEAD = 4096
 
@@ -144,6 +154,8 @@ def located(path: str | os.PathLike[str]) -> str:
     """Return the path of the checkpoint that `path` means: `path` itself, or the one model in a folder."""
     name = file_name(path)
     if is_place(name) and found_as(name) == "folder" and not is_folder_checkpoint(name):
+        from ckptfix.formats import members
+
         return members.model_of(name, is_folder_checkpoint, _may_be_model) or name
     return name
 
@@ -154,14 +166,17 @@ def _may_be_model(path: str) -> bool:
         checkpoint = open_checkpoint(path)
     except CkptfixError:
         return True
+    from ckptfix.formats.torch.module import modules
+
     states = checkpoint.state_dicts
-    return any(row.weights and not row.optimizer for row in states) or bool(torch_module.modules(checkpoint))
+    return any(row.weights and not row.optimizer for row in states) or bool(modules(checkpoint))
 
 
 def is_folder_checkpoint(name: str) -> bool:
     """Return whether the folder `name` is a checkpoint of many files. Raises WriteFailed if it cannot be read."""
     with named(name):
-        return any(format.score(name, b"", 0) for format in FORMATS.of(folder=True))
+        able = FORMATS.possible(signs.Beginning(name, b"", 0), folder=True)
+        return any(format.score(name, b"", 0) for format in able)
 
 
 def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False) -> Format:
@@ -174,7 +189,7 @@ def by_content(name: str, head: bytes, size: int, *, folder: bool | None = False
     Raises:
         UnknownFormat: no format matches.
     """
-    able = FORMATS.of(folder=folder is True)
+    able = FORMATS.possible(signs.Beginning(name, head, size), folder=folder is True)
     if folder is None and name.lower().endswith(".json"):
         able += FORMATS.of(folder=True)
     scores = [format.score(name, head, size) for format in able]
@@ -219,7 +234,26 @@ def is_checkpoint(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-@gc_paused
+SNIFFED = 1 << 16
+"""First bytes of a file without a checkpoint's suffix that are looked at to tell whether it may be one."""
+
+
+def may_be_checkpoint(path: str) -> bool:
+    """Return whether the first bytes of the file at `path` are those of a file format; no other bytes are read.
+
+    A pickle must name torch's loader of storages in these bytes. Any zip or tar may be a checkpoint.
+    """
+    try:
+        with open_source(path) as source:
+            head = source.read(0, min(SNIFFED, source.size))
+        if head.startswith(signs.ZIP):
+            return True
+        able = FORMATS.possible(signs.Beginning(path, head, len(head)), folder=False)
+        return any(format.score(path, head, len(head)) for format in able)
+    except (CkptfixError, OSError):
+        return False
+
+
 @shares_open_files()
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint of any format: names, shapes and offsets, but no tensor bytes.
@@ -229,7 +263,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         DamagedFile: it contradicts itself so badly that nothing can be listed.
     """
     name = located(path)
-    format = _detected(name)
+    return open_as(name, _detected(name))
+
+
+@gc_paused
+@shares_open_files()
+def open_as(name: str, format: Format) -> Checkpoint:
+    """Read the file or folder of exactly this name in the format that `detect` found, like `open_checkpoint`."""
     if format.folder:
         return format.read(name)
     with open_source(name) as source:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from ckptfix.checkpoint import Checkpoint, Edit, OutputFile, Plan, TensorEntry
-from ckptfix.errors import UnknownFormat
+from ckptfix.errors import Truncated, UnknownFormat
 from ckptfix.findings.row import Finding
+from ckptfix.io.source import truncated_hint
 
 Aspect = Literal[
     "device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order", "metadata", "checksums",
@@ -23,6 +24,13 @@ OF_OBJECTS: frozenset[Aspect] = frozenset(
     {"device", "requires_grad", "parameter", "stride", "detail", "sharing", "objects", "order"}
 )
 """Properties that a pickled torch object states."""
+
+TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+"""Suffixes of torch files in any of its formats; none belongs to one format alone. ``.tar`` covers ``.pth.tar`` (the
+ImageNet example) and other names.
+"""
+
+SAFETENSORS_SUFFIXES = (".safetensors",)
 
 Shared = tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]
 """The tensors to write, metadata pairs from which `Format.weights` restores the rest, and findings."""
@@ -118,7 +126,7 @@ def file_by_file(
     return by_file(checkpoint, one, dest), done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)  # there is one of each, and 36 fields take 2 ms
 class Format:
     """A format of checkpoints.
 
@@ -229,6 +237,14 @@ class Format:
     def check(self, path: str) -> Iterator[Finding]:
         """Yield all faults of the file at `path`: read it, and run `validate` on the result."""
         yield from self.validate(self.read(path))
+
+
+def refuse_truncated(checkpoint: Checkpoint) -> None:
+    """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
+    for finding in checkpoint.findings:
+        if finding.id == "truncated":
+            hint = truncated_hint(checkpoint.path)
+            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
 def unknown(path: str, head: bytes, size: int) -> UnknownFormat:

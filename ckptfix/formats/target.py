@@ -61,7 +61,8 @@ def _target_format(dest: str, to: str | None) -> str:
 
 def of_suffix(dest: str) -> str | None:
     """Return the name of the format that the suffix of `dest` names; None if it names no format."""
-    return next((format.name for format in FORMATS.of(folder=False) if dest.lower().endswith(format.suffixes)), None)
+    format = FORMATS.with_suffix(dest)
+    return None if format is None else format.name
 
 
 def is_folder(to: str | None) -> bool:
@@ -102,7 +103,7 @@ def _other_format(dest: str, name: str) -> Format | None:
     """Return the format whose suffix `dest` has, unless it has one of the format `name` too."""
     if dest.lower().endswith(FORMATS[name].suffixes):
         return None
-    return next((other for other in FORMATS.of(folder=False) if dest.lower().endswith(other.suffixes)), None)
+    return FORMATS.with_suffix(dest)
 
 
 def fitting(

@@ -16,19 +16,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.elements.moments import ElementMoments
+from ckptfix.elements.reader import content, read_each, reduce, why_no_numbers
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.git import lfs
 from ckptfix.io.source import Readers, found_as, open_source, shares_open_files
-from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops.digest.files import digests
 from ckptfix.ops.digest.tensors import digest_of
 from ckptfix.ops.inspect.describe import inspect
-from ckptfix.ops.stats import moments_of, why_no_numbers
-from ckptfix.ops.stats.moments import ElementMoments
 from ckptfix.words import natural, plural, shape, size
 
 FORM = 2
@@ -112,10 +112,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
         for name, shown in sorted(values, key=lambda row: (natural(row[0]), row)):
             yield f"{printable(name)} = {shown}"
     entries = sorted(seen.named_entries, key=lambda entry: (natural(entry.name), entry.name))
-    with Readers() as readers:
-        call = partial(_of_task, readers, checkpoint.byteorder)
-        for rows in Workers().run(call, batches(entries, lambda entry: entry.nbytes + OVERHEAD, TASK)):
-            yield from rows
+    yield from read_each(entries, partial(_line, byteorder=checkpoint.byteorder), attrgetter("nbytes"))
 
 
 def _value(value: object) -> str:
@@ -123,15 +120,11 @@ def _value(value: object) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}... ({len(shown):,} characters)"
 
 
-def _of_task(readers: Readers, byteorder: str, entries: list[TensorEntry]) -> list[str]:
-    return [_line(entry, readers, byteorder) for entry in entries]
-
-
 def _line(entry: TensorEntry, readers: Readers, byteorder: str) -> str:
     parts = [entry.name, f"{entry.dtype} {shape(entry.shape)}", *_properties(entry)]
     try:
         if entry.storage is not None and entry.storage.data is not None and why_no_numbers(entry) is None:
-            found = moments_of(entry, readers, byteorder=byteorder)
+            found = reduce(content(entry, byteorder), ElementMoments, readers)
             parts += [" ".join(_statistics(found))] if found.elements else []
         digest = digest_of(entry, readers, byteorder=byteorder)
         parts.append(f"sha256:{digest[:DIGITS]}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ckptfix.elements.histogram import Bins
 from ckptfix.html.text import Html, number, tag
-from ckptfix.ops.histogram import Bins, Distribution, ValueBins
+from ckptfix.ops.histogram import Distribution, ValueBins
 from ckptfix.words import short
 
 LEVELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"

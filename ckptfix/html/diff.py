@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.commands import command as line_of
+from ckptfix.elements.pair_sums import ValueDiff
 from ckptfix.html import charts
 from ckptfix.html.grid import Column, PageTable, Tensor, grid
 from ckptfix.html.heat import Scale, Spot, heat_map
@@ -15,7 +16,6 @@ from ckptfix.html.text import Html, data, join, number, tag, text
 from ckptfix.io.read import Progress
 from ckptfix.io.source import refuse_changed, shares_open_files, stamp
 from ckptfix.ops.diff.result import Compared, DiffResult, TensorChange
-from ckptfix.ops.diff.sums import ValueDiff
 from ckptfix.ops.histogram import Distribution, Pair, distributions
 from ckptfix.words import plural, shape, short
 

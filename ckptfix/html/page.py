@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 
 from ckptfix.html.text import Html, data, join, tag, text
-from ckptfix.ops.record import version
+from ckptfix.version import VERSION
 
 LIMIT = 4_800_000
 """Maximum bytes of a page, small enough to send."""
@@ -41,7 +41,7 @@ def whole(title: str, kicker: str, head: Html, sections: Iterable[Html], notes: 
         notes: sentences on what the page does not show.
         rows: the data for the script.
     """
-    made = f"Made by ckptfix {version()}. Nothing was loaded, and nothing in the files was run."
+    made = f"Made by ckptfix {VERSION}. Nothing was loaded, and nothing in the files was run."
     footer = tag("footer", *(tag("p", note) for note in notes), tag("p", made))
     body = join((
         tag("div", tag("span", kicker, class_="kicker"), Html(

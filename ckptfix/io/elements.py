@@ -15,7 +15,7 @@ from ckptfix.checkpoint import ByteRange, Data, Derived, Storage, TensorEntry, c
 from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.errors import Unsupported
 from ckptfix.io.derived import gathered
-from ckptfix.io.read import cut, read_chunks, read_from
+from ckptfix.io.read import cut, read_chunks, read_from, whole_items
 
 NEGATED = frozenset({"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"})
 """The real dtypes that torch can negate; ``resolve_neg`` of any other fails."""
@@ -125,12 +125,7 @@ def _resolved(data: Data, values: Resolve) -> Derived:
     size = values.dtype.itemsize
 
     def chunks() -> Iterator[bytes]:
-        rest = b""
-        for chunk in read_chunks(data):
-            chunk = rest + chunk
-            whole = len(chunk) - len(chunk) % size
-            rest = chunk[whole:]
-            yield values(memoryview(chunk)[:whole])
+        return map(values, whole_items(read_chunks(data), size))
 
     return Derived(data.length, chunks, f"resolved {', '.join(values.lazy)}", read_from(data), lazy=values.lazy)
 

@@ -9,7 +9,6 @@ kept otherwise.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
@@ -369,6 +368,8 @@ def _renamed(old: str, new: str, flags: int) -> bool:
     """
     if sys.platform != "linux":
         return False
+    import ctypes
+
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):

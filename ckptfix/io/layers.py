@@ -5,8 +5,6 @@ Data is decompressed only as far as the caller requests, and the caller bounds t
 
 from __future__ import annotations
 
-import bz2
-import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -23,9 +21,6 @@ a bomb a thousand times."""
 MEMORY = 1 << 28
 """Bytes of memory that the decompressor of an xz or lzma stream can use."""
 
-FAULTS = (zlib.error, lzma.LZMAError, OSError, ValueError, EOFError)
-"""Exceptions that the decompressors raise for damaged data."""
-
 
 class Packing(NamedTuple):
     """A compression format: its name, its first bytes, and a factory of its decompressor."""
@@ -35,12 +30,24 @@ class Packing(NamedTuple):
     start: Callable[[], Any]
 
 
-BZIP2 = Packing("bzip2", b"BZh", bz2.BZ2Decompressor)
+def _bz2() -> Any:
+    from bz2 import BZ2Decompressor
+
+    return BZ2Decompressor()
+
+
+def _xz() -> Any:
+    from lzma import LZMADecompressor
+
+    return LZMADecompressor(memlimit=MEMORY)
+
+
+BZIP2 = Packing("bzip2", b"BZh", _bz2)
 
 PACKINGS = (
     Packing("gzip", b"\x1f\x8b\x08", lambda: zlib.decompressobj(31)),
     BZIP2,
-    Packing("xz", b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(memlimit=MEMORY)),
+    Packing("xz", b"\xfd7zXZ\0", _xz),
 )
 
 _ZLIB = tuple(
@@ -48,6 +55,13 @@ _ZLIB = tuple(
 )
 """Old versions of joblib compressed pickles with zlib. Two bytes prove little: the decompressed data must make sense,
 too."""
+
+
+def faults() -> tuple[type[Exception], ...]:
+    """Return the exceptions that the decompressors raise for damaged data."""
+    from lzma import LZMAError
+
+    return zlib.error, LZMAError, OSError, ValueError, EOFError
 
 
 def packing_of(head: bytes) -> Packing | None:
@@ -84,7 +98,7 @@ class Unpacked:
                     stream = self.packing.start()
                 try:
                     piece = stream.decompress(packed, BATCH)
-                except FAULTS:
+                except faults():
                     return
                 if piece:
                     yield piece
@@ -99,6 +113,8 @@ def lzma_of_zip(head: bytes) -> Any:
 
     Its data begins with `head`: a version, a length, and five bytes of properties.
     """
+    import lzma
+
     first = head[4]
     size = int.from_bytes(head[5:9], "little")
     filters = [{"id": lzma.FILTER_LZMA1, "dict_size": min(size, MEMORY), "lc": first % 9, "lp": first // 9 % 5,

@@ -36,6 +36,24 @@ def cut(chunks: Iterable[bytes], start: int, count: int) -> Iterator[bytes]:
         at += len(chunk)
 
 
+def whole_items(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """Yield the same bytes in chunks of whole items of `size` bytes; what is left at the end comes last."""
+    rest = b""
+    for chunk in chunks:
+        if rest:
+            chunk = rest + chunk
+        whole = len(chunk) - len(chunk) % size
+        if whole == len(chunk):
+            rest = b""
+            yield chunk
+            continue
+        rest = chunk[whole:]
+        if whole:
+            yield chunk[:whole]
+    if rest:
+        yield rest
+
+
 def read_chunks(data: Data, size: int = BATCH) -> Iterator[bytes]:
     """Yield the bytes of `data`, in pieces of `size` bytes (a Derived has its own pieces).
 

@@ -1,13 +1,11 @@
-"""Selection of names by globs, with a report of globs that matched nothing."""
+"""Selection of names by globs, with the globs that matched nothing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import translate
 
-from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found
 from ckptfix.names.regexes import Regex
 
 
@@ -41,8 +39,6 @@ class Globs:
         self._used.update(fits)
         return bool(fits)
 
-    def unused(self) -> Iterator[Finding]:
-        """Yield a finding for each glob that has matched nothing."""
-        for glob, _ in self._rows:
-            if glob not in self._used:
-                yield found("unused-rule", "matched no key", where=glob)
+    def unused(self) -> list[str]:
+        """Return the globs that have matched nothing."""
+        return [glob for glob in dict.fromkeys(glob for glob, _ in self._rows) if glob not in self._used]

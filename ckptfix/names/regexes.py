@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, Literal
-from weakref import finalize
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptfix.errors import Refused
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 SECONDS = 10
 """CPU time that one pattern may take in total in its own process."""
@@ -72,7 +73,7 @@ class Regex:
         self._anchored = len(tree) > 0 and str(tree[0][1]) in _BEGINNINGS
         self._steps: dict[int, int] = {}
         self._spent = 0
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Popen[bytes] | None = None
         self._lock = Lock()
 
     def search(self, names: Sequence[str]) -> list[bool]:
@@ -138,7 +139,10 @@ class Regex:
         hint = "write a+ instead of a repetition inside a repetition such as (a+)+, which has endless ways to match"
         raise Refused(message, where=name if len(name) <= LONGEST else f"{name[:LONGEST]}...", hint=hint)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Popen[bytes]:
+        import subprocess
+        from weakref import finalize
+
         words = [sys.executable, "-I", "-S", "-c", _CHILD]
         child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         finalize(self, _ended, child)
@@ -148,7 +152,7 @@ class Regex:
         return child
 
 
-def _ended(child: subprocess.Popen[bytes]) -> None:
+def _ended(child: Popen[bytes]) -> None:
     child.kill()
     child.communicate()
 

@@ -1,4 +1,4 @@
-"""Spellings that many models share: two names of the same tensor, and tensors that one side may lack.
+"""Spellings that many models share: two names of the same tensor.
 
 The table `FAMILIES` lists what is known and where it comes from; the functions here implement its rows. Nothing here
 looks at values or renames by itself; it only answers matchers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,14 +21,14 @@ class Spelling:
 
     Attributes:
         id: short name, as shown in reports.
-        how: ``"same"``: two spellings of one tensor. ``"optional"``: a computed, counted or leftover buffer that either
-            side may lack. ``"fused"``: one tensor on one side and several on the other; this is reported, never done.
+        how: ``"same"``: two spellings of one tensor. ``"fused"``: one tensor on one side and several on the other;
+            this is reported, never done.
         about: the spellings.
         source: where they are defined.
     """
 
     id: str
-    how: Literal["same", "optional", "fused"]
+    how: Literal["same", "fused"]
     about: str
     source: str
 
@@ -48,23 +48,9 @@ FAMILIES: tuple[Spelling, ...] = (
         "in-proj", "same", "in_proj_weight, in_proj.weight, qkv.weight, Wqkv.weight, c_attn.weight", "torch, timm"
     ),
     Spelling("gated", "same", "fc_1, fc_2, proj: gate_proj, up_proj, down_proj", "litgpt/model.py LLaMAMLP"),
-    Spelling("num_batches_tracked", "optional", "BatchNorm's count of steps", "torch/nn/modules/batchnorm.py"),
-    Spelling("position_ids", "optional", "0, 1, 2, ... as a buffer", "transformers, saved until 4.31"),
-    Spelling("token_type_ids", "optional", "zeros as a buffer", "transformers"),
-    Spelling("relative_position_index", "optional", "indices of a window's positions", "Swin, BEiT, MaxViT"),
-    Spelling("relative_coords_table", "optional", "log-spaced offsets of a window", "Swin V2"),
-    Spelling("attention-mask", "optional", "a causal or window mask as a buffer", "GPT-2, GPT-J, nanoGPT, Swin"),
-    Spelling("masked_bias", "optional", "the number that stands for minus infinity", "GPT-2 of transformers"),
-    Spelling("rotary", "optional", "frequencies, sines and cosines of rotary positions", "LLaMA, GPT-NeoX"),
-    Spelling("n_averaged", "optional", "AveragedModel's count of updates", "torch/optim/swa_utils.py"),
-    Spelling("profile", "optional", "total_ops and total_params, which a profiler leaves behind", "thop/profile.py"),
-    Spelling("fairseq-version", "optional", "version and _float_tensor, which hold no weights", "fairseq"),
     Spelling("qkv", "fused", "one projection for query, key and value, or three", "torch MultiheadAttention, timm"),
     Spelling("gate-up", "fused", "one projection for gate and value of a gated MLP, or two", "Phi-3, DINOv2 SwiGLU"),
 )
-
-FAMILY = {family.id: family for family in FAMILIES}
-
 
 @dataclass(frozen=True, slots=True)
 class BasePrefix:
@@ -294,60 +280,6 @@ def _gated_name(name: str, modules: Collection[str]) -> str | None:
     if last not in _LITGPT or not all(f"{parent}.{part}" in modules for part in _LITGPT):
         return None
     return f"{parent}.{_LITGPT[last]}.{leaf}"
-
-
-Test = Callable[[Slot], bool]
-
-
-def _whole(slot: Slot) -> bool:
-    return slot.dtype in ("", "bool") or "int" in slot.dtype
-
-
-def _scalar(slot: Slot) -> bool:
-    return slot.shape in ((), (1,))
-
-
-def _square(slot: Slot) -> bool:
-    return len(slot.shape) >= 2 and slot.shape[-1] == slot.shape[-2]
-
-
-def _any(slot: Slot) -> bool:
-    return True
-
-
-_OPTIONAL: dict[str, tuple[str, Test]] = {
-    "num_batches_tracked": ("num_batches_tracked", lambda slot: _scalar(slot) and _whole(slot)),
-    "position_ids": ("position_ids", _whole),
-    "token_type_ids": ("token_type_ids", _whole),
-    "relative_position_index": ("relative_position_index", _whole),
-    "relative_coords_table": ("relative_coords_table", _any),
-    # A layer's bias is a vector; GPT-2's "bias" is a lower triangle of ones, float in nanoGPT.
-    "bias": ("attention-mask", lambda slot: slot.shape[:2] == (1, 1) and len(slot.shape) == 4 and _square(slot)),
-    "mask": ("attention-mask", _square),
-    "attn_mask": ("attention-mask", _square),
-    "causal_mask": ("attention-mask", _square),
-    "tril": ("attention-mask", _square),
-    "masked_bias": ("masked_bias", _scalar),
-    "inv_freq": ("rotary", _any),
-    "cos_cached": ("rotary", _any),
-    "sin_cached": ("rotary", _any),
-    "freqs_cis": ("rotary", _any),
-    "n_averaged": ("n_averaged", _scalar),
-    "total_ops": ("profile", _scalar),
-    "total_params": ("profile", _scalar),
-    "_float_tensor": ("fairseq-version", _scalar),
-    "version": ("fairseq-version", _scalar),
-}
-"""Last component of a name -> its family, and the test that shape and dtype must pass."""
-
-
-def optional(slot: Slot) -> Spelling | None:
-    """Return the family of a buffer that either side may lack, or None for a tensor that must not be skipped.
-
-    Shape and dtype must fit too: ``attn.bias`` is a mask only if it is square.
-    """
-    row = _OPTIONAL.get(slot.name.rpartition(".")[2])
-    return FAMILY[row[0]] if row is not None and row[1](slot) else None
 
 
 def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -132,7 +131,9 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
         return Candidate(at, None, names[at])
     known_ats = [row.at for row in rows]
     addresses = list(dict.fromkeys([*known_ats, *names]))
-    near = tuple(difflib.get_close_matches(at, addresses, 3, 0.4)) or tuple(known_ats[:8])
+    from difflib import get_close_matches
+
+    near = tuple(get_close_matches(at, addresses, 3, 0.4)) or tuple(known_ats[:8])
     hint = where_else(near) if near else "`ckptfix inspect` shows what it holds"
     raise NoSuchTensor(f"no state dict and no module at {at!r}", near=near, path=checkpoint.path, hint=hint)
 

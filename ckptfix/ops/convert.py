@@ -13,19 +13,16 @@ from ckptfix.checkpoint.address import holder_of, is_inside, is_inside_any, keys
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, detect, format_of, open_checkpoint, states, weights_of, without_optimizer
-from ckptfix.formats.base import Format, SelectedWeights
-from ckptfix.formats.ranks.format import read_files
+from ckptfix.formats.base import Format, SelectedWeights, refuse_truncated
 from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.shards.write import parse_size
 from ckptfix.formats.target import FormatName, fitting, is_folder, not_written, target_format
-from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import element_sizes, little_endian, maybe_pickled_object
 from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Promise, everything, listed
-from ckptfix.ops.candidates import Candidate
+from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.dequantize.plan import Dequantization, around, dequantized
 from ckptfix.ops.dequantize.plan import dtype_of as to_dtype
@@ -111,10 +108,14 @@ def plan_conversion(
     if shard_size is not None:
         if target.sized is None:
             raise Refused(f"{target.title} is one file, without shards", hint="--to hf and --to dcp write shards")
+        from ckptfix.formats.shards.write import parse_size
+
         size = parse_size(shard_size)
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
     elif target is format_of(checkpoint) and not dequantize:
+        if at is not None:
+            at_address(checkpoint, at)
         return _copied(checkpoint, dest)
     if dequantize:
         return _dequantized(checkpoint, dest, target, at, drop_unsupported, to_dtype(dtype))
@@ -188,7 +189,7 @@ def _planned(
 
 def _copied(checkpoint: Checkpoint, dest: str) -> Conversion:
     refuse_piece(checkpoint)
-    legacy_layout.refuse_truncated(checkpoint)
+    refuse_truncated(checkpoint)
     plan = copy_of(checkpoint, dest)
     promise = Promise(edited=checkpoint)
     return Conversion(plan, checkpoint.format, None, len(checkpoint.entries), promise, copied=True)
@@ -485,6 +486,8 @@ def _joined(paths: Sequence[StrPath]) -> Checkpoint:
     if len(paths) == 1:
         return open_checkpoint(paths[0])
     try:
+        from ckptfix.formats.ranks.format import read_files
+
         return read_files(paths)
     except UnknownFormat as error:
         path = error.path or ""

@@ -62,6 +62,7 @@ class Draft(Generic[R]):
         read: the source files as they were before they were read, in addition to those of the input.
         link: files of an output folder that equal files of the input may be hard links to them.
         allows: returns whether the output may name a global; None allows every global.
+        folder: the output is a folder, although its format is that of one file.
     """
 
     result: Callable[..., R]
@@ -74,6 +75,7 @@ class Draft(Generic[R]):
     read: tuple[FileVersion, ...] = ()
     link: bool = False
     allows: Callable[[str], bool] | None = None
+    folder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

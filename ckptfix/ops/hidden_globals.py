@@ -19,18 +19,18 @@ from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import (
     BZIP2,
-    FAULTS,
     MAX_RATIO,
     Memory,
     Packing,
     Unpacked,
     WindowSource,
     any_packing_of,
+    faults,
     lzma_of_zip,
 )
 from ckptfix.io.source import BATCH, Source, found_as, open_source
-from ckptfix.pickles import Global, Seen, survey
-from ckptfix.pickles.names import MAGIC, MOST_OPCODES
+from ckptfix.pickles import Global
+from ckptfix.pickles.names import MAGIC, MOST_OPCODES, Seen, survey
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.read import DEFLATED, STORED, DirectoryRecord, read_directory
@@ -237,7 +237,7 @@ class _Looker:
 
     def beginning(self, packing: Packing, reader: Source) -> bytes:
         """Return the first bytes of packed data; empty if they are damaged."""
-        with suppress(CkptfixError, *FAULTS):
+        with suppress(CkptfixError, *faults()):
             for piece in Unpacked(packing, reader.chunks(0, reader.size, BATCH >> 4)):
                 return bytes(piece[:_HEAD])
         return b""
@@ -247,7 +247,7 @@ class _Looker:
         pieces: list[bytes] = []
         made = 0
         limit = min(LIMIT, self.left, max(SMALL, MAX_RATIO * reader.size))
-        with suppress(CkptfixError, *FAULTS):
+        with suppress(CkptfixError, *faults()):
             for piece in Unpacked(packing, reader.chunks(0, reader.size, BATCH >> 2)):
                 pieces.append(piece)
                 made += len(piece)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ckptfix import formats
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
@@ -19,14 +18,14 @@ from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.torch.zip import archive_of
-from ckptfix.io.inplace import edit
-from ckptfix.io.inplace.disk import RealFile, insertable
-from ckptfix.io.inplace.plan import change_of
-from ckptfix.io.inplace.record import EditRecord, FileChange
 from ckptfix.io.source import forget, is_local, refuse_changed, stamp
+from ckptfix.io.unfinished_edits import UNDO, beside
 from ckptfix.urls import READ_ONLY, is_url, scheme_of
 from ckptfix.words import plural
 from ckptfix.zips.append import earlier
+
+if TYPE_CHECKING:
+    from ckptfix.io.inplace.record import EditRecord, FileChange
 
 _HASHED = re.compile(r"[0-9a-f]{32,}(\.\w+)?|(MD5|SHA)\w*-s\d+--\S+", re.IGNORECASE)
 """File names in stores that name files by their content: a hub's blobs, DVC, git-annex."""
@@ -88,6 +87,8 @@ def in_place(checkpoint: Checkpoint, plan: Plan) -> Plan:
         if place.is_symlink() and real.parent != Path(os.path.realpath(place.parent)):
             message = "it is a link to another folder; an in-place edit changes only files of the folder itself"
             raise Unsupported(message, path=mark.path, where=str(real), hint=A_COPY)
+    from ckptfix.io.inplace.disk import insertable
+
     target = Path(target_of(checkpoint))
     folder = str(target if target.is_dir() else target.parent)
     return format.in_place(checkpoint, plan, cache(lambda: insertable(folder)))
@@ -118,6 +119,12 @@ def write(
         refuse_changed(path, stamp(path), before)
         forget(path)
     if changes and not dry_run:
+        import secrets
+        from datetime import UTC, datetime
+
+        from ckptfix.io.inplace import edit
+        from ckptfix.io.inplace.record import EditRecord
+
         when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
         record = EditRecord(secrets.token_hex(8), what, when, changes)
         edit.carry_out(target, record, keep=not _grows(checkpoint, changes))
@@ -126,6 +133,9 @@ def write(
 
 def _looked_at(planned: OutputFile, block: int) -> FileChange | None:
     """Compute the change that turns the existing file into `planned`; nothing is opened for writing."""
+    from ckptfix.io.inplace.disk import RealFile
+    from ckptfix.io.inplace.plan import change_of
+
     real = os.path.realpath(planned.path)
     for name in (real, str(Path(real).parent)):  # the journal is beside it
         if not os.access(name, os.W_OK):
@@ -150,8 +160,11 @@ def line_of(changes: tuple[FileChange, ...], *, dry_run: bool) -> str:
 
 def edits_of(checkpoint: Checkpoint) -> Iterator[EditRecord]:
     """Yield the in-place edits that can be undone, the latest first."""
-    if is_local(checkpoint.path):
-        yield from reversed(edit.remembered(target_of(checkpoint)))
+    target = target_of(checkpoint) if is_local(checkpoint.path) else ""
+    if target and os.path.lexists(beside(target, UNDO)):
+        from ckptfix.io.inplace.edit import remembered
+
+        yield from reversed(remembered(target))
     yield from _appended(checkpoint)
 
 
@@ -177,6 +190,8 @@ def _appended(checkpoint: Checkpoint) -> Iterator[EditRecord]:
         raise DamagedFile(message, path=checkpoint.path, hint="cut them off first; the file is unchanged")
     size = checkpoint.size
     for name, _, _ in earlier(checkpoint.path, archive.directory):
+        from ckptfix.io.inplace.record import EditRecord, FileChange
+
         change = FileChange(Path(target_of(checkpoint)).name, name.length, size, (), ())
         yield EditRecord(f"{name.length:x}", "a new data.pkl and directory at its end", "", (change,))
         size = name.length

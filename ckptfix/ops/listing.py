@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptfix.errors import CkptfixError
+from ckptfix.errors import CkptfixError, UnknownFormat
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import ENTRIES, as_rows
-from ckptfix.formats import is_folder_checkpoint, located, open_checkpoint
+from ckptfix.formats import is_folder_checkpoint, located, may_be_checkpoint, open_checkpoint
 from ckptfix.formats.members import members
+from ckptfix.formats.runs import step_in_name
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops import choose
-from ckptfix.ops.doctor import examine
+from ckptfix.ops.doctor import examine, runs
 from ckptfix.ops.inspect import describe
+from ckptfix.ops.inspect.training import progress_of, state_beside
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 
@@ -29,6 +31,8 @@ class ListedCheckpoint:
         size: bytes of all its files.
         tensors, parameters, dtypes, devices: as `inspect` counts them.
         wrappers: components that wrappers put into the keys.
+        step, epoch, loss: the progress of the training; None where nothing records it.
+        state: ``"whole"``, or what is wrong with the checkpoint; None unless it was checked.
         finding: id of the worst finding that is more than a note; None without one.
         severity: of that finding.
         error: why it cannot be read, in a few words; None if it can.
@@ -43,6 +47,10 @@ class ListedCheckpoint:
     dtypes: Mapping[str, int] = field(default_factory=dict)
     devices: Mapping[str, int] = field(default_factory=dict)
     wrappers: tuple[str, ...] = ()
+    step: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    state: str | None = None
     finding: str | None = None
     severity: Severity | None = None
     error: str | None = None
@@ -59,6 +67,10 @@ class ListedCheckpoint:
             "dtypes": dict(self.dtypes),
             "devices": dict(self.devices),
             "wrappers": list(self.wrappers),
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": self.loss,
+            "state": self.state,
             "finding": self.finding,
             "severity": self.severity,
             "reason": self.error,
@@ -69,11 +81,13 @@ class ListedCheckpoint:
 def checkpoints(path: str) -> Iterator[str]:
     """Yield the file or checkpoint folder `path`; for any other folder, the checkpoints in it.
 
-    A folder inside counts as one checkpoint if it is a checkpoint of many files, or holds one model.
+    A folder inside counts as one checkpoint if it is a checkpoint of many files, or holds one model. A file counts if
+    it has the suffix of a checkpoint, or the content of one. Several saves of DeepSpeed are several checkpoints.
     """
     try:
         if found_as(path) != "folder" or is_folder_checkpoint(path):
-            yield path
+            run = runs.run_of(path)
+            yield from [path] if run is None else [one.path for one in run.checkpoints]
             return
         found = members(path)
     except OSError:
@@ -84,19 +98,59 @@ def checkpoints(path: str) -> Iterator[str]:
         if member.folder:
             if is_folder_checkpoint(inner) or located(inner) != inner:
                 yield inner
-        elif member.may_be_checkpoint:
+        elif member.may_be_checkpoint or (member.size and member.role != "beside" and _is_content(inner)):
             yield inner
+
+
+def _is_content(path: str) -> bool:
+    """Return whether a file without a checkpoint's suffix has tensors, or is a damaged checkpoint."""
+    if not may_be_checkpoint(path):
+        return False
+    try:
+        return bool(open_checkpoint(path).entries)
+    except UnknownFormat:
+        return False
+    except CkptfixError:
+        return True
+
+
+def rows(path: str, *, check: bool = False) -> list[ListedCheckpoint]:
+    """Return a row for each of the `checkpoints` at `path`.
+
+    Args:
+        check: state whether each is whole. In a run folder, a checkpoint that lacks a part that resuming needs is not,
+            and unfinished checkpoints have rows too.
+    """
+    done = runs.diagnosis_of(path) if check else None
+    judged = {} if done is None or done.run is None else {one.path: one for one in done.run.checkpoints}
+    found = list(checkpoints(path))
+    found += [inner for inner in judged if inner not in found]
+    made = []
+    for inner in found:
+        one = judged.get(inner)
+        row = listed(inner, check=check)
+        if one is not None:
+            state = row.state if one.state == "whole" else f"{one.state}: {one.brief}"
+            row = replace(row, step=one.step if row.step is None else row.step, state=state)
+        made.append(row)
+    return made
 
 
 @gc_paused
 @shares_open_files()
-def listed(path: str) -> ListedCheckpoint:
-    """Return the row of a file or folder; only headers are read. An unreadable file gets a row too."""
+def listed(path: str, *, check: bool = False) -> ListedCheckpoint:
+    """Return the row of a file or folder; only headers are read. An unreadable file gets a row too.
+
+    Args:
+        check: read the data too, and state whether the checkpoint and the files beside it are whole.
+    """
     try:
         checkpoint = open_checkpoint(path)
     except CkptfixError as error:
-        return _unread(path, error)
+        row = _unread(path, error)
+        return replace(row, state=row.finding or "unreadable") if check else row
     seen = describe.inspect(checkpoint)
+    progress = progress_of({**state_beside(path), **seen.training})
     worst = examine.examine(checkpoint.path, fast=True, checkpoint=checkpoint).cause
     return ListedCheckpoint(
         path=path,
@@ -107,10 +161,25 @@ def listed(path: str) -> ListedCheckpoint:
         dtypes=seen.dtypes,
         devices=seen.devices,
         wrappers=tuple(seen.wrappers),
+        step=step_in_name(as_path(path).name) if progress.step is None else progress.step,
+        epoch=progress.epoch,
+        loss=progress.loss,
+        state=_state(path) if check else None,
         finding=None if worst is None else worst.id,
         severity=None if worst is None else worst.severity,
         notes=tuple(choose.remarks(checkpoint)),
     )
+
+
+def _state(path: str) -> str:
+    """Return ``"whole"``, or the id and the place of the first damage of a checkpoint and of the files beside it."""
+    try:
+        damage = next(filter(examine.is_damage, examine.examine(path).findings), None)
+    except CkptfixError as error:
+        return error.message
+    if damage is None:
+        return "whole"
+    return f"{damage.id}: {damage.where}" if damage.where else damage.id
 
 
 def _unread(path: str, error: CkptfixError) -> ListedCheckpoint:

@@ -25,11 +25,8 @@ from ckptfix.checkpoint.quantization import (
 )
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.formats import open_checkpoint
-from ckptfix.formats.shards.files import find
-from ckptfix.formats.shards.index import read_index
+from ckptfix.formats import open_checkpoint, signs
 from ckptfix.io.source import found_as, is_local, open_source
-from ckptfix.names.globs import Globs
 from ckptfix.urls import as_path
 
 CONFIG = "config.json"
@@ -59,6 +56,11 @@ def _elsewhere(checkpoint: Checkpoint, entries: Sequence[TensorEntry]) -> OtherS
     if not linked:
         return NOWHERE  # no tensor could be codes or a companion, so the folder is not looked at
     place = as_path(checkpoint.path)
+    if not signs.named(".index")(signs.Beginning(str(place.parent), b"", 0)):
+        return NOWHERE
+    from ckptfix.formats.shards.files import find
+    from ckptfix.formats.shards.index import read_index
+
     shard_of: dict[str, str] = {}
     try:
         indexes = find(str(place.parent)).indexes
@@ -173,6 +175,8 @@ def _last(key: str) -> str:
 def _apart(globs: Sequence[str], names: Collection[str], others: Collection[str]) -> bool:
     if len(globs) > MOST_GLOBS:
         return False
+    from ckptfix.names.globs import Globs
+
     made = Globs(globs)
     return all(map(made.match, names)) and not any(map(made.match, others))
 

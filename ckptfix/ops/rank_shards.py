@@ -29,12 +29,9 @@ from ckptfix.errors import KeyConflict, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.deepspeed import to_universal, way_out
 from ckptfix.formats.folders.nodes import class_name, fields, listed, number, text_of
-from ckptfix.formats.ranks import names
 from ckptfix.formats.ranks.shards import is_dtensor, is_flat, wrapped
-from ckptfix.formats.shards.files import find
-from ckptfix.formats.shards.slices import SHARDING_INFO
+from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.common import PickledObject, maybe_pickled_object
 from ckptfix.formats.torch.state import SHARDED
@@ -187,6 +184,8 @@ def _of_metadata(checkpoint: Checkpoint) -> RankShard | None:
 
 def _joining(path: str) -> str:
     """Return the advice that joins the slices of all ranks."""
+    from ckptfix.formats.shards.files import find
+
     folder = as_path(path).parent
     if find(str(folder)).ranks:
         way = command("convert", folder, "OUT.safetensors")
@@ -207,6 +206,8 @@ def _of_deepspeed(checkpoint: Checkpoint, parts: PickledObject, at: str | None) 
     top = fields(parts.graph.root)
     if "ds_version" not in top and "param_shapes" not in top:
         return None
+    from ckptfix.formats.deepspeed import way_out
+
     words, is_command = way_out(checkpoint.path)
     rank = _rank_in_name(checkpoint.path)
     flat = fields(top.get("optimizer_state_dict"))
@@ -275,6 +276,8 @@ def _of_model_parallel(checkpoint: Checkpoint, parts: PickledObject) -> RankShar
     own = _MP_RANK.match(place.name) or _MP_RANK.fullmatch(place.parent.name)
     size = number(top.get("mp_world_size"))
     if size is not None and size > 1 and ("module" in top or "ds_version" in top):
+        from ckptfix.formats.deepspeed import to_universal
+
         missing = f"its mp_world_size is {size}: that many files hold the model, each with slices of its tensors"
         where = "module" if "module" in top else ""
         words = to_universal(str(place.parent))
@@ -402,7 +405,9 @@ def _of_tensors(checkpoint: Checkpoint, parts: PickledObject, at: str | None) ->
 
 def _joined(path: str) -> tuple[str, bool]:
     """Return (the advice that joins a rank's file with those of the others, whether it is a command)."""
-    files = names.beside(path)
+    from ckptfix.formats.ranks.names import beside
+
+    files = beside(path)
     if len(files) > 1:
         return command("convert", *files, output="OUT.pth"), True
     return f"`ckptfix convert RANK0.pt RANK1.pt ... -o OUT.pth` joins the files of all ranks; or {GATHER}", False

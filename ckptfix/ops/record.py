@@ -8,7 +8,6 @@ A safetensors file has it in its ``__metadata__``, under `KEY`. Other files have
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from ckptfix.io.source import found_as
 from ckptfix.io.threads import Workers
 from ckptfix.io.virtual_files import PlannedFile, part_of
 from ckptfix.urls import as_path
+from ckptfix.version import VERSION
 
 KEY = "ckptfix.record"
 NAME = "ckptfix.record.json"
@@ -49,7 +49,7 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[FileVersion])
     command = _command.get()
     if command is None:
         return plan, None
-    text = json.dumps({"ckptfix": version(), "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
+    text = json.dumps({"ckptfix": VERSION, "command": list(command), "inputs": _inputs(read)}, ensure_ascii=False)
     row = FORMATS[format]
     if row.folder:
         place = str(as_path(dest, NAME))
@@ -62,17 +62,6 @@ def with_record(plan: Plan, format: str, dest: str, read: Iterable[FileVersion])
     return replace(plan, files=(made, *others)), f"record: {place}"
 
 
-def version() -> str:
-    """Return the version of ckptfix that is installed."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("ckptfix")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _inputs(read: Iterable[FileVersion]) -> list[dict[str, object]]:
     marks = [mark for mark in dict.fromkeys(read) if found_as(mark.path) == "file"]
     digests = Workers().run(_sha256, marks)
@@ -83,6 +72,8 @@ def _inputs(read: Iterable[FileVersion]) -> list[dict[str, object]]:
 
 
 def _sha256(mark: FileVersion) -> str:
+    import hashlib
+
     state = hashlib.sha256()
     for chunk in read_chunks(ByteRange(mark.path, 0, mark.stamp.size), CHUNK):
         state.update(chunk)

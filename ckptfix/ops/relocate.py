@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,8 +51,10 @@ def device(text: str) -> str:
     name = text.strip()
     match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
     if not match or match[1] not in DEVICES:
+        from difflib import get_close_matches
+
         kind, index = re.fullmatch(r"([^:\d]*):?(\d*).*", name.lower(), re.DOTALL).groups()  # type: ignore[union-attr]
-        near = [ALIASES[kind]] if kind in ALIASES else difflib.get_close_matches(kind, DEVICES, 1)
+        near = [ALIASES[kind]] if kind in ALIASES else get_close_matches(kind, DEVICES, 1)
         meant = f"{near[0]}:{index}" if near and index else "".join(near)
         hint = "devices are cpu, cuda:N, mps, xpu:N, ..." if meant in ("", name) else f"did you mean {meant}?"
         raise Refused(f"no such device: {text!r}", hint=hint)

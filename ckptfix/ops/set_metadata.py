@@ -11,10 +11,10 @@ from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, SetMetadata
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, Unsupported, WouldLoseData
-from ckptfix.findings.table import found
 from ckptfix.formats import format_of, states
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
+from ckptfix.names import typed
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
@@ -45,6 +45,7 @@ def set_metadata(
     *,
     pairs: Mapping[str, str] | None = None,
     delete: Sequence[str] = (),
+    allow_unmatched: bool = False,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -55,13 +56,15 @@ def set_metadata(
 
     Args:
         pairs: key -> value, to add or change.
-        delete: keys to remove. A key that does not exist becomes a finding.
+        delete: keys to remove.
+        allow_unmatched: a key of `delete` that does not exist is a finding, not an error.
         force, keep_old, dry_run, in_place, progress: as in `strip_module`.
 
     Raises:
         WouldLoseData: a pair records which keys are tied to a tensor.
         Unsupported: the format has no such pairs.
         Refused: a key is both set and deleted.
+        NoSuchTensor: a key of `delete` does not exist, and `allow_unmatched` is not set.
     """
     new = dict(pairs or {})
 
@@ -76,13 +79,15 @@ def set_metadata(
         what += [f"deleted {some(deleted)}"] if deleted else []
         line = "; ".join(what) or "nothing to do: the metadata already has these pairs"
         missing = [key for key in dict.fromkeys(delete) if key not in before]
+        none = "there is no such key to delete"
+        findings = typed.unmatched(missing, before, kind="key", allow=allow_unmatched, message=none)
         return Draft(
             result=partial(MetadataResult, metadata=after, changed=tuple(changed), deleted=tuple(deleted)),
             format=checkpoint.format,
             plan=plan_edits(checkpoint, [SetMetadata(edit)] if edit else [], dest),
             promise=Promise(edited=checkpoint),
             lines=[line + copy_note(not edit)],
-            findings=[found("unused-rule", "there is no such key to delete", where=key) for key in missing],
+            findings=findings,
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)

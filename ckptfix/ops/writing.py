@@ -14,23 +14,19 @@ from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
 from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, about, file_name
 from ckptfix.findings.table import found
+from ckptfix.formats.base import refuse_truncated
 from ckptfix.formats.target import refuse_other_suffix
-from ckptfix.formats.torch import legacy_layout
 from ckptfix.io import write as io_write
-from ckptfix.io.folders import write_folder
 from ckptfix.io.ranks import joined
 from ckptfix.io.source import blames_changes, found_as, mark, refuse_changed, shares_open_files, stamp
 from ckptfix.io.sources import given_up
 from ckptfix.io.write_log import noted, recorded
-from ckptfix.ops import inplace
 from ckptfix.ops.audit import audit
 from ckptfix.ops.drafts import LOSSES as LOSSES
 from ckptfix.ops.drafts import Draft as Draft
 from ckptfix.ops.drafts import R as R
 from ckptfix.ops.drafts import Result as Result
 from ckptfix.ops.drafts import WriteOptions as WriteOptions
-from ckptfix.ops.hazards import refuse_named
-from ckptfix.ops.other_models import other_models
 from ckptfix.ops.record import with_record
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path, is_url
@@ -110,6 +106,8 @@ def _carry_out_in_place(
     if dest is not None or not how.in_place:
         what = "an in-place edit takes no output" if how.in_place else "no output is named"
         raise Refused(what, path=file_name(path), hint="name an output, or set in_place=True (--in-place)")
+    from ckptfix.ops import inplace
+
     inplace.refuse_far(file_name(path))
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
     refuse_read_only(checkpoint)
@@ -169,6 +167,8 @@ def _from_folder(draft: Draft[R], source: StrPath | Checkpoint, path: StrPath) -
     """Add a line to the draft that reports which checkpoint of the folder `source` was read, if it has several."""
     if isinstance(source, Checkpoint) or os.fspath(path) == os.fspath(source):
         return draft
+    from ckptfix.ops.other_models import other_models
+
     others = tuple(other_models(os.fspath(source), os.fspath(path)))
     notes = [other.message for other in others if other.severity == "info"]
     line = "; ".join([f"read {os.path.relpath(path, source)} in {os.fspath(source)}", *notes])
@@ -201,17 +201,21 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
     with about(source), blames_changes():
         plan, account = audit(draft.promise, draft.plan, draft.format)
         if draft.allows is not None:
+            from ckptfix.ops.hazards import refuse_named
+
             refuse_named(plan, draft.format, draft.allows, source)
     for file in read:
         refuse_changed(file.path, stamp(file.path), file.stamp)
     # Writing into a folder changes the folder's own stamp.
     inputs = {file.path: file.stamp for file in read if found_as(file.path) != "folder"}
-    folder = formats.FORMATS[draft.format].folder
+    folder = draft.folder or formats.FORMATS[draft.format].folder
     files, record = (plan, None) if how.dry_run else with_record(plan, draft.format, dest, read)
     replaced = () if folder else given_up(plan, inputs)
     backup = None
     with noted() as notes:
         if not how.dry_run and folder:
+            from ckptfix.io.folders import write_folder
+
             backup = write_folder(
                 files,
                 dest,
@@ -260,6 +264,8 @@ def write_aside(plan: Plan, dest: str, *, folder: bool) -> None:
     # The command deletes it at its end, so it is not recorded, and each of several ranks writes its own.
     with recorded(), joined(None):
         if folder:
+            from ckptfix.io.folders import write_folder
+
             write_folder(plan, dest)
         else:
             io_write.write_plan(plan)
@@ -289,7 +295,7 @@ def write_text(dest: StrPath, text: str, *sources: str, force: bool) -> None:
 def plan_edits(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
     """Plan the output of a verb that keeps the object of `checkpoint`, and changes only keys, shapes and devices."""
     # A new header over truncated data would silently make another broken file, and so would a copy.
-    legacy_layout.refuse_truncated(checkpoint)
+    refuse_truncated(checkpoint)
     return formats.FORMATS[checkpoint.format].plan_edit(checkpoint, edits, dest)
 
 

@@ -6,7 +6,6 @@ stream, and `emit` writes a fresh one.
 
 from ckptfix.pickles.graph import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.machine import parse
-from ckptfix.pickles.names import Inner, NameSurvey, Seen, survey
 from ckptfix.pickles.parsed import Graph
 from ckptfix.pickles.patch import Patch, splice
 
@@ -15,14 +14,10 @@ __all__ = [
     "Dict",
     "Global",
     "Graph",
-    "Inner",
-    "NameSurvey",
     "Patch",
     "PersId",
-    "Seen",
     "Set",
     "Text",
     "parse",
     "splice",
-    "survey",
 ]  # fmt: skip

@@ -86,7 +86,7 @@ def markdown(cells: tuple[str, ...]) -> str:
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small inputs and three rounds: does everything run?")
-    names = [*CASES, "growth", "remote"]
+    names = [*CASES, "startup", "growth", "remote"]
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     parser.add_argument("--rounds", type=int, help="measured runs of each command (5; 3 with --quick)")
     parser.add_argument("--dir", type=Path, default=ROOT / ".bench", help="for inputs and outputs, 12 GB (.bench)")
@@ -120,6 +120,10 @@ def main() -> int:
         for cells, good in lines(case, runs):
             print(markdown(cells), flush=True)
             missed |= not good
+    if "startup" in (chosen.only or ["startup"]):
+        command = [sys.executable, str(Path(__file__).with_name("startup.py")), "--dir", str(chosen.dir)]
+        print(flush=True)
+        missed |= subprocess.run([*command, *(["--rounds", "3"] if chosen.quick else [])]).returncode != 0
     if "growth" in (chosen.only or ["growth"]):
         # In a process of its own: it forks, and its children must not hold what this one does.
         most = round(growth.MOST * bench.scale)

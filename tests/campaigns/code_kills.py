@@ -33,9 +33,11 @@ from campaigns.code_mutants import ROOMS, Mutant, code_of, drawn
 ROOT = Path(__file__).parents[2]
 COPIED = ("ckptfix", "fixtures", "tests", ".ci", ".github", "LICENSE", "Makefile", "README.md", "pyproject.toml")
 TESTS = (
-    "tests/unit", "tests/recorded", "tests/contract", "tests/cli", "tests/faults", "tests/property", "tests/roundtrip",
+    "tests/unit", "tests/audit", "tests/recorded", "tests/contract", "tests/cli", "tests/faults", "tests/property",
+    "tests/roundtrip",
 )  # fmt: skip
-MARK = "not campaign"
+MARK = "not campaign or sampled"
+"""With all cases of the tests that run a sample in make test."""
 ENOUGH = 60.0
 """Seconds of CPU, as measured under coverage, of the tests that a mutant meets at most."""
 

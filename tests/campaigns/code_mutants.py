@@ -16,14 +16,14 @@ from zlib import crc32
 
 ROOMS = (
     "checkpoint/edits.py", "checkpoint/byte_ranges.py", "checkpoint/file_version.py", "formats/dcp/edit.py",
-    "formats/dcp/write.py", "formats/safetensors/changes.py", "formats/safetensors/edit.py",
+    "formats/dcp/write.py", "formats/safetensors/edit.py",
     "formats/safetensors/header.py", "formats/safetensors/write.py", "formats/shards/edit.py",
     "formats/shards/layout.py", "formats/shards/write.py", "formats/torch/edit.py", "formats/torch/emit.py",
     "formats/torch/legacy_layout.py", "formats/torch/put_tensors.py", "formats/torch/containers.py",
     "formats/torch/rewrite.py", "formats/torch/zip_layout.py", "io/background_checks.py", "io/copy.py",
     "io/durable.py", "io/folders.py", "io/inplace", "io/output.py", "io/virtual_files.py", "io/sources.py",
     "io/write.py", "ops/inplace.py", "ops/audit", "ops/undo.py", "ops/writing.py", "pickles/emit.py",
-    "pickles/graph.py", "pickles/machine.py", "pickles/patch.py", "pickles/rare.py", "pickles/reemit.py", "zips",
+    "pickles/graph.py", "pickles/machine.py", "pickles/patch.py", "pickles/reemit.py", "zips",
 )  # fmt: skip
 """Of the package: what reads pickles and archives, plans, writes, and counts what was written."""
 

@@ -28,7 +28,8 @@ from typing import Any
 
 from builders import Tensor, assemble, legacy, safetensors, state_dict_ops, torch_zip, written
 
-from ckptfix.cli.shared.alone import done
+from ckptfix.cli.shared.command_lines import job_of
+from ckptfix.cli.shared.one_job import perform
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 COUNT = 2000
@@ -76,7 +77,9 @@ def truth(folder: Path, verb: str) -> dict[str, tuple[int, str | None]]:
         for path in sorted(Path("in").rglob("*.*")):
             out = f"alone/{path}"
             argv = ["to-cpu", str(path), "-o", out] if verb == "to-cpu" else ["doctor", str(path)]
-            code = done(argv, str(path), out if verb == "to-cpu" else None).code
+            job = job_of(argv)
+            assert not isinstance(job, str), job
+            code = perform(job).code
             found[str(path)] = code, _sha256(Path(out))
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from campaigns import fleet
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_a_fleet_that_is_killed_and_stopped_comes_to_what_one_process_does(tmp_path: Path) -> None:
     assert fleet.main(tmp_path, 40, verbs=("to-cpu",), on_dask=False) == 0
 

@@ -60,3 +60,10 @@ def test_a_file_that_is_cut_short_does_not_look_fine(cli: Cli, wrapped: Path, op
     done = cli("cut.safetensors", *options)
     assert done.exit_code == 1 and (options != ("--json",) or '"exit_code": 1' in done.stdout)
     assert cli("inspect", "cut.safetensors", *options).exit_code == 0
+
+
+def test_several_processes_judge_as_one_does(cli: Cli, wrapped: Path) -> None:
+    save_file({"weight": torch.ones(9)}, "whole.safetensors")
+    Path("cut.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-4])
+    codes = [cli("whole.safetensors", "cut.safetensors", "--jobs", jobs).exit_code for jobs in (1, 2)]
+    assert codes == [cli("cut.safetensors").exit_code] * 2 and codes[0]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import re
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from builders import safetensors, written
 from cli.conftest import Cli, floats, state, wrapped
+from run_folders import LAYOUTS, built, cut
 
 from ckptfix.cli.shared import console
+from ckptfix.formats import SNIFFED, may_be_checkpoint
+from ckptfix.io.source import Source
 from ckptfix.words import short
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
@@ -46,11 +52,11 @@ def test_a_checkpoint_is_a_line(cli: Cli, folder: Path) -> None:
     done = cli("ls", ".")
     assert done.exit_code == 0 and done.stderr == ""
     assert done.stdout.split("\n", 1)[0].split() == [
-        "name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "finding",
+        "name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers", "epoch", "finding",
     ]  # fmt: skip
     shown = {row[0]: row[1:] for row in rows(done.stdout)}
     assert list(shown) == ["b9.safetensors", "b10.pth", "lfs.bin", "shards"], "natural order; no text file"
-    assert shown["b10.pth"][-6:] == ["2", "8", "float32", "cuda:0", "module", "wrapped-names"]
+    assert shown["b10.pth"][-7:] == ["2", "8", "float32", "cuda:0", "module", "3", "wrapped-names"]
     assert shown["lfs.bin"] == ["a git-lfs pointer, not the file itself"]
     assert shown["shards"][0] == "hf" and shown["shards"][2:5] == ["2", "4", "float32"]
 
@@ -158,3 +164,70 @@ def test_a_small_file_takes_some_milliseconds(cli: Cli, tmp_path: Path) -> None:
     start = time.process_time()
     assert cli("ls", tmp_path).exit_code == 0
     assert (time.process_time() - start) / 50 < 0.04
+
+
+def test_files_are_listed_by_content(cli: Cli, tmp_path: Path) -> None:
+    """Suffixes of others, or none, and not what only begins like a checkpoint."""
+    for name in ("a.params", "b.model", "c.dict", "d.p", "tetris", "e.pkl"):
+        written(tmp_path / name, state(fc__weight=(1, 2)))
+    torch.save({"w": torch.ones(2)}, tmp_path / "f.old", _use_new_zipfile_serialization=False)
+    written(tmp_path / "g.weights", safetensors([("a", "F32", [1], floats(1))], metadata={"format": "pt"}))
+    written(tmp_path / "cut.params", state(fc__weight=(1, 2))[:-90])
+    torch.save({"seed": 1}, tmp_path / "no_tensors.p")
+    with zipfile.ZipFile(tmp_path / "report.docx", "w") as archive:
+        archive.writestr("[Content_Types].xml", "x")
+    (tmp_path / "data.pickle").write_bytes(pickle.dumps(list(range(50_000))))
+    (tmp_path / "table.csv").write_text("a,b\n")
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "pipe")
+    documents = [json.loads(line) for line in cli("ls", tmp_path, "--json").stdout.splitlines()]
+    named = {Path(row["path"]).name: row["finding"] for row in documents}
+    assert set(named) == {
+        "a.params", "b.model", "c.dict", "d.p", "tetris", "e.pkl", "f.old", "g.weights", "cut.params",
+    }  # fmt: skip
+    assert named["cut.params"] == "truncated" and named["tetris"] is None
+
+
+def test_only_the_first_bytes_of_other_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "large.log", b"x" * 4_000_000)
+    (tmp_path / "data.pickle").write_bytes(pickle.dumps(list(range(100_000))))
+    reads: list[int] = []
+    read = Source.read
+
+    def counted(source: Source, offset: int, length: int) -> bytes:
+        reads.append(length)
+        return read(source, offset, length)
+
+    monkeypatch.setattr(Source, "read", counted)
+    for name in ("large.log", "data.pickle"):
+        assert not may_be_checkpoint(str(tmp_path / name))
+    assert reads == [SNIFFED, SNIFFED]
+
+
+@pytest.mark.parametrize("layout", ["trainer", "lightning", "deepspeed", "torchtitan", "megatron"])
+def test_progress_and_wholeness_of_a_run(cli: Cli, tmp_path: Path, layout: str) -> None:
+    sample = LAYOUTS[layout]
+    run = built(layout, tmp_path / layout)
+    listed = [json.loads(line) for line in cli("ls", run, "--json").stdout.splitlines()]
+    if layout != "megatron":  # its folder of two ranks is not one model
+        assert [row["step"] for row in listed] == [100, 200] and {row["state"] for row in listed} == {None}
+    checked = cli("ls", run, "--check", "--json")
+    rows = [json.loads(line) for line in checked.stdout.splitlines()]
+    assert [row["step"] for row in rows] == [100, 200]
+    if layout == "trainer":
+        assert [(row["epoch"], row["loss"], row["state"]) for row in rows] == [(1, 1.25, "whole"), (2, 1.25, "whole")]
+        assert checked.exit_code == 0
+    cut(run / sample.name(200) / sample.optimizer if sample.optimizer else run / sample.name(200), 60)
+    done = cli("ls", run, "--check")
+    assert done.exit_code in (1, 2) and "cut at 60 %" in done.stdout
+
+
+def test_check_reads_the_data(cli: Cli, tmp_path: Path) -> None:
+    content = bytearray(state(fc__weight=(1, 2)))
+    content[content.index(floats(1, 2))] ^= 1
+    written(tmp_path / "flipped.pth", bytes(content))
+    written(tmp_path / "good.pth", state(fc__weight=(1, 2)))
+    assert cli("ls", tmp_path).exit_code == 0
+    done = cli("ls", tmp_path, "--check")
+    assert done.exit_code == 1 and "bad-crc" in done.stdout and "whole" in done.stdout
+    assert cli("ls", tmp_path / "good.pth", "--check").exit_code == 0

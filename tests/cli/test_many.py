@@ -17,6 +17,9 @@ from cli.conftest import Cli, state, wrapped
 from file_commands import COMMANDS, arguments, small_files
 from sharded import write
 
+from ckptfix import urls
+from ckptfix.runner import inputs
+
 WRITING = [name for name, words in COMMANDS.items() if len(words) > 2 and words[2].startswith("{out}")]
 TO = {"convert": ["--to", "safetensors"], "convert back": ["--to", "zip"]}
 SUFFIX = {"convert": ".safetensors", "convert back": ".pth"}
@@ -174,14 +177,13 @@ def test_what_is_called_a_checkpoint_and_is_none_is_not_passed_over(cli: Cli, ru
 
 
 def test_what_cannot_be_read_is_not_passed_over(cli: Cli, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scandir = os.scandir
 
     def locked(path: str) -> object:
         if str(path).endswith("b"):
             raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
+        return urls.scan_folder(path)
 
-    monkeypatch.setattr("ckptfix.cli.shared.inputs.os.scandir", locked)
+    monkeypatch.setattr(inputs, "scan_folder", locked)  # only there: pathlib of Python 3.13 calls os.scandir too
     done = cli("to-cpu", "-r", runs, "--out-dir", "out")
     assert "read one.pth in runs/b" in done.stdout, "the folder itself is an input, and its command says what it finds"
 

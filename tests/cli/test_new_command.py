@@ -35,8 +35,7 @@ from ckptfix.command_table import COMMANDS, Chained, Command
 from ckptfix.findings import remedies, table
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
-from ckptfix.ops import relocate
-from ckptfix.ops.fix import chain
+from ckptfix.ops import chain, relocate
 
 ROW = Command(
     "wash-tensors", "Devices", "Make every tensor clean.", example="ckptfix wash-tensors IN.pth OUT.pth",

@@ -26,6 +26,16 @@ def test_a_file_is_run_and_run_backwards(cli: Cli, tmp_path: Path, fused: Path) 
     assert cli("diff", fused, tmp_path / "back.pth").exit_code == 0
 
 
+def test_lines_without_a_file(cli: Cli, tmp_path: Path, fused: Path) -> None:
+    done = cli("rename", fused, tmp_path / "out.pth", "--line", "a -> {x,y} | split", "--line", "b -> c")
+    assert done.exit_code == 0 and done.output == "made 2 tensors by rule, renamed 1 key\n"
+    (tmp_path / "rules.txt").write_text("a -> b")
+    both = cli("rename", fused, tmp_path / "x.pth", "--line", "a -> c", "--map", tmp_path / "rules.txt")
+    assert both.exit_code == 2 and "--line and --map" in both.output
+    broken = cli("rename", fused, tmp_path / "x.pth", "--line", "a -> c | turn")
+    assert broken.exit_code == 2 and "there is no operation called 'turn'" in broken.output
+
+
 def test_reverse_needs_a_file(cli: Cli, tmp_path: Path, fused: Path) -> None:
     done = cli("rename", fused, tmp_path / "out.pth", "--sub", "a=b", "--reverse")
     assert done.exit_code == 2

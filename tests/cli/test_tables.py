@@ -78,12 +78,12 @@ def test_a_shape_of_millions_of_dimensions_is_one_short_cell() -> None:
     assert words.shape(range(1, 2_000_001)) == "[1, 2, 3, 4, 5, 6, 7, 8, ... 2,000,000 dimensions]"
 
 
-def test_a_long_table_is_as_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What tabulate draws, and what is drawn here for it is too slow, are the same."""
-    rows = [(f"layer.{number}", "7" * (number % 5), "", f"{number} {{}}%s") for number in range(tables.LONG)]
-    heads = ["n", "a long header", "empty", "braces"]
-    for right in ([], [1], [0, 3]):
-        long = tables.table(rows, heads, right=right)
-        monkeypatch.setattr(tables, "LONG", len(rows) + 1)
-        assert tables.table(rows, heads, right=right) == long
-        monkeypatch.undo()
+def test_columns_line_up() -> None:
+    """Headers are on the left, and characters of two columns and of none are counted as such."""
+    rows = [("layer.1", "7", "", "{}%s"), ("\u6f22\u5b57", "77777777", "", "e\u0301")]
+    assert tables.table(rows, ["n", "long", "empty", "b"], right=[1]).splitlines() == [
+        "n        long      empty    b",
+        "-------  --------  -------  ----",
+        "layer.1         7           {}%s",
+        "\u6f22\u5b57     77777777           e\u0301",
+    ]

@@ -184,6 +184,7 @@ def entry_point() -> str:
         return str(tomllib.load(file)["project"]["scripts"]["ckptfix"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["module", entry_point()])
 @pytest.mark.parametrize("name", ["ckptfix.cli", "click", "ckptfix.cli.shared.exits"])
 def test_an_interrupt_while_it_starts_gives_no_traceback(how: str, name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import run_folders
 import torch
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import floats, state, wrapped
@@ -85,6 +86,20 @@ def edited() -> Iterator[tuple[str, bytes]]:
         yield from ((path.name, path.read_bytes()) for path in Path(folder).iterdir())
 
 
+LAST = "global_step200/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"
+
+
+def training() -> Iterator[tuple[str, bytes]]:
+    """Files of a run of DeepSpeed whose last save was cut, and of one of transformers' Trainer without its model."""
+    with TemporaryDirectory() as folder:
+        run_folders.cut(run_folders.built("deepspeed", Path(folder, "deepspeed")) / LAST, 60)
+        trainer = run_folders.built("trainer", Path(folder, "trainer"))
+        for step in run_folders.STEPS:
+            (trainer / f"checkpoint-{step}" / "model.safetensors").unlink()
+        paths = [path for path in Path(folder).rglob("*") if path.is_file()]
+        yield from ((str(path.relative_to(folder)), path.read_bytes()) for path in paths)
+
+
 def make() -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files."""
     yield from files().items()
@@ -118,6 +133,7 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "mixed.pth", wrapped(second="")
     yield "gan.pth", saved(gan)
     yield from edited()
+    yield from training()
     for name in ("plan", "again"):
         yield f"{name}.jsonl", plan(name).encode()
 
@@ -134,10 +150,11 @@ def plan(name: str) -> str:
 _RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
                 "inspect run", "inspect module.pth", "inspect quantized.pth"),
-    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth"),
+    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth", "ls trainer --check"),
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
                "doctor page.pth", "doctor rich.pth"),
+    "run_folder": ("doctor deepspeed", "doctor trainer"),
     "explanation": ("doctor --explain bad-pickle", "doctor --explain lfs-pointer"),
     "diff": ("diff ddp.pth rich.pth", "diff rich.pth ddp.pth", "diff model.pth ddp.pth", "diff a.pth b.pth",
              "diff a.pth b.pth --atol 2", "diff module.pth meta.pth", "diff copies.pth original.pth",

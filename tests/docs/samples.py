@@ -132,6 +132,13 @@ def two_ranks() -> dict[str, bytes]:
     return _files(lambda folder: [dtensors(folder / f"fsdp_rank{rank}.pt", rank) for rank in range(2)])
 
 
+def training_run() -> dict[str, bytes]:
+    """A run of transformers' Trainer whose last save was cut."""
+    from run_folders import built, cut
+
+    return _files(lambda folder: cut(built("trainer", folder / "out") / "checkpoint-200" / "optimizer.pt", 60))
+
+
 def _files(make: Callable[[Path], object]) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as place:
         make(Path(place))
@@ -146,6 +153,7 @@ def files() -> dict[str, bytes]:
         **zero_run(),
         **two_ranks(),
         **dcp_folder(),
+        **training_run(),
         "pickled.pth": whole_model(),
         "gpu3.pth": wrapped("", "cuda:3"),
         "ddp.pth": wrapped(),

@@ -11,6 +11,7 @@ from docs.pages import UPDATE, page_of
 from ckptfix.findings.contents import CONTENTS
 from ckptfix.findings.files import CONTAINERS
 from ckptfix.findings.row import FindingKind
+from ckptfix.findings.runs import RUNS
 from ckptfix.findings.table import ENTRIES
 from ckptfix.findings.verbs import VERBS
 from ckptfix.ops.doctor.report import readable
@@ -37,6 +38,7 @@ This page has {count} findings: {sections}.
 SECTIONS = {
     "What the file is": CONTAINERS,
     "What it holds": CONTENTS,
+    "What a run folder lacks": RUNS,
     "What a command noticed or left out": VERBS,
 }
 

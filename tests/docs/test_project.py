@@ -18,7 +18,7 @@ def test_the_version_stands_in_one_place() -> None:
     assert PYPROJECT["project"]["dynamic"] == ["version"]
     assert "version" not in PYPROJECT["project"]
     place = ROOT / PYPROJECT["tool"]["hatch"]["version"]["path"]
-    assert f'__version__ = "{ckptfix.__version__}"' in place.read_text(encoding="utf-8")
+    assert f'VERSION = "{ckptfix.__version__}"' in place.read_text(encoding="utf-8")
     assert f"## {ckptfix.__version__} " in page("changelog")
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from file_commands import ANY, IN, OTHER, OUT, WRITES, lines
 from property.small_files import SMALL
-from property.verbs import COMMANDS, IN, OTHER, OUT, Outcome, run_command
+from property.verbs import COMMANDS, Outcome, run_command
 
 from ckptfix.io import output
 
@@ -22,12 +23,9 @@ pytestmark = pytest.mark.slow
 
 NOTHING_WRITTEN = ("--dry-run", "--check-only", "--html")
 WRITING = {
-    **{name: line for name, line in COMMANDS.items() if OUT in line and not set(NOTHING_WRITTEN) & set(line)},
-    "fix": ("fix", IN, OUT),
-    "convert hf": ("convert", IN, OUT, "--to", "hf"),
-    "convert dcp": ("convert", IN, OUT, "--to", "dcp"),
+    name: line for name, line in lines(ANY | WRITES).items() if OUT in line and not set(NOTHING_WRITTEN) & set(line)
 }
-FOLDERS = ("convert hf", "convert dcp")
+FOLDERS = ("convert hf, all of it", "convert dcp, all of it")
 OLD = b"what was there before"
 Make = Callable[[pytest.MonkeyPatch, list[str]], None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import shlex
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +15,7 @@ import pytest
 from builders import safetensors
 from cli.conftest import wrapped
 from file_commands import line_of
+from forks import MAIN, Forks
 from property.verbs import run_command
 
 from ckptfix import fleet
@@ -139,6 +140,7 @@ def jobs_that_are_others() -> Iterator[tuple[str, Any]]:
 HOSTILE = [*jobs_that_write_elsewhere(), *jobs_that_are_others()]
 
 
+@pytest.mark.slow
 def test_what_a_stranger_writes_is_refused_with_its_line(work: Path) -> None:
     """Before any job begins: the right one in front of it has no record."""
     assert len(HOSTILE) > 200
@@ -168,6 +170,7 @@ def test_what_is_right_is_done(work: Path) -> None:
     assert {"o1.pth", "o2.pth", "o3.pth", "p.html", "m", "r.txt"} <= names(work)
 
 
+@pytest.mark.slow
 def test_the_command_line_of_the_run_allows_more(work: Path, tmp_path: Path) -> None:
     """And the hint of the refusal, run as printed, is that command line."""
     (tmp_path / "more").mkdir()
@@ -226,49 +229,69 @@ def test_records_are_written_nowhere_else(work: Path, tmp_path: Path, place: str
             in_threads(plan)
 
 
-@pytest.mark.parametrize("name", ["exit_code", "bytes", "seconds", "argv", "input", "digest", "output_identity", "run"])
+RECORDED = ("exit_code", "bytes", "seconds", "argv", "input", "digest", "output_identity", "run")
+
+
+@pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("value", [-1, 10**400, "x", None, [], {"a": 1}, 1e999])
 def test_records_that_no_run_has_written(work: Path, name: str, value: Any) -> None:
     plan = write()
     in_threads(plan)
     (path,) = Path("plan.jsonl.d/jobs").glob("*/*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-    for call in (["fleet", "status", str(plan)], ["fleet", "run", str(plan), "--jobs", "1"]):
-        outcome = run_command((*call, "--json"))
-        assert not outcome.failure and outcome.code in (0, 1), (name, value, outcome)
-    assert in_threads(plan).failed == 0
+    outcome = run_command(("fleet", "status", str(plan), "--json"))
+    assert not outcome.failure and outcome.code in (0, 1), outcome
+    report = in_threads(plan)
+    assert report.failed == 0 and json.dumps(report.as_dict(), allow_nan=False)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", RECORDED)
+def test_processes_go_on_with_records_that_no_run_has_written(work: Path, name: str) -> None:
+    plan = write()
+    in_threads(plan)
+    (path,) = Path("plan.jsonl.d/jobs").glob("*/*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: {"a": 1}}))
+    outcome = run_command(("fleet", "run", str(plan), "--jobs", "1", "--json"))
+    assert not outcome.failure and outcome.code == 0, outcome
 
 
 def _jobs(plan: Path) -> list[fleet.Job]:
-    from ckptfix.fleet.jobs import parsed
+    from ckptfix.fleet.plan_lines import parsed
 
     return [parsed(line, "plan", 1) for line in plan.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("where", ["here", "above", "elsewhere", "pipe"])
 @pytest.mark.parametrize("out", [["--out-dir", "out"], ["--out-dir", "../more/a b"], ["-o", "{parent}/x-{name}"]])
-def test_a_plan_says_which_roots_it_needs(work: Path, tmp_path: Path, where: str, out: list[str]) -> None:
-    """The line that `fleet plan` prints runs as printed; where it prints none, the plain one does."""
+def test_a_plan_says_which_roots_it_needs(
+    work: Path, tmp_path: Path, program: Forks, where: str, out: list[str]
+) -> None:
+    """The line that `fleet plan` prints is accepted as printed, and runs; where it prints none, the plain one does."""
     (tmp_path / "plans").mkdir()
     place = {"here": "p.jsonl", "above": "../p.jsonl", "elsewhere": "../plans/p.jsonl", "pipe": "plan.jsonl"}[where]
-    words = [sys.executable, "-m", "ckptfix", "fleet", "plan", "a.pth", "b.pth", "--", "to-cpu", *out]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = ["fleet", "plan", "a.pth", "b.pth", "--", "to-cpu", *out]
     if where == "pipe":
-        done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
-        Path(place).write_text(done.stdout)
+        read, write_end = os.pipe()
+        done = program(MAIN, words, stdout=write_end)
+        os.close(write_end)
+        with open(read) as file:
+            Path(place).write_text(file.read())
     else:
         with open(place, "w") as file:
-            done = subprocess.run(words, stdout=file, stderr=subprocess.PIPE, text=True, env=env, timeout=60)
-    assert done.returncode == 0, done.stderr
+            done = program(MAIN, words, stdout=file.fileno())
+    assert done.code == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "outside the folder of the plan" in line]
     line = f"ckptfix fleet run {place}"
     if said:
         line = said[0].partition(": ")[2]
         if where == "pipe":
             line = f"ckptfix fleet run {place} --root {line.partition('--root ')[2]}"
-    run = subprocess.run(f"{sys.executable} -m {line} --jobs 1", shell=True, capture_output=True, text=True, env=env,
-                         timeout=100)  # fmt: skip
-    assert run.returncode == 0, (line, run.stderr)
+    words = shlex.split(line)[1:]
+    assert run_command((*words, "--dry-run")).code == 0, line
+    if where == "elsewhere":
+        assert run_command((*words, "--jobs", "1")).code == 0, line
 
 
 def test_what_a_plan_cannot_ask_for_is_refused_when_it_is_made(work: Path) -> None:

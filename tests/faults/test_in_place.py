@@ -147,7 +147,7 @@ def test_blocks_are_put_in_and_taken_out(on_disk: Path, kind: str) -> None:
 
 
 def test_where_no_blocks_can_be_put_in_a_copy_is_proposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptfix.ops.inplace.insertable", lambda folder: 0)
+    monkeypatch.setattr("ckptfix.io.inplace.disk.insertable", lambda folder: 0)
     path = write(tmp_path / "a.safetensors")
     before = path.read_bytes()
     with pytest.raises(Unsupported, match="insert blocks there") as caught:

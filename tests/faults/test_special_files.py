@@ -15,27 +15,16 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
+from file_commands import ANY, IN, MACHINE, OTHER, OUT, lines
 from property.small_files import SMALL
-from property.verbs import COMMANDS, IN, OTHER, OUT, Outcome, run_command
+from property.verbs import Outcome, run_command
 
 NOBODY = 65534
 DENIED = "permission denied|no such command or file"
 LONGEST = 5
 """Seconds: what waits for a writer, or reads a device to its end, takes for ever."""
 
-LINES = {
-    **COMMANDS,
-    "fix": ("fix", IN, OUT),
-    "ls": ("ls", IN),
-    "undo": ("undo", IN),
-    "undo --list": ("undo", IN, "--list"),
-    "rename --map": ("rename", IN, OUT, "--map", IN),
-    "match --rules": ("match", OTHER, OUT, "--like", IN, "--rules", f"{OUT}.rules"),
-    "strip-module --in-place": ("strip-module", IN, "--in-place"),
-    "fleet status": ("fleet", "status", IN),
-    "fleet run": ("fleet", "run", IN),
-    "no command": (IN,),
-}
+LINES = lines(ANY | MACHINE)
 """Name -> arguments. Of each, every input is tried."""
 
 OTHERWISE = {"git textconv": (0, 2)}

@@ -30,7 +30,6 @@ from typing import Any
 
 from property.folder_mutants import MAKE
 from property.trials import KEEPING, Place, attacks, calls_of, changed, trial
-from tabulate import tabulate
 
 SECONDS = 1.0
 MEMORY = 100 << 20
@@ -231,7 +230,10 @@ def table(sums: Sums) -> str:
         total.update(row)
     rows.append(["all", *(total[outcome] for outcome in outcomes)])
     heads = [f"exit {outcome}" if outcome.isdigit() else outcome for outcome in outcomes]
-    return tabulate(rows, headers=["mutants of", *heads], tablefmt="github", intfmt=",")
+    names = ["mutants of", *heads]
+    counts = ([kind, *(f"{count:,}" for count in row)] for kind, *row in rows)
+    lines = [names, ["---", *("---:" for _ in heads)], *counts]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def report(sums: Sums) -> int:

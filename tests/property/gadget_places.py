@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 from builders import assemble, push
 
@@ -44,24 +45,36 @@ def a_pickle(gadget: str) -> bytes:
     return assemble(("PROTO", 2)) + called(gadget) + b"."
 
 
-def in_pickle(pickle: bytes, gadget: str) -> Iterator[tuple[str, bytes]]:
-    """`pickle` with the gadget in the place of each value in turn."""
+class Edit(NamedTuple):
+    """New bytes for a part of a pickle: a pickle has thousands of places, and is kept once."""
+
+    start: int
+    end: int
+    new: bytes
+
+    def of(self, pickle: bytes) -> bytes:
+        return pickle[: self.start] + self.new + pickle[self.end :]
+
+
+def in_pickle(pickle: bytes, gadget: str) -> Iterator[tuple[str, Edit]]:
+    """What puts the gadget in the place of each value of `pickle` in turn."""
     ops = list(pickletools.genops(pickle))
     for number, (opcode, _, start) in enumerate(ops[:-1]):
         if opcode.name not in _VALUES:
             continue
         end = ops[number + 1][2]
         for way, new in (("name", named(gadget)), ("call", called(gadget))):
-            yield f"{way} for {opcode.name} at {start}", pickle[:start] + new + pickle[end:]
-    last = ops[-1][2]
-    yield "thrown away", pickle[:2] + called(gadget) + b"0" + pickle[2:]
-    yield "state of the root", pickle[:last] + assemble("EMPTY_DICT", *push("x")) + called(gadget) + b"sb."
+            yield f"{way} for {opcode.name} at {start}", Edit(start or 0, end or 0, new)
+    last = ops[-1][2] or 0
+    yield "thrown away", Edit(2, 2, called(gadget) + b"0")
+    yield "state of the root", Edit(last, last, assemble("EMPTY_DICT", *push("x")) + called(gadget) + b"sb")
 
 
-def behind_stop(pickle: bytes, gadget: str) -> Iterator[tuple[str, bytes]]:
+def behind_stop(pickle: bytes, gadget: str) -> Iterator[tuple[str, Edit]]:
+    size = len(pickle)
     for what, between in (("", b""), (" behind zeros", bytes(64)), (" behind text", b"no opcodes \xff")):
-        yield f"behind STOP{what}", pickle + between + a_pickle(gadget)
-    yield "behind two", pickle + assemble(("PROTO", 2), "NONE", "STOP") + a_pickle(gadget)
+        yield f"behind STOP{what}", Edit(size, size, between + a_pickle(gadget))
+    yield "behind two", Edit(size, size, assemble(("PROTO", 2), "NONE", "STOP") + a_pickle(gadget))
 
 
 def _records(data: bytes) -> dict[str, bytes]:
@@ -84,12 +97,16 @@ def _with_records(old: dict[str, bytes], changed: dict[str, bytes], added: dict[
     return out.getvalue()
 
 
+def _with_pickle(old: dict[str, bytes], pickle: bytes, edit: Edit) -> bytes:
+    return _with_records(old, {"data.pkl": edit.of(pickle)}, {})
+
+
 def in_zip(data: bytes, gadget: str) -> Places:
     """An archive of torch.save with the gadget in every place."""
     records = _records(data)
     pickle = next(content for name, content in records.items() if name.endswith("/data.pkl"))
-    for place, new in (*in_pickle(pickle, gadget), *behind_stop(pickle, gadget)):
-        yield place, partial(_with_records, records, {"data.pkl": new}, {})
+    for place, edit in (*in_pickle(pickle, gadget), *behind_stop(pickle, gadget)):
+        yield place, partial(_with_pickle, records, pickle, edit)
     bad = a_pickle(gadget)
     for name in ("x.pkl", "extra/x", "constants.pkl", ".data/x", "data/99999", "data/y/z"):
         yield f"record {name}", partial(_with_records, records, {}, {name: bad})
@@ -107,8 +124,8 @@ def in_legacy(data: bytes, gadget: str) -> Places:
         starts.append(starts[-1] + (last[2] or 0) + 1)
     for number, what in enumerate(("magic number", "protocol", "sys_info", "object", "keys")):
         start, end = starts[number], starts[number + 1]
-        for place, new in in_pickle(data[start:end], gadget):
-            yield f"{what}: {place}", partial(b"".join, (data[:start], new, data[end:]))
+        for place, edit in in_pickle(data[start:end], gadget):
+            yield f"{what}: {place}", partial(Edit(start + edit.start, start + edit.end, edit.new).of, data)
         yield f"behind the {what}", partial(b"".join, (data[:end], a_pickle(gadget), data[end:]))
     yield "behind the file", partial(bytes, data + a_pickle(gadget))
 

@@ -14,54 +14,22 @@ from contextlib import redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 
+from file_commands import IN, OTHER, OUT, SHARED, lines
 from torch import nn, optim
 
 import ckptfix
 from ckptfix.cli import commands
 from ckptfix.errors import CkptfixError
 
-READING = (
-    ["inspect"],
-    ["inspect", "--tree"],
-    ["inspect", "--tensors", "--json"],
-    ["doctor"],
-    ["doctor", "--json"],
-    ["repair", "--check-only"],
-)
-WRITING = (
-    ["strip-module"],
-    ["add-module"],
-    ["unwrap"],
-    ["rename", "--sub", "w", "v"],
-    ["to-cpu"],
-    ["convert", "--to", "zip"],
-    ["convert", "--to", "legacy"],
-    ["convert", "--to", "safetensors", "--drop-unsupported"],
-    ["extract"],
-    ["extract", "--ema"],
-    ["extract", "--at", "hyper/1/1/1"],
-    ["sanitize"],
-    ["sanitize", "--torch", "1.5"],
-    ["repair"],
-    ["slim"],
-    ["slim", "--no-optimizer", "--dedupe"],
-)
-
-
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
 
 
 def operations(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    name = str(path)
-    out = str(folder / "out.pth")
-    for words in READING:
-        yield " ".join(words), lambda words=words: run([words[0], name, *words[1:]])  # type: ignore[misc]
-    for words in WRITING:
-        dest = str(folder / "out.safetensors") if "safetensors" in words else out
-        yield " ".join(words), lambda words=words, dest=dest: run([words[0], name, dest, *words[1:], "-f"])  # type: ignore[misc]
-    yield "map-location", lambda: run(["map-location", name, out, "cpu", "-f"])
-    yield "diff", lambda: run(["diff", name, name])
-    yield "match", lambda: run(["match", name, out, "--like", name, "-f"])
+    for name, line in lines(SHARED).items():
+        out = str(folder / ("out.safetensors" if "safetensors" in line else "out.pth"))
+        places = {IN: str(path), OTHER: str(path), OUT: out}
+        words = [*(places.get(word, word) for word in line), *(["-f"] if OUT in line else [])]
+        yield name, lambda words=words: run(words)  # type: ignore[misc]
     model = nn.Module()
     model.register_parameter("w", nn.Parameter(nn.Linear(2, 1).weight[0].detach().clone()))
     model.get_extra_state = lambda: None  # type: ignore[method-assign]

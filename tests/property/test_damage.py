@@ -85,6 +85,7 @@ def test_a_flip_in_tensor_data_leaves_the_listing_alone(place: Path) -> None:
         assert open_checkpoint(place).entries == wanted
 
 
+@pytest.mark.slow
 def test_lengths_of_local_headers(place: Path) -> None:
     """Where a record seems to end decides what an edit moves: behind the next one, or before the file's beginning."""
     data = KINDS["quantized"].save(place, "zip").read_bytes()

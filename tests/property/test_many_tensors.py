@@ -115,6 +115,8 @@ def outcome(verb: Callable[[Path, Path], Account], source: Path, out: Path) -> t
     return account, out.read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_edits_write_what_they_write_node_by_node(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pick = random.Random(seed)
@@ -136,6 +138,7 @@ def test_edits_write_what_they_write_node_by_node(seed: int, tmp_path: Path, mon
     assert json.dumps(ckptfix.inspect(source).as_dict(), sort_keys=True) == listed
 
 
+@pytest.mark.slow
 def test_tensors_of_a_state_dict_are_not_made_nodes_by_an_edit_of_names(tmp_path: Path) -> None:
     source = tmp_path / "source.pth"
     tied = torch.ones(3)

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from audit.judge import Outcome, carry_out
 from builders import Record, Tensor, assemble, build_zip, state_dict_ops, torch_records
 from conftest import LONG
-from real.law import Outcome, carry_out
+from file_commands import Use, lines
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptfix
@@ -154,27 +155,7 @@ def values_of(path: Path) -> set[float]:
     return {float(tensor.detach().flatten()[0]) for tensor in tensors_in(found)}
 
 
-VERBS: tuple[tuple[str, ...], ...] = (
-    ("convert", "--to", "zip"),
-    ("convert", "--to", "legacy"),
-    ("convert", "--to", "dcp"),
-    ("convert", "--to", "safetensors", "--drop-unsupported"),
-    ("convert", "--to", "hf", "--drop-unsupported"),
-    ("repair",),
-    ("extract", "--to", "zip"),
-    ("extract", "--to", "safetensors", "--drop-unsupported"),
-    ("add-module",),
-    ("strip-module", "--partial"),
-    ("rename", "--sub", "w=W"),
-    ("rename", "--sub", "(.*)=x.\\1"),
-    ("select", "--keep", "w"),
-    ("select", "--drop", "*"),
-    ("select", "--drop", "w"),
-    ("slim",),
-    ("slim", "--no-optimizer"),
-    ("to-cpu",),
-    ("cast", "--to", "float64"),
-)
+VERBS = tuple((verb, *options) for verb, _, _, *options in lines(Use.KEYS).values())
 
 WHOLE = {"repair", "add-module", "strip-module", "rename", "to-cpu", "cast"}
 
@@ -240,6 +221,7 @@ def wrongs(obj: Any, folder: Path, zipped: bool) -> list[str]:
     return found
 
 
+@pytest.mark.sampled(20, quick=4)
 @pytest.mark.parametrize("seed", range(2000 if LONG else 40))
 def test_what_looks_alike_is_told_apart(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
@@ -286,6 +268,7 @@ def _attributed() -> Any:
     return made
 
 
+@pytest.mark.sampled(quick=6)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_each_of_them_alone(name: str, zipped: bool, tmp_path: Path) -> None:

@@ -18,88 +18,14 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import click
-from file_commands import WRITERS, line_of
+from file_commands import ANY, IN, OTHER, OUT, lines
 from property.small_files import SMALL
 
 from ckptfix.cli import commands
 from ckptfix.cli.shared import exits
 from ckptfix.errors import CkptfixError
 
-IN, OUT, OTHER = "{in}", "{out}", "{other}"
-
-_LINES: dict[str, tuple[str, ...]] = {
-    "inspect": ("inspect", IN),
-    "inspect --tree": ("inspect", IN, "--tree"),
-    "inspect --json": ("inspect", IN, "--json"),
-    "inspect --tensors": ("inspect", IN, "--tensors", "--sort", "size", "--filter", "*.weight", "--limit", "3"),
-    "inspect --html": ("inspect", IN, "--html", OUT, "--force", "--values"),
-    "doctor": ("doctor", IN),
-    "doctor --html": ("doctor", IN, "--html", OUT, "--force"),
-    "doctor --fast": ("doctor", IN, "--fast", "--json"),
-    "doctor --like": ("doctor", IN, "--like", OTHER),
-    "doctor --error": ("doctor", IN, "--error", "Error(s) in loading state_dict: Missing key(s) \"w\""),
-    "diff": ("diff", IN, IN),
-    "diff other": ("diff", IN, OTHER, "--rtol", "1e-3", "--json"),
-    "diff --html": ("diff", IN, OTHER, "--html", OUT, "--force"),
-    "git textconv": ("git", "textconv", IN),
-    "diff --keys-only": ("diff", OTHER, IN, "--keys-only", "--strip", "module"),
-    "diff --quick": ("diff", IN, IN, "--quick"),
-    "digest": ("digest", IN),
-    "digest --check": ("digest", IN, "--check", OTHER, "--json"),
-    "digest as original": ("digest", OTHER, "--check", IN),
-    "digest --files": ("digest", "--files", IN, "--hub"),
-    "stats": ("stats", IN, "--by-layer"),
-    "stats --csv": ("stats", IN, "--csv", "--depth", "1", "--filter", "*w*"),
-    "strip-module": ("strip-module", IN, OUT),
-    "strip-module --partial": ("strip-module", IN, OUT, "--partial", "--all-levels", "--dry-run"),
-    "add-module": ("add-module", IN, OUT),
-    "unwrap": ("unwrap", IN, OUT),
-    "rename": ("rename", IN, OUT, "--sub", "w=v", "--sub", "^module\\.="),
-    "match": ("match", IN, OUT, "--like", OTHER, "--partial", "--report"),
-    "match --by": ("match", IN, OUT, "--like", OTHER, "--by", "position", "--reshape", "--accept-ambiguous"),
-    "match as target": ("match", OTHER, OUT, "--like", IN, "--partial", "--accept-ambiguous"),
-    "to-cpu": ("to-cpu", IN, OUT),
-    "map-location": ("map-location", IN, OUT, "cpu=cuda:0", "cuda:0=cuda:1"),
-    "convert zip": ("convert", IN, OUT, "--to", "zip"),
-    "convert legacy": ("convert", IN, OUT, "--to", "legacy", "--drop-unsupported"),
-    "convert safetensors": ("convert", IN, OUT, "--to", "safetensors", "--drop-unsupported"),
-    "extract": ("extract", IN, OUT, "--to", "zip", "--drop-unsupported"),
-    "extract legacy": ("extract", IN, OUT, "--to", "legacy", "--drop-unsupported"),
-    "extract safetensors": ("extract", IN, OUT, "--to", "safetensors", "--drop-unsupported"),
-    "extract --ema": ("extract", IN, OUT, "--to", "zip", "--ema"),
-    "sanitize": ("sanitize", IN, OUT),
-    "sanitize --torch": ("sanitize", IN, OUT, "--torch", "1.5"),
-    "sanitize --torch 1.13": ("sanitize", IN, OUT, "--torch", "1.13", "--encoding", "latin-1"),
-    "sanitize --keep-only": ("sanitize", IN, OUT, "--keep-only", "weights"),
-    "repair": ("repair", IN, OUT),
-    "repair --check-only": ("repair", IN, "--check-only", "--json"),
-    "repair --fill": ("repair", IN, OUT, "--fill", "zeros"),
-    "repair --fill nan": ("repair", IN, OUT, "--fill", "nan", "--dry-run"),
-    "repair --fill-from": ("repair", IN, OUT, "--fill-from", OTHER),
-    "repair from it": ("repair", OTHER, OUT, "--fill-from", IN),
-    "repair --like": ("repair", IN, OUT, "--like", OTHER),
-    "cast": ("cast", IN, OUT, "--to", "bfloat16"),
-    "cast fp8": ("cast", IN, OUT, "--to", "e4m3", "--only", "*", "--on-overflow", "error"),
-    "average": ("average", IN, IN, "-o", OUT),
-    "average others": ("average", OTHER, IN, "-o", OUT, "--ema", "0.5"),
-    "select": ("select", IN, OUT, "--drop", "*w", "--drop", "*.1.*"),
-    "merge": ("merge", IN, OTHER, "-o", OUT, "--to", "zip"),
-    "set-metadata": ("set-metadata", IN, OUT, "--set", "a=b"),
-    "slim": ("slim", IN, OUT),
-    "slim --dedupe": ("slim", IN, OUT, "--dedupe", "--contiguous", "--no-optimizer"),
-    "slim --check-only": ("slim", IN, OUT, "--check-only"),
-}  # fmt: skip
-
-
-def _missing() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (command, arguments) of each command that writes and has no line above; `fix` runs the others."""
-    listed = {words[0] for words in _LINES.values()}
-    for name in WRITERS:
-        if name not in listed and name != "fix":
-            yield name, (name, IN, OUT, *(word.format(torch=OTHER) for word in line_of(name).options))
-
-
-COMMANDS = {**_LINES, **dict(_missing())}
+COMMANDS = lines(ANY)
 """Name -> arguments; `IN` is the file, `OTHER` a good one."""
 
 

@@ -7,8 +7,8 @@ import hashlib
 import re
 from pathlib import Path
 
+from audit.truth import Truth, Unreadable, tensors
 from conftest import LONG, ROOT
-from real.truth import Truth, Unreadable, tensors
 
 __all__ = ["FIXTURES", "SHARED", "fixture_files", "name_of", "real_files", "real_folders", "truth_beside", "truth_of"]
 

@@ -133,6 +133,26 @@ def test_the_commands_for_a_folder_run_as_printed(path: Path, tmp_path: Path) ->
     assert not ids(found_in(made), "error")
 
 
+def attacks() -> list[Path]:
+    return sorted(path for path in (SHARED / "attacks").rglob("*") if path.is_file())
+
+
+def refused(path: Path) -> list[str]:
+    """Run the command that doctor prints, and its steps; return what is wrong: exit 2, or no output."""
+    document = found_in(path)
+    chain = document.get("fixes", [])
+    wrong = []
+    for lines in (chain, [document["fix"]]) if len(chain) > 1 else (chain,):
+        if lines and len(lines[0]) >= 4:
+            wrong.append(outcome(lines)[1])
+    return [what for what in wrong if what]
+
+
+@pytest.mark.parametrize("path", attacks(), ids=name_of)
+def test_no_command_is_printed_that_refuses_a_hostile_file(path: Path, tmp_path: Path) -> None:
+    assert not refused(copied(path, tmp_path))
+
+
 def known_faults() -> list[Any]:
     return [
         pytest.param(path, row, marks=pytest.mark.xfail(strict=True, reason=row[2]), id=f"{name_of(path)}: {row[1]}")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from file_commands import ANY, IN, OTHER, OUT, RECORDED, lines
 from property.folder_mutants import write as write_folder
 from property.small_files import SMALL
-from property.verbs import COMMANDS, IN, OTHER, OUT, run_command
+from property.verbs import run_command
 from recorded.files import Content
 
 import ckptfix
@@ -27,20 +28,10 @@ from ckptfix.io.unfinished_edits import UNDO
 DRAWN = frozenset({"inspect --html", "doctor --html", "diff --html"})
 """Pages: what they say is what the same commands say in a terminal."""
 
-IN_PLACE = {f"{verb} -i": (verb, IN, "-i") for verb in ("strip-module", "unwrap", "to-cpu")}
-"""Edits that shorten a header, which any file system can do."""
-
-MANY = {
-    "convert dcp": ("convert", IN, OUT, "--to", "dcp", "--drop-unsupported"),
-    "convert hf": ("convert", IN, OUT, "--to", "hf", "--shard-size", "24", "--drop-unsupported"),
-    "ls": ("ls", IN, OTHER, "--json"),
-    "rename into other files": ("rename", IN, OUT, "--sub", "a=zz", "--sub", "layers=blocks", "--sub", "epoch=e"),
-    "select some": ("select", IN, OUT, "--keep", "*a*"),
-    "cast some": ("cast", IN, OUT, "--to", "float16", "--only", "*a*"),
-}  # fmt: skip
-
-ASKED = {name: arguments for name, arguments in COMMANDS.items() if name not in DRAWN} | IN_PLACE | MANY
+ASKED = {name: arguments for name, arguments in lines(ANY | RECORDED).items() if name not in DRAWN}
 NAMES = tuple(ASKED)
+IN_PLACE = tuple(name for name, line in ASKED.items() if "-i" in line)
+"""Edits that shorten a header, which any file system can do."""
 
 NUMBER = re.compile(r"\b0x[0-9a-f]+|\b[0-9a-f]{16,}\b|\d+")
 """A number, an offset or a digest."""

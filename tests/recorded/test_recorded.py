@@ -38,6 +38,7 @@ def recorded(name: str) -> Iterator[tuple[str, list[Answer]]]:
         yield f"mutant {number}", [*answers(mutant(name, data, number), ("doctor", *drawn[:2]))]
 
 
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("name", FILES)
 def test_answers_are_those_recorded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -66,7 +67,7 @@ def test_other_mutants_end_in_a_result_or_an_error_of_ours(
 ) -> None:
     """Nothing is recorded of them: none shows a fault of ckptfix, no input changes, each edit in place is undone."""
     monkeypatch.chdir(tmp_path)
-    edits = tuple(IN_PLACE)
+    edits = IN_PLACE
     for number in range(MUTANTS, MUTANTS + (3000 if LONG else 10)):
         dice = random.Random(f"{name} {number}")
         asked = (*dice.sample(NAMES, 3), dice.choice(edits))

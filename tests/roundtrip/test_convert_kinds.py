@@ -30,6 +30,7 @@ def _both(kind: Kind) -> bool:
     return kind.name != "gone-classes" and kind.containers == CONTAINERS
 
 
+@pytest.mark.sampled(44)
 @pytest.mark.parametrize(("kind", "container"), cases(_both))
 def test_zip_and_legacy_hold_the_same_object(kind: Kind, container: Any, tmp_path: Path) -> None:
     source = kind.save(tmp_path / "in", container)

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_folder
 from torch_versions import ALONE, SATURATES, is_saved
 
 import ckptfix
+from ckptfix.elements.arrays import TARGETS
 from ckptfix.io.elements import NEGATED, Resolve
-from ckptfix.ops.element_arrays import TARGETS
 
 Tensors = dict[str, torch.Tensor]
 View = Callable[[torch.Tensor], torch.Tensor]
@@ -157,24 +157,27 @@ def test_what_torch_wrote(name: str, source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(88)
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
-def test_chains_of_conversions_lose_nothing_and_keep_all_values(chain: tuple[Format, ...], tmp_path: Path) -> None:
-    for number, (name, state) in enumerate(STATES.items()):
-        source = WRITTEN_AS[chain[0]]
-        state = {**state, "second name": state["slice"]}
-        path = first = save(tmp_path / f"{number} in", state, source)
-        for step, format in enumerate(chain):
-            suffix = {"safetensors": ".safetensors", "zip": ".pth", "legacy": ".pth"}.get(format, "")
-            dest = tmp_path / f"{number} {step}{suffix}"
-            # Views and what they are views of stand in several files.
-            size = 300 if format == "hf" else None
-            result = ckptfix.convert(path, dest, to=format, shard_size=size)
-            assert (result.exit_code, result.lost, result.left) == (0, (), ()), (name, chain, result)
-            path = dest
-        digest = ckptfix.digest(path, check=first)
-        assert digest.check is not None and digest.check.verified, (name, chain, digest)
-        assert all(change.values is None for change in ckptfix.diff(first, path).changed)
-        check(path, chain[-1], state, tmp_path / f"{number} spare")
+@pytest.mark.parametrize("name", STATES)
+def test_chains_of_conversions_lose_nothing_and_keep_all_values(
+    name: str, chain: tuple[Format, ...], tmp_path: Path
+) -> None:
+    source = WRITTEN_AS[chain[0]]
+    state = {**STATES[name], "second name": STATES[name]["slice"]}
+    path = first = save(tmp_path / "in", state, source)
+    for step, format in enumerate(chain):
+        suffix = {"safetensors": ".safetensors", "zip": ".pth", "legacy": ".pth"}.get(format, "")
+        dest = tmp_path / f"{step}{suffix}"
+        # Views and what they are views of stand in several files.
+        size = 300 if format == "hf" else None
+        result = ckptfix.convert(path, dest, to=format, shard_size=size)
+        assert (result.exit_code, result.lost, result.left) == (0, (), ()), result
+        path = dest
+    digest = ckptfix.digest(path, check=first)
+    assert digest.check is not None and digest.check.verified, digest
+    assert all(change.values is None for change in ckptfix.diff(first, path).changed)
+    check(path, chain[-1], state, tmp_path / "spare")
 
 
 def in_big_endian(path: Path, made: Path, unit: int) -> Path:
@@ -191,6 +194,7 @@ def in_big_endian(path: Path, made: Path, unit: int) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", STATES)
 def test_big_endian_files(name: str, format: Format, tmp_path: Path) -> None:
@@ -207,6 +211,7 @@ def test_big_endian_files(name: str, format: Format, tmp_path: Path) -> None:
     check(dest, format, state, tmp_path / "spare")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STATES)
 def test_other_values_are_seen_whatever_the_bytes_are(name: str, tmp_path: Path) -> None:
     """Each view against itself with other marks, whose bytes are the same and whose values are not."""
@@ -242,6 +247,7 @@ def test_names_of_one_tensor_are_those_with_its_values(name: str, tmp_path: Path
     assert frozenset(names) in pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in STATES if STATES[name]["whole"].is_floating_point()] + ["complex64"])
 @pytest.mark.parametrize("alike", [True, False], ids=["same views", "resolved in one"])
 def test_a_mean_is_of_values(name: str, alike: bool, tmp_path: Path) -> None:

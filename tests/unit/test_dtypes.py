@@ -7,9 +7,9 @@ from collections.abc import Collection
 import pytest
 
 from ckptfix.checkpoint import dtypes
+from ckptfix.elements import nonfinite
 from ckptfix.formats.programs import exported
 from ckptfix.formats.torch import versions
-from ckptfix.ops.doctor import data
 from ckptfix.ops.repair import fill
 
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool")
@@ -24,8 +24,8 @@ TABLES: dict[str, tuple[Collection[str], dict[str, str]]] = {
         dict.fromkeys((*BITS, "complex32"), "no release notes say from which version on its tensors load: today's"),
     ),
     "fill._NAN": (fill._NAN, NO_NAN | PAIRS),
-    "data._PATTERNS": (
-        data._PATTERNS,
+    "nonfinite.PATTERNS": (
+        nonfinite.PATTERNS,
         NO_NAN
         | PAIRS
         | dict.fromkeys(
@@ -57,8 +57,8 @@ def test_a_nan_has_as_many_bytes_as_its_numbers(name: str) -> None:
     assert row.itemsize == len(fill._NAN[name]) * (2 if name.startswith("complex") else 1)
 
 
-@pytest.mark.parametrize("name", data._PATTERNS)
+@pytest.mark.parametrize("name", nonfinite.PATTERNS)
 def test_an_infinity_lies_below_its_nan(name: str) -> None:
-    width, infinity, sign = data._PATTERNS[name]
-    assert infinity < sign == 1 << 8 * int(width) - 1
+    infinity, sign = nonfinite.PATTERNS[name]
+    assert infinity < sign == 1 << 8 * dtypes.by_name(name).unit - 1
     assert infinity < int.from_bytes(fill._NAN[name], "little") < sign

@@ -138,6 +138,7 @@ def test_an_import_of_the_trainer_names_the_extra(bare: Forks) -> None:
     assert lines[-2:] == ["ckptfix.errors.MissingExtra: the trainer needs torch, which is not installed", HINT]
 
 
+@pytest.mark.slow
 def test_a_torch_that_does_not_import_says_so_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import a_module_that_it_lacks")
     monkeypatch.delitem(sys.modules, "torch", raising=False)

@@ -17,8 +17,8 @@ from ckptfix.words import plural, shape, size
 
 if TYPE_CHECKING:
     from ckptfix.browse.model.summary import TensorSummary
+    from ckptfix.elements.pair_sums import ValueDiff
     from ckptfix.ops.diff.result import TensorChange
-    from ckptfix.ops.diff.sums import ValueDiff
 
 Line = tuple[str, str]
 """A style name and a line; an empty line separates paragraphs."""

@@ -6,25 +6,19 @@ The last dimension goes across, all others go down. A one-dimensional tensor has
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from ckptfix.browse.model.contents import Contents
 from ckptfix.checkpoint import ByteRange, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.dtypes import Dtype
 from ckptfix.checkpoint.tensors import end_of, reach
+from ckptfix.elements.arrays import Encoding
+from ckptfix.elements.reader import content, source
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.io.elements import resolve
 from ckptfix.io.source import Readers, shares_open_files
-from ckptfix.ops.diff.sources import content, source
-from ckptfix.ops.element_arrays import decoded
 from ckptfix.words import shape
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Elements: TypeAlias = NDArray[Any]
 
 ACROSS = 10
 """Elements per row of a one-dimensional tensor."""
@@ -119,17 +113,16 @@ def window(
     """
     grid = grid_of(entry)
     contents.refuse_changed()
-    dtype = dtypes.by_name(entry.dtype)
-    swap = contents.checkpoint.byteorder != sys.byteorder and dtype.itemsize > 1
+    encoding = Encoding.of(entry.dtype, contents.checkpoint.byteorder)
     made: dict[int, list[Number]] = {}
     with Readers() as readers:
-        reading = _Reading(entry, dtype, readers, contents.checkpoint.byteorder)
+        reading = _Reading(entry, encoding, readers)
         kept = [row for row in rows if 0 <= row < grid.rows]
         if kept and reading.rows_together(grid, len(kept)):
             first, last = kept[0], kept[-1]
             width = grid.columns
             count = (last - first) * width + grid.width(last)
-            numbers = _numbers(reading.elements(first * width, count), dtype, swap)
+            numbers = _numbers(reading.elements(first * width, count), encoding)
             for row in kept:
                 start = (row - first) * width
                 made[row] = numbers[start + columns.start : start + min(columns.stop, grid.width(row))]
@@ -138,7 +131,7 @@ def window(
                 stop = min(columns.stop, grid.width(row))
                 start = row * grid.columns + columns.start
                 raw = reading.elements(start, max(stop - columns.start, 0))
-                made[row] = _numbers(raw, dtype, swap)
+                made[row] = _numbers(raw, encoding)
     contents.refuse_changed(again=True)
     return made
 
@@ -146,16 +139,16 @@ def window(
 class _Reading:
     """Access to the elements of a tensor by their position in row-major order."""
 
-    def __init__(self, entry: TensorEntry, dtype: Dtype, readers: Readers, byteorder: str) -> None:
-        self._values = resolve(entry, byteorder)
+    def __init__(self, entry: TensorEntry, encoding: Encoding, readers: Readers) -> None:
+        self._values = resolve(entry, encoding.byteorder)
         self._entry = entry = entry if self._values is None else replace(entry, detail="")
-        self._size = dtype.itemsize
+        self._size = encoding.itemsize
         self._readers = readers
         storage = entry.storage
         assert storage is not None
         self._storage: Storage = storage
         if entry.is_contiguous or not isinstance(storage.data, ByteRange):
-            self._source = source(content(entry, byteorder), readers)
+            self._source = source(content(entry, encoding.byteorder), readers)
         elif min(entry.offset, *entry.stride) < 0 or end_of(entry) > storage.data.length:
             raise DamagedFile("it reaches outside its storage", where=entry.name)
 
@@ -196,11 +189,11 @@ class _Reading:
         raise Unsupported("elements from several rows of a view cannot be read at once")
 
 
-def _numbers(raw: bytes, dtype: Dtype, swap: bool) -> list[Number]:
+def _numbers(raw: bytes, encoding: Encoding) -> list[Number]:
     if not raw:
         return []
-    block: Elements = decoded(raw, dtype, swap)
-    if dtype.family == "bool":
+    block = encoding.decoded(raw)
+    if encoding.dtype.family == "bool":
         return [bool(value) for value in block]
     return [_plain(value) for value in block.tolist()]
 

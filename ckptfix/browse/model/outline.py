@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ckptfix.browse.model.contents import ContentItem, Status
+from ckptfix.names.outline import SIMILAR, follows
 from ckptfix.words import natural
 
 Order = Literal["file", "name", "size"]
@@ -128,17 +129,13 @@ def _module(items: Sequence[ContentItem], depth: int, level: int) -> OutlineNode
     return OutlineNode("".join(first[depth:end])[:-1], covers[-1], items, end, level, covers=covers)
 
 
-ALIKE = 3
-"""Minimum number of similar modules that are folded into one row."""
-
-
 def _folded(nodes: Sequence[OutlineNode], parent: OutlineNode) -> list[OutlineNode]:
     made: list[OutlineNode] = []
     run: list[OutlineNode] = []
     likeness: object = None
     for node in nodes:
         own = _likeness(node)
-        if run and own is not None and own == likeness and _follows(run[-1], node):
+        if run and own is not None and own == likeness and follows(_number(run[-1]), _number(node)):
             run.append(node)
             continue
         made += _run(run, parent)
@@ -147,7 +144,7 @@ def _folded(nodes: Sequence[OutlineNode], parent: OutlineNode) -> list[OutlineNo
 
 
 def _run(nodes: list[OutlineNode], parent: OutlineNode) -> list[OutlineNode]:
-    if len(nodes) < ALIKE:
+    if len(nodes) < SIMILAR:
         return nodes
     items = [item for node in nodes for item in node.items]
     label = f"{_number(nodes[0])}-{nodes[-1].label}"
@@ -161,12 +158,6 @@ def _run(nodes: list[OutlineNode], parent: OutlineNode) -> list[OutlineNode]:
 
 def _number(node: OutlineNode) -> str:
     return node.label.partition(".")[0]
-
-
-def _follows(before: OutlineNode, node: OutlineNode) -> bool:
-    """Return whether `node` has the next number; numbers longer than nine digits are not layer numbers."""
-    one, two = _number(before), _number(node)
-    return one.isdecimal() and two.isdecimal() and len(two) < 10 and str(int(one) + 1) == two
 
 
 def _likeness(node: OutlineNode) -> object:

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckptfix.browse.model.contents import Contents
-from ckptfix.browse.model.histogram import Histogram
-from ckptfix.checkpoint import ByteRange, TensorEntry, dtypes
-from ckptfix.checkpoint.dtypes import Dtype
+from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.elements.histogram import Histogram
+from ckptfix.elements.moments import ElementMoments
+from ckptfix.elements.reader import ENDLESS, content, reduced, why_no_numbers
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
-from ckptfix.io.source import Readers, is_local, shares_open_files
-from ckptfix.io.threads import TASK, Workers
-from ckptfix.ops.diff.content import chunks_of
-from ckptfix.ops.diff.sources import Content, content
-from ckptfix.ops.element_arrays import decoded
-from ckptfix.ops.stats import why_no_numbers
-from ckptfix.ops.stats.moments import ElementMoments, moments
+from ckptfix.io.source import is_local, shares_open_files
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Elements: TypeAlias = NDArray[Any]
+    from ckptfix.elements.arrays import Elements
 
 AT_ONCE = 64 << 20
 """Maximum bytes of a local tensor that is read without a request: a tenth of a second or two."""
-
-STEP = 1 << 15
-"""Elements that are counted together: as float64, they fit in a core's cache."""
 
 AT_ONCE_REMOTE = 1 << 20
 """Maximum bytes of a remote tensor that is read without a request."""
@@ -73,54 +60,23 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Ten
     except CkptfixError as error:
         return TensorSummary(reason=error.message)
     if whole.endless:
-        return TensorSummary(reason="a view that repeats its storage too often to be read through")
-    dtype = dtypes.by_name(entry.dtype)
-    found, histogram = ElementMoments(), Histogram()
-    done = 0
+        return TensorSummary(reason=ENDLESS)
     progress(0, whole.nbytes)
-    with Readers() as readers:
-        swap = contents.checkpoint.byteorder != sys.byteorder and dtype.itemsize > 1
-        call = partial(_of_piece, readers, dtype, swap)
-        for made, bins, nbytes in _results(call, whole, progress):
-            found.add(made)
-            histogram.join(bins)
-            done += nbytes
-            progress(done, whole.nbytes)
+    made = reduced({"": whole}, _Summary, progress)[""]
     contents.refuse_changed(again=True)
-    return TensorSummary(found, histogram)
+    return TensorSummary(made.moments, made.histogram)
 
 
-def _results(call: Any, whole: Content, progress: Progress) -> Iterator[tuple[ElementMoments, Histogram, int]]:
-    """Yield the results for each part of a tensor; a byte range is split among threads."""
-    if isinstance(whole.data, ByteRange):
-        starts = range(0, whole.nbytes, TASK)
-        pieces = (replace(whole, start=whole.start + at, nbytes=min(TASK, whole.nbytes - at)) for at in starts)
-        for rows in Workers().run(lambda piece: list(call(piece)), pieces):
-            yield from rows
-    else:
-        yield from call(whole)
+class _Summary:
+    """The statistics and the histogram of some elements."""
 
+    def __init__(self) -> None:
+        self.moments, self.histogram = ElementMoments(), Histogram()
 
-def _of_piece(
-    readers: Readers, dtype: Dtype, swap: bool, piece: Content
-) -> Iterator[tuple[ElementMoments, Histogram, int]]:
-    for chunk in chunks_of(piece, None, readers):
-        yield moments(chunk, dtype, swap), _histogram(chunk, dtype, swap), len(chunk)
+    def add(self, block: Elements) -> None:
+        self.moments.add(block)
+        self.histogram.add(block)
 
-
-def _histogram(chunk: bytes, dtype: Dtype, swap: bool) -> Histogram:
-    """Count the finite elements; for complex ones, their absolute values."""
-    import numpy
-
-    made = Histogram()
-    view = memoryview(chunk)
-    with numpy.errstate(all="ignore"):
-        for start in range(0, len(chunk), STEP * dtype.itemsize):
-            block: Elements = decoded(view[start : start + STEP * dtype.itemsize], dtype, swap)
-            if dtype.family == "complex":
-                block = numpy.abs(block)
-            wide = block.astype(numpy.float64)
-            if dtype.family in ("float", "complex") and not numpy.isfinite(wide.sum()):
-                wide = wide[numpy.isfinite(wide)]
-            made.add(wide)
-    return made
+    def join(self, other: _Summary) -> None:
+        self.moments.join(other.moments)
+        self.histogram.join(other.histogram)

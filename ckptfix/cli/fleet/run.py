@@ -141,7 +141,7 @@ def _done(
     from ckptfix.fleet.run import run as carry_out
 
     if kind == "dask":
-        from ckptfix.fleet.executors import dask
+        from ckptfix.runner.engines import dask
 
         if not place.strip("/"):
             raise click.UsageError("--executor dask://HOST:PORT: name the address of the scheduler.")

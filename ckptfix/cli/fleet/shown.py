@@ -13,9 +13,10 @@ from ckptfix.cli.shared.progress import Progress
 from ckptfix.cli.shared.tables import duration, size, table
 from ckptfix.commands import command, quoted
 from ckptfix.errors import printable
-from ckptfix.fleet.report import TROUBLE, FleetReport
-from ckptfix.fleet.states import PlanShard
+from ckptfix.fleet.report import FleetReport
+from ckptfix.fleet.states import PlanShard, shard_of
 from ckptfix.numbers import whole_number
+from ckptfix.runner.jobs import LOSSES, TROUBLE
 from ckptfix.words import plural
 
 CAUSES = 30
@@ -24,7 +25,7 @@ CAUSES = 30
 MOST_SHARDS = 1_000_000
 """Maximum number of shards of a plan."""
 
-WHAT = {0: "warning", 1: "finding", TROUBLE: "failed", 3: "losses"}
+WHAT = {0: "warning", 1: "finding", TROUBLE: "failed", LOSSES: "losses"}
 """Exit code of a job -> its word in the table."""
 
 
@@ -38,9 +39,7 @@ class ShardType(click.ParamType[PlanShard]):
             return value
         text = str(value)
         if text == "auto":
-            from ckptfix.fleet.shards import from_environment
-
-            found = from_environment()
+            found = shard_of()
             if found is None:
                 self.fail("auto needs SLURM_ARRAY_TASK_ID and _COUNT, or RANK and WORLD_SIZE, which are not set.")
             return found
@@ -99,7 +98,7 @@ def counts(report: FleetReport, *, ran: bool = False) -> str:
     """Return the counts as a sentence; with `ran`, some finished jobs may be older than this run."""
     before = f" ({report.before:,} of them before)" if report.before and ran else ""
     parts = [f"{report.done:,} done{before}"]
-    with_what = ((report.codes.get(1), "findings"), (report.codes.get(3), "losses"))
+    with_what = ((report.codes.get(1), "findings"), (report.losses, "losses"))
     parts += [f"{number:,} of them with {what}" for number, what in with_what if number]
     others = ((report.failed, "failed"), (report.changed, "changed since"), (report.left, "left"))
     parts += [f"{number:,} {what}" for number, what in others if number]

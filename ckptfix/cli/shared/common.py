@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import click
@@ -19,7 +20,7 @@ from ckptfix.errors import Unsupported, printable
 
 if TYPE_CHECKING:
     from ckptfix.checkpoint import Plan
-    from ckptfix.cli.shared.many import BatchCommand
+    from ckptfix.cli.shared.batch import Batch
     from ckptfix.findings.row import Finding
 
 
@@ -84,20 +85,20 @@ class Verb(click.Command):
                 if ctx.params.get("in_place"):
                     raise click.UsageError("--record is for outputs; `undo --list` shows in-place edits.")
                 stack.enter_context(recording("ckptfix", *console.arguments))
-            job = self.operands.job(self, ctx) if self.operands is not None else None
-            invoke = functools.partial(self._invoke, ctx, console, job)
+            batch = self.operands.batch(self, ctx) if self.operands is not None else None
+            invoke = functools.partial(self._invoke, ctx, console, batch)
             if not self.shares and ("WORLD_SIZE" in os.environ or "CKPTFIX_RANKS" in os.environ):
                 from ckptfix.cli.shared.ranks import among
 
-                return among(ctx, console, job is None, invoke)
+                return among(ctx, console, batch is None, invoke)
             return invoke()
 
-    def _invoke(self, ctx: click.Context, console: Console, job: BatchCommand | None) -> int:
-        if job is None:
+    def _invoke(self, ctx: click.Context, console: Console, batch: Batch | None) -> int:
+        if batch is None:
             return int(super().invoke(ctx))
-        from ckptfix.cli.shared.jobs import run
+        from ckptfix.cli.shared.batch import run
 
-        return run(job, console)
+        return run(batch, console)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_usage(ctx, formatter)
@@ -120,17 +121,23 @@ class FileName(click.Path):
 
 
 class MessageType(click.types.StringParamType):
-    """Text; ``@FILE`` reads it from a file, and ``-`` from standard input."""
+    """Text; ``@FILE``, or the name of a file that exists, reads it from there, and ``-`` from standard input."""
 
     dash: Dash = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not value.startswith("@"):
+        name = value.removeprefix("@")
+        if name == value and not _is_file_name(value):
             return value
         from ckptfix.findings.message_names import MOST_TEXT
 
-        with open(value[1:], encoding="utf-8", errors="replace") as stream:
+        with open(name, encoding="utf-8", errors="replace") as stream:
             return stream.read(MOST_TEXT)
+
+
+def _is_file_name(text: str) -> bool:
+    """Return whether a short text without line breaks is the name of a file that exists."""
+    return 0 < len(text) < 1000 and "\n" not in text and "\0" not in text and Path(text).is_file()
 
 
 def file_argument(name: str, metavar: str) -> click.Argument:

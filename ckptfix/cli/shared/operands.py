@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import BatchCommand, LineReport, OutcomeReport
 from ckptfix.errors import CkptfixError
-from ckptfix.urls import as_path
+from ckptfix.urls import as_path, normal
+
+if TYPE_CHECKING:
+    from ckptfix.cli.shared.batch import Batch, OutcomeReport
 
 JOBS = "ckptfix.jobs"
 """Key in the context's meta: the number of processes asked for."""
@@ -22,8 +24,8 @@ class Operands(Protocol):
     usage: str
     """The second usage line; empty if there is only one."""
 
-    def job(self, command: click.Command, ctx: click.Context) -> BatchCommand | None:
-        """Return the job that the command line asks for; None for a single input, which is then in the parameters."""
+    def batch(self, command: click.Command, ctx: click.Context) -> Batch | None:
+        """Return the jobs that the command line asks for; None for a single input, which is then in the parameters."""
 
 
 class Others(click.Argument):
@@ -76,16 +78,16 @@ class Inputs:
 
     usage = ""
 
-    def __init__(self, argument: str, report: Callable[[Console, BatchCommand], OutcomeReport]) -> None:
+    def __init__(self, argument: str, report: Callable[[Console, Batch], OutcomeReport]) -> None:
         self.argument = argument
         self.report = report
 
-    def job(self, command: click.Command, ctx: click.Context) -> BatchCommand | None:
+    def batch(self, command: click.Command, ctx: click.Context) -> Batch | None:
         names: tuple[str, ...] = ctx.params[self.argument]
         recursive = ctx.params.pop("recursive")
         ctx.meta[JOBS] = ctx.params.pop("jobs")
         if len(names) < 2 and not recursive:
-            from ckptfix.cli.shared.inputs import is_pattern
+            from ckptfix.runner.inputs import is_pattern
 
             if not any(map(is_pattern, names)):
                 ctx.params[self.argument] = names[0] if names else None
@@ -96,20 +98,14 @@ class Inputs:
 
     def of(
         self, command: click.Command, ctx: click.Context, names: Sequence[str], *, recursive: bool = False
-    ) -> BatchCommand:
-        """Return the job that reads these inputs, with the options of the command line."""
+    ) -> Batch:
+        """Return the jobs that read these inputs, with the options of the command line."""
         if ctx.params.get("html"):
             raise click.UsageError("--html writes one page for one input: name one, or run the command for each.", ctx)
-        from ckptfix.cli.shared.inputs import expanded
+        from ckptfix.runner.inputs import expanded
 
-        return BatchCommand(
-            callback=_function(command),
-            argument=self.argument,
-            params={name: value for name, value in ctx.params.items() if name != self.argument},
-            inputs=expanded(names, recursive=recursive),
-            report=self.report,
-            jobs=ctx.meta[JOBS],
-        )
+        paths = [input.path for input in expanded(names, recursive=recursive)]
+        return _batch(command, ctx, self.argument, paths, self.report)
 
 
 class InAndOut:
@@ -128,7 +124,7 @@ class InAndOut:
         if isinstance(rest, Last):
             self.usage += f" {rest.metavar}"
 
-    def job(self, command: click.Command, ctx: click.Context) -> BatchCommand | None:
+    def batch(self, command: click.Command, ctx: click.Context) -> Batch | None:
         params = ctx.params
         out_dir, recursive = params.pop("out_dir"), params.pop("recursive")
         ctx.meta[JOBS] = params.pop("jobs")
@@ -145,7 +141,7 @@ class InAndOut:
             if getattr(param.type, "dash", None) == "output" and param.name != "dest" and params[str(param.name)]:
                 raise click.UsageError(f"{param.opts[0]} is one file, but with --out-dir every input writes one.", ctx)
         words = self._words(ctx, others)
-        return self._job(command, ctx, words, out_dir, recursive=recursive)
+        return self._many(command, ctx, words, out_dir, recursive=recursive)
 
     def _words(self, ctx: click.Context, others: Sequence[str]) -> list[str]:
         """Remove all names of inputs from the parameters, and return them."""
@@ -161,9 +157,9 @@ class InAndOut:
 
     def _in_place(
         self, command: click.Command, ctx: click.Context, others: Sequence[str], out_dir: str | None, *, recursive: bool
-    ) -> BatchCommand | None:
-        """Return the job that changes each input in place; None for one input, which is then in the parameters."""
-        from ckptfix.cli.shared.inputs import expanded, is_pattern
+    ) -> Batch | None:
+        """Return the jobs that change each input in place; None for one input, which is then in the parameters."""
+        from ckptfix.runner.inputs import expanded, is_pattern
 
         if out_dir is not None or ctx.params["output"] is not None:
             raise click.UsageError("An in-place edit has no output: every name is an input.", ctx)
@@ -174,14 +170,10 @@ class InAndOut:
         if len(words) == 1 and not recursive and not is_pattern(words[0]):
             ctx.params["source"] = words[0]
             return None
-        return BatchCommand(
-            callback=_function(command),
-            argument="source",
-            params=ctx.params,
-            inputs=expanded(words, recursive=recursive),
-            report=LineReport,
-            jobs=ctx.meta[JOBS],
-        )
+        from ckptfix.cli.shared.batch import LineReport
+
+        paths = [input.path for input in expanded(words, recursive=recursive)]
+        return _batch(command, ctx, "source", paths, LineReport, outputs=paths)
 
     def _refuse(self, ctx: click.Context, recursive: bool, others: Sequence[str]) -> None:
         """Refuse a command line with many inputs but no folder for the outputs."""
@@ -193,7 +185,7 @@ class InAndOut:
                 "outputs go to DIR.",
                 ctx,
             )
-        from ckptfix.cli.shared.inputs import is_pattern
+        from ckptfix.runner.inputs import is_pattern
 
         if is_pattern(ctx.params["source"]):
             raise click.UsageError("IN is a pattern: give --out-dir DIR, the folder for the outputs.", ctx)
@@ -213,27 +205,60 @@ class InAndOut:
             count += 1
         return tuple(words[len(words) - count :])
 
-    def _job(
+    def _many(
         self, command: click.Command, ctx: click.Context, words: Sequence[str], out_dir: str, *, recursive: bool
-    ) -> BatchCommand:
-        from ckptfix.cli.shared.inputs import expanded, with_outputs
+    ) -> Batch:
+        from ckptfix.cli.shared.batch import LineReport
+        from ckptfix.runner.inputs import expanded, refuse_collisions
 
         console = ctx.ensure_object(Console)
         if any(word in console.streams for word in words):
             raise click.UsageError("- (standard input) has no name for an output in --out-dir.", ctx)
         inputs = expanded(words, recursive=recursive, leave_out=out_dir)
         names = [self.name_of(str(command.name), input.path, ctx.params) for input in inputs]
-        return BatchCommand(
-            callback=_function(command),
-            argument="source",
-            params=ctx.params,
-            inputs=with_outputs(inputs, out_dir, names),
-            report=LineReport,
-            jobs=ctx.meta[JOBS],
-            out_dir=out_dir,
+        paths = [input.path for input in inputs]
+        outputs = [
+            normal(str(as_path(out_dir, input.within, name))) for input, name in zip(inputs, names, strict=True)
+        ]
+        hint = "-r FOLDER keeps the folders below FOLDER, and so does a quoted pattern; or run them one by one"
+        refuse_collisions(paths, outputs, hint)
+        return _batch(command, ctx, "source", paths, LineReport, outputs=outputs, out_dir=out_dir)
+
+
+def _batch(
+    command: click.Command,
+    ctx: click.Context,
+    argument: str,
+    inputs: Sequence[str],
+    report: Callable[[Console, Batch], OutcomeReport],
+    *,
+    outputs: Sequence[str] | None = None,
+    out_dir: str | None = None,
+) -> Batch:
+    """Return a job for each input, with the options of the command line.
+
+    Args:
+        argument: the parameter for the input.
+        outputs: that of each input; None for a command without outputs.
+    """
+    from ckptfix.cli.shared.batch import Batch
+    from ckptfix.runner.jobs import ConsoleSettings, Job
+
+    console = ctx.ensure_object(Console)
+    settings = ConsoleSettings(console.json, console.quiet, console.width, bool(console.rows(None, 1)))
+    options = {name: value for name, value in ctx.params.items() if name != argument}
+    jobs = []
+    for number, path in enumerate(inputs):
+        output = None if outputs is None else outputs[number]
+        jobs.append(
+            Job(
+                command=str(command.name),
+                input=path,
+                outputs=() if output is None else (output,),
+                options={**options, argument: path, **({} if out_dir is None else {"dest": output})},
+                words=tuple(console.arguments),
+                record=console.record,
+                settings=settings,
+            )
         )
-
-
-def _function(command: click.Command) -> Callable[..., int]:
-    assert command.callback is not None
-    return command.callback
+    return Batch(jobs=jobs, options=options, report=report, processes=ctx.meta[JOBS], out_dir=out_dir)

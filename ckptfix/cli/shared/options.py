@@ -27,6 +27,18 @@ def like_at_option() -> click.Option:
     )
 
 
+def allow_unmatched_option() -> click.Option:
+    """Make the option --allow-unmatched, for commands that take patterns or keys."""
+    return click.Option(
+        ["--allow-unmatched"], is_flag=True, help="Warn of a pattern or key that matches nothing; do not stop."
+    )
+
+
+def drop_unexpected_option() -> click.Option:
+    """Make the option --drop-unexpected, for --like TARGET."""
+    return click.Option(["--drop-unexpected"], is_flag=True, help="Leave out and list the keys that TARGET lacks.")
+
+
 def link_option() -> click.Option:
     """Make the option --link, for edits of folders."""
     return click.Option(

@@ -33,9 +33,6 @@ TIMEOUT = "CKPTFIX_RANKS_TIMEOUT"
 
 _NOT_A_RANK = f"if one process of a larger job runs this command, set {SWITCH}=off"
 
-ALONE = "ckptfix.alone"
-"""Key in the context's meta: this process works alone, whatever ranks its environment describes."""
-
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -92,7 +89,7 @@ def _nested() -> bool:
 
 def among(ctx: click.Context, console: Console, one: bool, work: Callable[[], int]) -> int:
     """Run a command, together with the other ranks if there are any; `one` means that it has one input."""
-    here = None if ctx.meta.get(ALONE) else world()
+    here = world()
     if here is None:
         return work()
     looks = "dest" not in ctx.params or any(ctx.params.get(name) for name in ("in_place", "dry_run", "check_only"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from ckptfix.errors import printable
 from ckptfix.words import facts as facts
@@ -10,8 +10,8 @@ from ckptfix.words import natural as natural
 from ckptfix.words import shape as shape
 from ckptfix.words import size as size
 
-LONG = 1000
-"""Number of rows from which a table is drawn here: tabulate needs 4 s for 100,000."""
+AROUND = 2
+"""Columns by which a column is wider than its header where there is room."""
 
 
 def table(
@@ -32,41 +32,47 @@ def table(
         names: headers of the columns that are cut last, besides the first column.
         width: width of the terminal that the table must fit; 0 for a complete table.
     """
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[printable(cell).strip() for cell in row] for row in rows]
     if not cells:
         return ""
     flush = {headers[column] for column in right}
-    text = _drawn(cells, headers, flush) if len(cells) < LONG else _lined(cells, headers, flush, 2)
+    text = _drawn(cells, headers, flush, AROUND)
     if width and max(map(len, text)) > width:
         from ckptfix.cli.shared import terminal_width
 
         cells, headers, left_out = terminal_width.columns(cells, headers, width, spare, whole, names)
-        text = _lined(cells, headers, flush)
+        text = _drawn(cells, headers, flush)
         if left_out:
             text += terminal_width.wrapped(f"... hidden to fit: {', '.join(left_out)} (a pipe gets all)", width)
     return "\n".join(text)
 
 
-def _drawn(cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str]) -> list[str]:
-    from tabulate import tabulate
-
-    align = ["right" if header in flush else "left" for header in headers]
-    text = tabulate(cells, headers, tablefmt="simple", disable_numparse=True, colalign=align, headersglobalalign="left")
-    return [line.rstrip() for line in text.splitlines()]
-
-
-def _lined(
+def _drawn(
     cells: Sequence[Sequence[str]], headers: Sequence[str], flush: Container[str], around: int = 0
 ) -> list[str]:
-    """Draw the table like tabulate, ten times as fast; tabulate makes headers two columns wider than their text."""
+    """Draw the table; a column is at least `around` columns wider than its header."""
     widths = [
-        max(len(header) + around, max(map(len, column)))
+        max(columns_of(header) + around, max(map(columns_of, column)))
         for header, column in zip(headers, zip(*cells, strict=True), strict=True)
     ]
-    sides = [">" if header in flush else "<" for header in headers]
-    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
-    head = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in (headers, ["-" * width for width in widths]))
-    return [*head, *(form(*row).rstrip() for row in cells)]
+    sides = [str.rjust if header in flush else str.ljust for header in headers]
+
+    def line(row: Sequence[str], sides: Sequence[Callable[[str, int], str]]) -> str:
+        # A character may take no column or two: the padding counts columns, and str counts characters.
+        fit = (width - columns_of(cell) + len(cell) for cell, width in zip(row, widths, strict=True))
+        return "  ".join(side(cell, width) for side, cell, width in zip(sides, row, fit, strict=True)).rstrip()
+
+    head = [headers, ["-" * width for width in widths]]
+    return [*(line(row, [str.ljust] * len(widths)) for row in head), *(line(row, sides) for row in cells)]
+
+
+def columns_of(text: str) -> int:
+    """Return the number of columns of a terminal that `text` takes."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def more(hidden: int, what: str = "") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import Written, writes
-from ckptfix.cli.shared.options import at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option
 from ckptfix.ops import cast
 from ckptfix.ops.writing import WriteOptions
 
@@ -21,6 +21,7 @@ from ckptfix.ops.writing import WriteOptions
         help="Cast only the tensors whose keys match, including integers and statistics.",
     ),
     click.Option(["--keep"], metavar="GLOB", multiple=True, help="Leave the tensors whose keys match unchanged."),
+    allow_unmatched_option(),
     at_option(),
     click.Option(
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
@@ -35,6 +36,7 @@ def command(
     dtype: str,
     only: tuple[str, ...],
     keep: tuple[str, ...],
+    allow_unmatched: bool,
     at: str | None,
     on_overflow: cast.OnOverflow,
 ) -> Written:
@@ -46,4 +48,12 @@ def command(
     named.
     """
 
-    return cast.cast(source, dest, dtype, only=only, keep=keep, at=at, on_overflow=on_overflow, **how.keywords())
+    return cast.cast(
+        *(source, dest, dtype),
+        only=only,
+        keep=keep,
+        at=at,
+        on_overflow=on_overflow,
+        allow_unmatched=allow_unmatched,
+        **how.keywords(),
+    )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckptfix.cli.shared.batch import FullText
 from ckptfix.cli.shared.common import FileName, files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import FullText
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.errors import printable
 from ckptfix.ops import digest

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 
 from ckptfix.cli.shared.common import Written, writes
-from ckptfix.cli.shared.options import in_place_option
+from ckptfix.cli.shared.options import allow_unmatched_option, in_place_option
 from ckptfix.ops import set_metadata
 from ckptfix.ops.writing import WriteOptions
 
@@ -16,10 +16,17 @@ from ckptfix.ops.writing import WriteOptions
     "set-metadata",
     click.Option(["--set", "pairs"], metavar="KEY=VALUE", multiple=True, help="Add or change a pair. Repeatable."),
     click.Option(["--delete"], metavar="KEY", multiple=True, help="Remove a pair. Repeatable."),
+    allow_unmatched_option(),
     in_place_option(),
 )
 def command(
-    source: str, dest: str | None, how: WriteOptions, *, pairs: tuple[str, ...], delete: tuple[str, ...]
+    source: str,
+    dest: str | None,
+    how: WriteOptions,
+    *,
+    pairs: tuple[str, ...],
+    delete: tuple[str, ...],
+    allow_unmatched: bool,
 ) -> Written:
     """Change the pairs in the __metadata__ of a safetensors file.
 
@@ -29,7 +36,9 @@ def command(
 
     if not pairs and not delete:
         raise click.UsageError("Nothing to change: give --set KEY=VALUE or --delete KEY.")
-    return set_metadata.set_metadata(source, dest, pairs=split(pairs), delete=delete, **how.keywords())
+    return set_metadata.set_metadata(
+        source, dest, pairs=split(pairs), delete=delete, allow_unmatched=allow_unmatched, **how.keywords()
+    )
 
 
 def split(pairs: Iterable[str]) -> dict[str, str]:

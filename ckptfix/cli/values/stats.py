@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.batch import FullText
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
-from ckptfix.cli.shared.many import FullText
 from ckptfix.cli.shared.operands import Inputs, search_options
-from ckptfix.cli.shared.options import at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option
 from ckptfix.ops import stats
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ ROWS = 40
         help="Show one line for all tensors whose keys begin with the same N components.",
     ),
     click.Option(["--filter", "globs"], metavar="GLOB", multiple=True, help="Show only tensors whose keys match."),
+    allow_unmatched_option(),
     at_option(),
     click.Option(["--csv", "as_csv"], is_flag=True, help="Print comma-separated values with all digits."),
     click.Option(
@@ -49,6 +50,7 @@ def command(
     by_layer: bool,
     depth: int | None,
     globs: tuple[str, ...],
+    allow_unmatched: bool,
     at: str | None,
     as_csv: bool,
     limit: int | None,
@@ -60,7 +62,15 @@ def command(
     """
 
     with console.progress() as progress:
-        done = stats.stats(path, at=at, filter=globs, by_layer=by_layer, depth=depth, progress=progress)
+        done = stats.stats(
+            path,
+            at=at,
+            filter=globs,
+            by_layer=by_layer,
+            depth=depth,
+            allow_unmatched=allow_unmatched,
+            progress=progress,
+        )
     if console.json:
         console.emit(done.as_dict(), done.exit_code)
         return done.exit_code

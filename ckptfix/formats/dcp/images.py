@@ -23,10 +23,9 @@ from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import DamagedFile, Truncated
 from ckptfix.formats.dcp.skim import Sizes
 from ckptfix.formats.dcp.window import ItemWindow, in_file
+from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.io.source import open_source
-
-SHARDING_INFO = "DCP_SHARDING_INFO"
 
 _START = b'{"__metadata__":{'
 """The first bytes of the header that the writer creates."""

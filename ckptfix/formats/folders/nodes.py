@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Unsupported
 from ckptfix.formats.base import unknown
-from ckptfix.formats.torch import legacy, zip
 from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.formats.torch.common import Storages, pickled_object
 from ckptfix.formats.torch.state import state_rows
@@ -32,6 +31,8 @@ def read_torch(path: str) -> Checkpoint:
         DamagedFile: it contradicts itself so badly that nothing can be listed, or its pickle was changed after it was
             written.
     """
+    from ckptfix.formats.torch import legacy, zip
+
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
         able = [format for format in (zip.FORMAT, legacy.FORMAT) if format.score(path, head, source.size)]
@@ -63,6 +64,8 @@ class ParsedFile:
 
 def open_torch(path: str) -> ParsedFile:
     """Return the object of the torch file at `path`. Raises the same errors as `read_torch`."""
+    from ckptfix.formats.torch import zip
+
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
         if zip.FORMAT.score(path, head, source.size) < WHOLE_ZIP:
@@ -89,7 +92,9 @@ def refuse_damaged(checkpoint: Checkpoint) -> None:
     Raises:
         DamagedFile: the checksum of the pickle is wrong.
     """
-    archive = zip.archive_of(checkpoint)
+    from ckptfix.formats.torch.zip import archive_of
+
+    archive = archive_of(checkpoint)
     if archive is not None:
         refuse_damaged_pickle(archive, checkpoint.path)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, Truncated, printable
-from ckptfix.formats.deepspeed import STATES, steps, way_out
 from ckptfix.formats.foreign.file import Answer, UnknownFile
 from ckptfix.formats.members import CHECKPOINTS, kind_of
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.io.source import Source, open_source
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, END64, LOCATOR, MAX16, read_directory
@@ -138,15 +138,6 @@ def _unfinished(folder: Path, names: Collection[str]) -> str:
     return ": it has .metadata.tmp, so the save did not finish" if ".metadata.tmp" in names else ""
 
 
-def is_tar_header(block: bytes) -> bool:
-    """Return whether the checksum of a tar header is right: the sum of its bytes, its own field counted as spaces."""
-    try:
-        stated = int(block[148:156].strip(b" \0") or b"x", 8)
-    except ValueError:
-        return False
-    return stated == sum(block[:148]) + 8 * 32 + sum(block[156:])
-
-
 def tar_members(reader: Source, most: int) -> Iterator[tuple[str, int, int]]:
     """Yield (name, offset, length) of the first members of a tar, until a block is not a header."""
     at = 0
@@ -171,6 +162,8 @@ def _tar_size(field: bytes) -> int:
 
 
 def _way(path: str) -> str:
+    from ckptfix.formats.deepspeed import way_out
+
     words, is_command = way_out(path)
     return f"name one save: {words}" if is_command else words
 
@@ -197,6 +190,8 @@ def folder(path: str) -> Answer:
         return Answer("other-framework", what, "convert it to safetensors with its own library")
     if "saved_model.pb" in names:
         return Answer("other-framework", "a folder: a TensorFlow SavedModel")
+    from ckptfix.formats.deepspeed import STATES, steps
+
     if any(name.endswith(STATES) for name in names) or steps(path):
         return Answer("deepspeed-folder", "a folder: a DeepSpeed checkpoint", _way(path))
     found = [name for name in sorted(names) if name.endswith(CHECKPOINTS)]

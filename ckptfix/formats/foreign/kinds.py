@@ -21,7 +21,7 @@ from ckptfix.errors import printable
 from ckptfix.formats.foreign.archives import folder, tar_archive, zip_archive
 from ckptfix.formats.foreign.file import Answer, UnknownFile
 from ckptfix.io.source import found_as
-from ckptfix.pickles import survey
+from ckptfix.pickles.names import survey
 from ckptfix.urls import as_path
 
 _MANY_ZEROS = 16

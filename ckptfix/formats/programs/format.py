@@ -14,19 +14,19 @@ from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, Edit, Plan
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, Unsupported
+from ckptfix.errors import Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
 from ckptfix.formats.programs import exported, torchscript
 from ckptfix.formats.programs.torchscript import CONSTANTS, open_program
+from ckptfix.formats.signs import Beginning
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch.readonly import common
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Dict, Graph, parse
-from ckptfix.zips.read import raw_directory
 
 Reader = Callable[[str, str | None], Weights | None]
 """The type of `torchscript.read` and `exported.read`."""
@@ -94,16 +94,8 @@ def _is_frozen(checkpoint: Checkpoint) -> bool:
 
 def _score(marker: str, path: str, head: bytes, size: int) -> int:
     """Return 95 for an archive with the record ROOT/`marker`, which no checkpoint of torch.save has, else 0."""
-    if not head.startswith(b"PK\x03\x04"):
-        return 0
-    try:
-        with open_source(path) as reader:
-            # The directory of a zip is searched before it is parsed: nearly all zips are checkpoints.
-            if f"/{marker}".encode() not in raw_directory(reader):
-                return 0
-    except CkptfixError:
-        return 0
-    return 95 if open_program(path, marker) is not None else 0
+    there = Beginning(path, head, size).has_record(marker)
+    return 95 if there and open_program(path, marker) is not None else 0
 
 
 def notes(checkpoint: Checkpoint) -> Iterator[Finding]:

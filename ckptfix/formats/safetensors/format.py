@@ -25,7 +25,7 @@ from ckptfix.checkpoint import (
 from ckptfix.errors import Truncated
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import Format
+from ckptfix.formats.base import SAFETENSORS_SUFFIXES, Format
 from ckptfix.formats.safetensors.edit import merged, plan_edit
 from ckptfix.formats.safetensors.header import (
     ALIGNMENT,
@@ -38,6 +38,7 @@ from ckptfix.formats.safetensors.header import (
 )
 from ckptfix.formats.safetensors.ties import VIEWS_KEY, restore_ties, share_plan, ties
 from ckptfix.formats.safetensors.write import framed, in_place, metadata_text, plan_like, plan_write, quoted
+from ckptfix.formats.signs import Beginning, braced
 from ckptfix.io.elements import why_unresolved
 from ckptfix.io.source import truncated_hint
 
@@ -88,7 +89,6 @@ def _moved(place: int, starts: list[int], moved: dict[int, int]) -> int:
 
 
 NAME = "safetensors"
-SUFFIXES = (".safetensors",)
 
 _MANY = 1 << 63
 """An element count that torch cannot represent."""
@@ -96,14 +96,13 @@ _MANY = 1 << 63
 
 def score(path: str, head: bytes, size: int) -> int:
     """Return 100 for a plausible header length before an opening brace, and 30 for an implausible one."""
-    opening = head[8:].lstrip(b"\xef\xbb\xbf \t\r\n")[:1] if size > 8 else b""
-    if opening != b"{":
+    if not braced(Beginning(path, head, size)):
         return 0
     length = int.from_bytes(head[:8], "little")
     if 2 <= length <= min(size - 8, MAX_HEADER):
         return 100
     # A damaged length. Text files that happen to have a brace as their ninth byte must not match.
-    return 30 if path.lower().endswith(SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
+    return 30 if path.lower().endswith(SAFETENSORS_SUFFIXES) or (length <= MAX_HEADER and head[9:10] == b'"') else 0
 
 
 def read(path: str) -> Checkpoint:
@@ -111,7 +110,12 @@ def read(path: str) -> Checkpoint:
 
     Names that are only tied to a tensor are listed in the site's names, although the file has no tensor of that name.
     """
-    header = read_header(path)
+    return of_header(read_header(path))
+
+
+def of_header(header: Header) -> Checkpoint:
+    """Return the checkpoint that a header describes; as `read`."""
+    path = header.path
     rows = {row.key: row for row in header.rows}
     metadata = {pair.key: pair.value for pair in header.pairs}
     tied = ties(metadata, rows.keys())
@@ -257,7 +261,7 @@ def refuses(entry: TensorEntry) -> str | None:
 FORMAT = Format(
     name=NAME,
     title="safetensors",
-    suffixes=SUFFIXES,
+    suffixes=SAFETENSORS_SUFFIXES,
     states=frozenset({"metadata"}),
     score=score,
     read=read,

@@ -127,6 +127,27 @@ def read_header(path: str) -> Header:
         BadDirectory: there is no header, or it describes no tensors.
         WriteFailed: the file cannot be read.
     """
+    raw, size = bytes_of(path)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise BadDirectory("the header is not UTF-8", path=path, where="header", offset=8 + error.start) from None
+    header = Header(path, size, len(raw), text)
+    del raw
+    try:
+        _Scan(header).run()
+    except JSONDecodeError as error:
+        _refuse(header, f"readers cannot parse its JSON: {error.msg}", error.pos)
+    except RecursionError:
+        _refuse(header, "its JSON is nested too deeply", 0)
+    except ValueError as error:
+        # Integers with more digits than Python converts, and values that the hooks below refuse.
+        _refuse(header, str(error).partition(";")[0], 0)
+    return header
+
+
+def bytes_of(path: str) -> tuple[bytes, int]:
+    """Return the bytes of the header, and the size of the file. Raises as `read_header` does."""
     with open_source(path) as reader:
         if reader.size < 8:
             raise Truncated(f"the header length takes 8 bytes, and the file has {reader.size}", path=path, offset=0)
@@ -140,24 +161,7 @@ def read_header(path: str) -> Header:
                 offset=8,
                 hint="the file was cut short: copy or download it again",
             )
-        raw = reader.read(8, length)
-        size = reader.size
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise BadDirectory("the header is not UTF-8", path=path, where="header", offset=8 + error.start) from None
-    header = Header(path, size, length, text)
-    del raw
-    try:
-        _Scan(header).run()
-    except JSONDecodeError as error:
-        _refuse(header, f"readers cannot parse its JSON: {error.msg}", error.pos)
-    except RecursionError:
-        _refuse(header, "its JSON is nested too deeply", 0)
-    except ValueError as error:
-        # Integers with more digits than Python converts, and values that the hooks below refuse.
-        _refuse(header, str(error).partition(";")[0], 0)
-    return header
+        return reader.read(8, length), reader.size
 
 
 def _refuse(header: Header, message: str, position: int, where: str = "header") -> NoReturn:
@@ -326,6 +330,16 @@ class _Scan:
             _refuse(self.header, "the metadata value is not a string", start, where)
         self.header.pairs.append(MetadataPair(key, value, start, end))
         return end
+
+
+def described(value: object) -> tuple[str, list[int], list[int]] | None:
+    """Return dtype, shape and offsets of the description of a tensor; None if `value` is not one."""
+    if type(value) is not dict:
+        return None
+    code, shape, offsets = map(value.get, _FIELDS)
+    if type(code) is not str or not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
+        return None
+    return code, shape, offsets
 
 
 def _is_sizes(value: object) -> TypeGuard[list[int]]:

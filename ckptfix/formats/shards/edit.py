@@ -60,7 +60,7 @@ def plan_edit(checkpoint: Checkpoint, layout: ShardedLayout, edits: Sequence[Edi
         shard = part.shard
         if indexed and part.emptied:
             continue
-        plan = files.FILES[shard.read.format].plan_edit(shard.read, part.edits, str(as_path(dest, shard.name)))
+        plan = files.file_formats()[shard.read.format].plan_edit(shard.read, part.edits, str(as_path(dest, shard.name)))
         planned += plan.files
         findings += plan.findings
     names = {old: new for part in parts for old, new in part.new.items()}
@@ -74,7 +74,7 @@ def in_place(layout: ShardedLayout, plan: Plan, block: Callable[[], int]) -> Pla
     planned: list[OutputFile] = []
     for file in plan.files:
         read = shards.get(real_path(file.path))
-        amend = files.FILES[read.format].in_place if read is not None else None
+        amend = files.file_formats()[read.format].in_place if read is not None else None
         planned += (file,) if read is None or amend is None else amend(read, Plan((file,)), block).files
     return replace(plan, files=tuple(planned))
 

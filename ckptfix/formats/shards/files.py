@@ -5,25 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 
 from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.errors import Refused, not_readable
 from ckptfix.formats.base import Format, unknown
-from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.shards.index import INDEX, OTHERS
-from ckptfix.formats.torch import legacy as torch_legacy
-from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.source import open_source
 from ckptfix.urls import as_path, scan_folder
 from ckptfix.words import some
 
 HEAD = 4096
-
-FILES: dict[str, Format] = {
-    format.name: format for format in (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
-}
-"""The formats of single files that a shard may have."""
 
 NUMBERED = re.compile(r"(.+)-(\d{5,6})-of-(\d{5,6})(\.[\w.-]*)?\.(safetensors|bin|pt|pth)")
 """``model-00001-of-00003.safetensors``; a variant of diffusers has ``.fp16`` before its suffix."""
@@ -97,6 +90,15 @@ class ShardFiles:
                 raise Refused(message, path=self.folder, hint=hint)
 
 
+@cache
+def file_formats() -> dict[str, Format]:
+    """Return the formats of single files that a shard may have, by name."""
+    from ckptfix.formats.safetensors import format as safetensors
+    from ckptfix.formats.torch import legacy, zip
+
+    return {format.name: format for format in (zip.FORMAT, legacy.FORMAT, safetensors.FORMAT)}
+
+
 def find(folder: str) -> ShardFiles:
     """Find the files of a sharded checkpoint in `folder`, without opening them.
 
@@ -147,10 +149,11 @@ def open_file(path: str) -> Checkpoint:
     """
     with open_source(path) as source:
         head = source.read(0, min(HEAD, source.size))
-        scores = [format.score(path, head, source.size) for format in FILES.values()]
+        able = list(file_formats().values())
+        scores = [format.score(path, head, source.size) for format in able]
         if not any(scores):
             raise unknown(path, head, source.size)
-        checkpoint = list(FILES.values())[scores.index(max(scores))].read(source.name)
+        checkpoint = able[scores.index(max(scores))].read(source.name)
         return replace(checkpoint, files=(FileVersion(source.name, source.mark),))
 
 

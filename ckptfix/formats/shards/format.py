@@ -163,7 +163,7 @@ def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     if checkpoint.format == SLICES:
         said |= dict.fromkeys(slices.judged(layout))
     for shard in layout.shards:
-        judged = files.FILES[shard.read.format].validate(shard.read)
+        judged = files.file_formats()[shard.read.format].validate(shard.read)
         said |= dict.fromkeys(prefixed(finding, shard.name) for finding in judged)
     yield from said
     stated = layout.index.total_size if layout.index is not None else None

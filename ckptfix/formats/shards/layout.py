@@ -198,7 +198,7 @@ class _Opened:
             message = f"{name} cannot be read: {error.message}{holds}"
             self._unread(shard, found("missing-shard", message, where=name, offset=error.offset, fix=fix))
             return
-        ties = files.FILES[checkpoint.format].ties(checkpoint)
+        ties = files.file_formats()[checkpoint.format].ties(checkpoint)
         names = [key for site in checkpoint.sites if site.kind == "state_dict" and not site.at for key in site.names]
         own = tuple(key for key in names if key not in ties)
         parts = maybe_pickled_object(checkpoint)

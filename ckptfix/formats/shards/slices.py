@@ -22,11 +22,11 @@ from ckptfix.checkpoint.byte_ranges import pieces_of
 from ckptfix.errors import CkptfixError, DamagedFile
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.safetensors import SHARDING_INFO
 from ckptfix.formats.shards.layout import ShardedLayout, ShardFile
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, is_spliced
 
-SHARDING_INFO = "DCP_SHARDING_INFO"
 VERSION = "DCP_VERSION"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
-from ckptfix.formats.torch import failing_calls, weights_only
+from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.formats.torch.object import TorchObject, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
@@ -21,11 +21,6 @@ from ckptfix.pickles.graph import Node
 from ckptfix.pickles.molds import CallTemplate
 
 ByteOrder = Literal["little", "big"]
-
-SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
-"""Suffixes of torch files in any of its formats; none belongs to one format alone. ``.tar`` covers ``.pth.tar`` (the
-ImageNet example) and other names.
-"""
 
 
 class PickledObject(FormatState):
@@ -64,9 +59,11 @@ def build(
     findings = [*findings, *weights_only.global_findings(graph), *found.findings]
 
     def load_entries() -> tuple[TensorEntry, ...]:
+        from ckptfix.formats.torch.failing_calls import of_tensors
+
         entries, bad = found.entries(storages, storages.alike)
         findings.extend(bad)
-        findings.extend(failing_calls.of_tensors(entries))
+        findings.extend(of_tensors(entries))
         return tuple(entries)
 
     def load_values() -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from ckptfix.checkpoint import ByteRange, Checkpoint, Data, OutputFile, Plan, dt
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats.base import refuse_truncated
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import element_sizes, fields, little_endian, pickled_object, view_of
 from ckptfix.formats.torch.tensors import BadTensor, viewed
@@ -62,7 +63,7 @@ def to_legacy(checkpoint: Checkpoint, dest: str) -> Plan:
 
 def to_zip(checkpoint: Checkpoint, dest: str) -> Plan:
     """Plan a zip file from a legacy checkpoint, with the same object."""
-    legacy_layout.refuse_truncated(checkpoint)
+    refuse_truncated(checkpoint)
     parts = pickled_object(checkpoint)
     graph = parts.graph
     out = _Recoding()

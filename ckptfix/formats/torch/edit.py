@@ -16,7 +16,6 @@ from ckptfix.checkpoint import Edit, Put, Rename, SetLocation
 from ckptfix.errors import Unsupported
 from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.object import NodeSite, TorchObject
-from ckptfix.formats.torch.put_tensors import shape_patches
 from ckptfix.pickles import Call, Dict, Global, Graph, Patch, Set, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.folded import Phrases
@@ -146,6 +145,8 @@ def patches(found: TorchObject, edits: Sequence[Edit]) -> Patches:
             strings += moved
             others += extra
         elif isinstance(edit, Put):
+            from ckptfix.formats.torch.put_tensors import shape_patches
+
             others += shape_patches(found, edit)
         else:
             raise Unsupported(f"a torch pickle does not support the edit {type(edit).__name__}")

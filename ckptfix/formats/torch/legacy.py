@@ -17,22 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry, dtypes
 from ckptfix.errors import BadPickle
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
+from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weights, refuse_truncated
 from ckptfix.formats.in_place import data_moves, head_of, room_for, unchanged
+from ckptfix.formats.signs import is_legacy
 from ckptfix.formats.torch import common as torch_common
-from ckptfix.formats.torch import containers as torch_recode
-from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.edit import patches
 from ckptfix.formats.torch.legacy_layout import (
     MAGIC,
-    MAGIC_BYTES,
     PARTS,
     PROTOCOL,
     LegacyLayout,
@@ -42,22 +40,23 @@ from ckptfix.formats.torch.legacy_layout import (
     fresh,
     padded,
     read_pickles,
-    refuse_truncated,
     refuse_unloadable,
     refuses,
     storages_of,
 )
 from ckptfix.formats.torch.legacy_layout import NAME as NAME
-from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.io.blocks import LARGE, shift_for
 from ckptfix.io.source import open_source
 from ckptfix.pickles import Graph, splice
 from ckptfix.pickles.graph import pairs
 
+if TYPE_CHECKING:
+    from ckptfix.formats.torch.weights import Weights
+
 
 def score(path: str, head: bytes, size: int) -> int:
     """Return 100 for a file that begins with the pickle of torch's magic number, else 0."""
-    return 100 if MAGIC_BYTES in head[:24] or head.startswith(f"L{MAGIC}L\n".encode()) else 0
+    return 100 if is_legacy(head) else 0
 
 
 def read(path: str) -> Checkpoint:
@@ -158,8 +157,10 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """Plan a fresh file that holds the state dict of `entries` as an OrderedDict."""
+    from ckptfix.formats.torch.emit import state_dict_pickle
+
     refuse_unloadable(entries, dest)
-    pickle, storages = torch_emit.state_dict_pickle(entries, legacy=True)
+    pickle, storages = state_dict_pickle(entries, legacy=True)
     itemsizes: dict[tuple[str, str], int] = {}
     for entry in entries:
         row = dtypes.by_name(entry.dtype)
@@ -167,6 +168,20 @@ def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[s
         itemsizes.setdefault(entry.storage.identity, row.itemsize if row.storage_class else 1)
     sized = [(key, data, size) for (key, data, _), size in zip(storages, itemsizes.values(), strict=True)]
     return Plan((OutputFile.of(dest, fresh(pickle, sized, dest)),))
+
+
+def plan_state_dict(weights: Weights, dest: str) -> Plan:
+    """Plan a fresh file of a state dict (`Format.plan_state_dict`)."""
+    from ckptfix.formats.torch.weights import plan_torch
+
+    return plan_torch(weights, dest, legacy=True)
+
+
+def recode(checkpoint: Checkpoint, dest: str) -> Plan:
+    """Plan the object of a checkpoint of another format as a legacy file (`Format.recode`)."""
+    from ckptfix.formats.torch.containers import to_legacy
+
+    return to_legacy(checkpoint, dest)
 
 
 def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -178,7 +193,7 @@ def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
 FORMAT = Format(
     name=NAME,
     title="PyTorch legacy",
-    suffixes=torch_common.SUFFIXES,
+    suffixes=TORCH_SUFFIXES,
     states=OF_OBJECTS,
     score=score,
     read=read,
@@ -191,7 +206,7 @@ FORMAT = Format(
     plan_write=plan_write,
     notes=notes,
     one_stream=True,
-    plan_state_dict=partial(plan_torch, legacy=True),
-    recode=torch_recode.to_legacy,
+    plan_state_dict=plan_state_dict,
+    recode=recode,
     read_stream=read_stream,
 )

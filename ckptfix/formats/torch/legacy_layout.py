@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Segment, TensorEntry, dtypes, joined
-from ckptfix.errors import Truncated, TruncatedPickle, Unsupported, WouldLoseData
+from ckptfix.errors import TruncatedPickle, Unsupported, WouldLoseData
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
+from ckptfix.formats.signs import MAGIC as MAGIC
+from ckptfix.formats.signs import MAGIC_BYTES as MAGIC_BYTES
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.tensors import DEVICE_TENSOR, BadTensor
 from ckptfix.io.blocks import best_start, shift_for
-from ckptfix.io.source import Source, open_source, truncated_hint
+from ckptfix.io.source import Source, open_source
 from ckptfix.pickles import Dict, Graph, parse
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.emit import emit
@@ -22,12 +24,7 @@ from ckptfix.pickles.patch import int_opcode, string_opcode
 
 NAME = "legacy"
 
-MAGIC = 0x1950A86A20F9469CFC6C
-
 PROTOCOL = 1001
-
-
-MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 
 FIRST_WINDOW, FIRST_FAR = 4 << 20, 896 << 10
 """Bytes that are read first, locally and from a remote file."""
@@ -208,14 +205,6 @@ class LegacyStorages:
         """Return the data and the length of a storage; -1 for a missing one. There are no checksums."""
         found = self.read_storages.get(key)
         return (None, -1, None) if found is None else (found[0], found[0].length, None)
-
-
-def refuse_truncated(checkpoint: Checkpoint) -> None:
-    """Raise Truncated for a checkpoint of any format that ends before its last tensor does."""
-    for finding in checkpoint.findings:
-        if finding.id == "truncated":
-            hint = truncated_hint(checkpoint.path)
-            raise Truncated(finding.message, path=checkpoint.path, offset=finding.offset, hint=hint)
 
 
 CANNOT_LOAD = "torch cannot load this from a legacy file:"

@@ -29,6 +29,7 @@ from ckptfix.checkpoint import (
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
 from ckptfix.errors import DamagedFile, NoSuchTensor
+from ckptfix.formats.base import refuse_truncated
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch.common import Storages, expected_bytes, fields, pickled_object
 from ckptfix.formats.torch.edit import patches
@@ -119,7 +120,7 @@ def plan_rewrite(
     from_legacy = checkpoint.format == legacy_layout.NAME
     parts = pickled_object(checkpoint)
     if from_legacy:
-        legacy_layout.refuse_truncated(checkpoint)
+        refuse_truncated(checkpoint)
     elif isinstance(parts.container, zip_layout.ZipCheckpoint):
         zip_layout.refuse_damaged_pickle(parts.container, checkpoint.path)
     kept: list[tuple[str, Data, int | None]] = []

@@ -17,20 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Drop, Edit, OutputFile, Plan, Put, Segment, TensorEntry
 from ckptfix.commands import quoted
 from ckptfix.errors import BadDirectory, Bomb, DamagedFile, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
+from ckptfix.formats.base import OF_OBJECTS, TORCH_SUFFIXES, Format, plain_weights, unknown
 from ckptfix.formats.in_place import data_moves, unchanged
 from ckptfix.formats.torch import common as torch_common
-from ckptfix.formats.torch import containers as torch_recode
-from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch.edit import patches
-from ckptfix.formats.torch.weights import plan_torch
 from ckptfix.formats.torch.zip_layout import (
     MAX_PICKLE,
     ZipCheckpoint,
@@ -47,10 +44,12 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.pickles import Graph, parse, splice
-from ckptfix.zips.append import append_record
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, read_directory
 from ckptfix.zips.write import replace_record
+
+if TYPE_CHECKING:
+    from ckptfix.formats.torch.weights import Weights
 
 MAX_VERSION = 10
 
@@ -188,6 +187,8 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
         return plan
     archive = archive_of(checkpoint)
     assert archive is not None
+    from ckptfix.zips.append import append_record
+
     with open_source(PlannedFile(file)) as reader:
         planned, pickle = _open(reader, read_directory(reader), [])
     if _others(planned) != _others(archive):
@@ -218,8 +219,24 @@ def refuse_disputed(checkpoint: Checkpoint) -> None:
 
 def plan_write(entries: Sequence[TensorEntry], dest: str, *, metadata: Mapping[str, str] | None = None) -> Plan:
     """Plan a fresh file that holds the state dict of `entries` as an OrderedDict."""
-    pickle, storages = torch_emit.state_dict_pickle(entries)
+    from ckptfix.formats.torch.emit import state_dict_pickle
+
+    pickle, storages = state_dict_pickle(entries)
     return Plan((OutputFile.of(dest, fresh(pickle, storages)),))
+
+
+def plan_state_dict(weights: Weights, dest: str) -> Plan:
+    """Plan a fresh file of a state dict (`Format.plan_state_dict`)."""
+    from ckptfix.formats.torch.weights import plan_torch
+
+    return plan_torch(weights, dest, legacy=False)
+
+
+def recode(checkpoint: Checkpoint, dest: str) -> Plan:
+    """Plan the object of a checkpoint of another format as a zip (`Format.recode`)."""
+    from ckptfix.formats.torch.containers import to_zip
+
+    return to_zip(checkpoint, dest)
 
 
 def archive_of(checkpoint: Checkpoint) -> ZipCheckpoint | None:
@@ -236,7 +253,7 @@ def refuses(entry: TensorEntry) -> str | None:
 FORMAT = Format(
     name=NAME,
     title="PyTorch zip",
-    suffixes=torch_common.SUFFIXES,
+    suffixes=TORCH_SUFFIXES,
     states=OF_OBJECTS | {"checksums"},
     score=score,
     read=read,
@@ -247,7 +264,7 @@ FORMAT = Format(
     in_place=in_place,
     plan_write=plan_write,
     since=(1, 6),
-    plan_state_dict=partial(plan_torch, legacy=False),
-    recode=torch_recode.to_zip,
+    plan_state_dict=plan_state_dict,
+    recode=recode,
     read_stream=read_stream,
 )

@@ -15,9 +15,9 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.loaders.model.places import Target, dtype_of, is_lazy, shape_of
 from ckptfix.loaders.model.report import Mismatch
-from ckptfix.loaders.sources import StateSource
+from ckptfix.loaders.sources import EXTRA_STATE, StateSource
 from ckptfix.loaders.tensors import TensorMaker
-from ckptfix.names import bases, spellings, wrappers
+from ckptfix.names import bases, no_weights, wrappers
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
 from ckptfix.ops.match.fused import Operations, rules, with_operations
@@ -237,11 +237,14 @@ def _source_rule(source: StateSource, name: str) -> str | None:
     entry = source.entries.get(name)
     if name in wrappers.COUNTERS and wrappers.is_average(source.names):
         return "a wrapper's own"
-    return None if entry is None else _optional(Slot(name, entry.shape, entry.dtype))
+    if entry is None:
+        # The data of a module may be an object, such as the BytesIO of Transformer Engine, without shape and dtype.
+        return _optional(Slot(name, (), "")) if name.rpartition(".")[2] == EXTRA_STATE else None
+    return _optional(Slot(name, entry.shape, entry.dtype))
 
 
 def _optional(slot: Slot) -> str | None:
-    family = spellings.optional(slot)
+    family = no_weights.optional(slot)
     if family is not None:
         return family.id
     return "a wrapper's own" if slot.name in wrappers.COMPANIONS else None

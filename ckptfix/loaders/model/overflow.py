@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ckptfix.ops import element_arrays
+from ckptfix.elements import arrays
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ def _range(dtype: torch.dtype) -> tuple[float, float]:
         limits = torch.iinfo(dtype)
         return float(limits.min), float(limits.max)
     name = str(dtype).removeprefix("torch.")
-    most = element_arrays.MOST.get(_PARTS.get(name, name))
+    most = arrays.MOST.get(_PARTS.get(name, name))
     if most is None:  # no number exceeds the range of float64
         return -math.inf, math.inf
     if name != "float8_e4m3fn":  # for the others, MOST is the first number that is rounded to infinity

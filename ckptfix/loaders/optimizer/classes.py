@@ -42,6 +42,9 @@ STATE: Mapping[str, tuple[str, ...]] = {
 }
 """Class of torch.optim -> the state that it writes for every parameter that had a step (torch/optim/*.py)."""
 
+EIGHT_BIT = frozenset(("state1", "qmap1"))
+"""Keys of the state of bitsandbytes' 8-bit optimizers (bitsandbytes/optim/optimizer.py): codes and their code book."""
+
 FLAT = frozenset(("old_dirs", "prev_flat_grad"))
 """Keys of state that covers all parameters in one flat tensor, in their order (torch/optim/lbfgs.py)."""
 
@@ -88,6 +91,10 @@ def refuse_other_state(optimizer: torch.optim.Optimizer, states: Mapping[str, Ma
     needed = next((STATE[kind.__name__] for kind in kinds if kind.__name__ in STATE), ())
     for name, state in states.items():
         lacking = [key for key in needed if key not in state]
+        if state and lacking and EIGHT_BIT <= state.keys():
+            codes = f"the state of {name} has 8-bit codes (state1, qmap1), and not {named(lacking)}"
+            hint = f"load it into the optimizer of bitsandbytes; this one is torch's {kinds[0].__name__}"
+            raise Refused(f"bitsandbytes saved it: {codes}", hint=hint)
         if state and lacking:
             has = named(sorted(map(str, state)))
             message = f"a different optimizer saved it: the state of {name} has {has}, and not {named(lacking)}"

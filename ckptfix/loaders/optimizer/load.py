@@ -44,7 +44,7 @@ class GroupReport:
 
     Attributes:
         index: number of the group in the optimizer.
-        saved: number of the group in the file.
+        saved: number of the group in the file; None where its parameters are grouped differently there.
         parameters: count of its parameters.
         restored: option -> (value before, value from the file), for those that changed.
         kept: options that the file does not have, and those that say how to compute on this machine (foreach, fused,
@@ -52,7 +52,7 @@ class GroupReport:
     """
 
     index: int
-    saved: int
+    saved: int | None
     parameters: int
     restored: Mapping[str, tuple[object, object]]
     kept: tuple[str, ...]
@@ -70,6 +70,9 @@ class OptimizerReport:
         restored: parameters that got their state.
         fresh: parameters for which the file has no state, because they had no step yet.
         dropped: parameters of the file, without state, that this optimizer does not hold.
+        added: parameters that the file lacks; they start without state (only with ``strict=False``, as the next two).
+        frozen: parameters of the model whose state was left out, because the optimizer does not hold them.
+        removed: parameters of the file whose state was left out, because the model does not have them.
         groups: reports on the options of each group.
     """
 
@@ -80,6 +83,9 @@ class OptimizerReport:
     restored: tuple[str, ...]
     fresh: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
     groups: tuple[GroupReport, ...] = field(default=())
 
     @property
@@ -92,7 +98,16 @@ class OptimizerReport:
             rows.append(f"without state in the file: {named(self.fresh)}")
         if self.dropped:
             rows.append(f"not held by the optimizer, and without state: {named(self.dropped)}")
+        if self.added:
+            rows.append(f"not in the file, and start without state: {named(self.added)}")
+        if self.frozen:
+            rows.append(f"not held by the optimizer; their state was left out: {named(self.frozen)}")
+        if self.removed:
+            rows.append(f"not in the model; their state was left out: {named(self.removed)}")
         for group in self.groups:
+            if group.saved is None:
+                rows.append(f"group {group.index}: grouped differently in the file, so it keeps its own options")
+                continue
             if group.restored:
                 changes = ", ".join(f"{key} {old!r} -> {new!r}" for key, (old, new) in group.restored.items())
                 rows.append(f"group {group.index}: {changes}")
@@ -133,6 +148,7 @@ def load_optimizer(
     *,
     model: nn.Module | None = None,
     at: str | None = None,
+    strict: bool = True,
     map_location: MapLocation = None,
     verify: bool = True,
 ) -> OptimizerReport:
@@ -153,6 +169,9 @@ def load_optimizer(
         model: the model whose parameters `optimizer` holds, wrapped or not. Without it, names come from the
             optimizer's own ``param_names``; without those, only the order counts, as in torch.
         at: address of the optimizer's state, if the file has several.
+        strict: every parameter must be on both sides, in the same groups. With False, where names are known, parameters
+            that were added start without state, the state of frozen and removed ones is left out, and a group whose
+            parameters are grouped differently in the file keeps its own options; the report names each.
         map_location: a callable is called for each storage; the state moves to its parameter's device in any case.
         verify: as for `load_into`.
 
@@ -175,10 +194,15 @@ def load_optimizer(
     try:
         groups, state = parts(saved)
         held = OptimizerParameters.of(optimizer, model)
-        found = matched(checkpoint, held, groups, state, None if was_flattened(saved, groups) else model)
+        named_by = None if was_flattened(saved, groups) else model
+        found = matched(checkpoint, held, groups, state, named_by, strict=strict)
         _refuse_loose(groups, state)
         _refuse_shapes(held, found, state)
-        pairing = _paired_groups(held, groups, found)
+        pairing: Mapping[int, int | None]
+        if strict or found.by == "order":
+            pairing = _paired_groups(held, groups, found)
+        else:
+            pairing = _regrouped(held, groups, found)
         options, reports = _options(optimizer, groups, held, pairing)
         refuse_other_state(optimizer, {held.name(owner): state.get(key) or {} for key, owner in found.owners.items()})
         if len(groups) > 1 and found.by in ("order", "model order"):
@@ -215,6 +239,9 @@ def load_optimizer(
         restored=tuple(name for name, has in named_now if has),
         fresh=tuple(name for name, has in named_now if not has),
         dropped=found.dropped,
+        added=found.added,
+        frozen=found.frozen,
+        removed=found.removed,
         groups=reports,
     )
 
@@ -224,6 +251,12 @@ PARAMETER_SHAPED = frozenset((
     *("exp_inf", "prev", "step_size", "ax", "mu_product_buffer"),
 ))  # fmt: skip
 """State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Other state may have any shape."""
+
+
+_REGROUP = (
+    "group the parameters as they were when the file was saved, or pass strict=False (and model=) to restore their "
+    "state and keep the options of the new groups"
+)
 
 
 def _own(group: Mapping[str, object]) -> dict[str, object]:
@@ -293,13 +326,13 @@ def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], foun
         if any(not _same_options(groups[first].options, groups[other].options) for other in sources):
             mixed = " and ".join(map(str, sorted(sources)))
             message = f"group {index} has parameters of groups {mixed} of the file"
-            raise Refused(message, hint="group the parameters as they were when the file was saved")
+            raise Refused(message, hint=_REGROUP)
         if sources:
             pairing[index] = first
     twice = [index for index, times in split.items() if times > 1]
     if twice:
         message = f"the optimizer has the parameters of the file's group {twice[0]} in several groups"
-        raise Refused(message, hint="group the parameters as they were when the file was saved")
+        raise Refused(message, hint=_REGROUP)
     # Groups without parameters have nothing but their order.
     rest = [index for index in range(len(groups)) if index not in pairing.values() and not groups[index].owned(found)]
     for index in range(len(held.groups)):
@@ -310,11 +343,33 @@ def _paired_groups(held: OptimizerParameters, groups: Sequence[SavedGroup], foun
     return pairing
 
 
+def _regrouped(
+    held: OptimizerParameters, groups: Sequence[SavedGroup], found: MatchedParameters
+) -> dict[int, int | None]:
+    """Return index of a group of the optimizer -> index of the saved group whose options it takes.
+
+    None stands for a group that keeps its own options: its parameters come from groups with different options, or are
+    only a part of a saved group whose other parameters are now in a different group, or are all new.
+    """
+    saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}
+    origin = {id(parameter): saved_in[key] for key, parameter in found.owners.items()}
+    sources = [{origin[id(one)] for one in group if id(one) in origin} for group in held.groups]
+    split = Counter(source for group in sources for source in group)
+    pairing: dict[int, int | None] = {}
+    for index, own in enumerate(sources):
+        first = min(own, default=None)
+        certain = first is not None and all(
+            split[other] == 1 and _same_options(groups[first].options, groups[other].options) for other in own
+        )
+        pairing[index] = first if certain else None
+    return pairing
+
+
 def _options(
     optimizer: torch.optim.Optimizer,
     groups: Sequence[SavedGroup],
     held: OptimizerParameters,
-    pairing: Mapping[int, int],
+    pairing: Mapping[int, int | None],
 ) -> tuple[list[dict[str, object]], tuple[GroupReport, ...]]:
     """Return the groups of the new state dict, and a report on their options.
 
@@ -325,9 +380,11 @@ def _options(
     reports = []
     first = 0
     for index, current in enumerate(optimizer.param_groups):
-        saved = groups[pairing[index]].options
+        place = pairing[index]
+        saved = groups[place or 0].options
         own = _own(current)
         refuse_other_options(optimizer, saved, own)
+        saved = own if place is None else saved
         taken = {key: value for key, value in saved.items() if key not in MACHINE}
         count = len(current["params"])
         group = {**own, **taken, "params": list(range(first, first + count))}
@@ -336,7 +393,7 @@ def _options(
         made.append(group)
         changed = {key: (own.get(key), value) for key, value in taken.items() if not _same(own.get(key), value)}
         kept = [key for key in own if key not in SCHEDULED and (key not in saved or _kept(key, own, saved))]
-        reports.append(GroupReport(index, pairing[index], count, changed, tuple(sorted(kept))))
+        reports.append(GroupReport(index, place, count, changed, tuple(sorted(kept))))
         first += count
     return made, tuple(reports)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
@@ -90,12 +90,24 @@ class OptimizerParameters:
 
 @dataclass(frozen=True, slots=True)
 class MatchedParameters:
-    """Saved key -> the matching parameter, in the order of the file, and the way in which they were matched."""
+    """The result of matching.
+
+    Attributes:
+        owners: saved key -> the matching parameter, in the order of the file.
+        by, rule: the way in which they were matched.
+        dropped: parameters of the file, without state, that the optimizer does not hold.
+        added: parameters of the optimizer that the file lacks.
+        frozen, removed: parameters of the file, with state, that the model has and the optimizer does not hold, and
+            those that the model lacks. All three are empty with ``strict=True``.
+    """
 
     owners: Mapping[Key, torch.Tensor]
     by: str
     rule: str = ""
     dropped: tuple[str, ...] = field(default=())
+    added: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 def matched(
@@ -104,8 +116,13 @@ def matched(
     groups: Sequence[SavedGroup],
     state: State,
     model: nn.Module | None,
+    *,
+    strict: bool = True,
 ) -> MatchedParameters:
     """Match the saved parameters to the optimizer's.
+
+    Args:
+        strict: refuse parameters of only one side; otherwise they are listed, if names are known.
 
     Raises:
         Refused: the match is not certain; the message says what is missing.
@@ -113,18 +130,20 @@ def matched(
     keys = [key for group in groups for key in group.ids]
     if all(group.names is not None for group in groups) and keys:
         names = {key: name for group in groups for key, name in zip(group.ids, group.names or (), strict=True)}
-        return _by_name(held, names, state, "param_names")
+        return _by_name(held, names, state, "param_names", strict=strict)
     texts: dict[Key, str] = {key: key for key in keys if isinstance(key, str)}
     if keys and len(texts) == len(keys):
-        return _by_name(held, texts, state, "names")
-    order = None if model is None else _file_order(checkpoint, held, model)
+        return _by_name(held, texts, state, "names", strict=strict)
+    order = None if model is None else _file_order(checkpoint, held, model, strict=strict)
     if order is None:
         _same_sizes(held, groups)
         return MatchedParameters(dict(zip(keys, held.parameters, strict=True)), "order")
-    return _by_order(held, groups, state, order)
+    return _by_order(held, groups, state, order, strict=strict)
 
 
-def _by_name(held: OptimizerParameters, names: Mapping[Key, str], state: State, by: str) -> MatchedParameters:
+def _by_name(
+    held: OptimizerParameters, names: Mapping[Key, str], state: State, by: str, *, strict: bool
+) -> MatchedParameters:
     if not held.names:
         raise Refused("the file has names, but the optimizer does not", hint="pass model=, whose parameters it holds")
     if len(set(names.values())) != len(names):
@@ -151,15 +170,26 @@ def _by_name(held: OptimizerParameters, names: Mapping[Key, str], state: State, 
             owners[key] = parameter
     missing = [held.name(parameter) for parameter in held.parameters if id(parameter) not in taken]
     lost = [name for name, has_state in over if has_state]
+    if not strict and owners and not renaming.rivals:
+        known = {name for names_of in held.names.values() for name in names_of}
+        frozen = tuple(name for name in lost if renaming.names[name] in known)
+        removed = tuple(name for name in lost if renaming.names[name] not in known)
+        dropped = tuple(name for name, has_state in over if not has_state)
+        return MatchedParameters(owners, by, renaming.rule, dropped, tuple(missing), frozen, removed)
     if missing or lost:
         reasons = [f"not in the file: {named(missing)}"] if missing else []
         reasons += [f"not held by the optimizer: {named(lost)}"] if lost else []
-        hint = "use the same parameters as when the file was saved; load_into(..., match=...) works only on the model"
+        hint = (
+            "use the same parameters as when the file was saved, or pass strict=False to restore the state of those "
+            "that agree; load_into(..., match=...) works only on the model"
+        )
         raise Refused(f"parameters do not agree (names {renaming.rule}); {'; '.join(reasons)}", hint=hint)
     return MatchedParameters(owners, by, renaming.rule, tuple(name for name, _ in over))
 
 
-def _file_order(checkpoint: Checkpoint, held: OptimizerParameters, model: nn.Module) -> list[str] | None:
+def _file_order(
+    checkpoint: Checkpoint, held: OptimizerParameters, model: nn.Module, *, strict: bool
+) -> list[str] | None:
     """Return the first keys of the model's parameters in the order of the file's state dict.
 
     The result is None if the file has no state dict of this model.
@@ -190,21 +220,21 @@ def _file_order(checkpoint: Checkpoint, held: OptimizerParameters, model: nn.Mod
     held_names = {held.name(parameter) for parameter in held.parameters}
     lacking = held_names - set(orders[0])
     missing = [name for name in goal.tensors if name in lacking]
-    if missing:
+    if missing and strict:
         message = f"the optimizer's numbers have no names, and the file's state dict lacks {named(missing)}"
         raise Refused(message, hint="it is not certain which state belongs to which parameter")
     return orders[0]
 
 
 def _by_order(
-    held: OptimizerParameters, groups: Sequence[SavedGroup], state: State, order: list[str]
+    held: OptimizerParameters, groups: Sequence[SavedGroup], state: State, order: list[str], *, strict: bool
 ) -> MatchedParameters:
     """Match by number: the numbers count the model's parameters in the order of the file."""
     sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
     if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):
         # It held the whole model when it was saved, and now holds a part of it or different groups.
-        found = _by_name(held, dict(zip(groups[0].ids, order, strict=True)), state, "model order")
-        return MatchedParameters(found.owners, found.by, "", found.dropped)
+        found = _by_name(held, dict(zip(groups[0].ids, order, strict=True)), state, "model order", strict=strict)
+        return replace(found, rule="")
     _same_sizes(held, groups)
     at = {name: place for place, name in enumerate(order)}
     now = {name: place for place, name in enumerate(_model_order(held))}

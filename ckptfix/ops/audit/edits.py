@@ -12,12 +12,12 @@ import operator
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.errors import CkptfixError
 from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object, promised_bytes
-from ckptfix.formats.torch.legacy_layout import LegacyLayout
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
@@ -26,6 +26,9 @@ from ckptfix.ops.audit import strings
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import DirectoryRecord, same_rows
+
+if TYPE_CHECKING:
+    from ckptfix.formats.torch.legacy_layout import LegacyLayout
 
 MOST_MOVED = 8
 """The most records with a new local header: an edit pads the record behind the pickle."""
@@ -113,6 +116,8 @@ def _same_places(old: ZipCheckpoint | LegacyLayout, new: ZipCheckpoint | LegacyL
     """Return whether each storage of the planned file is a copy of the storage with the same key."""
     if isinstance(old, ZipCheckpoint) and isinstance(new, ZipCheckpoint):
         return _same_records(old, new, name)
+    from ckptfix.formats.torch.legacy_layout import LegacyLayout
+
     if (
         not isinstance(old, LegacyLayout)
         or not isinstance(new, LegacyLayout)

@@ -14,7 +14,6 @@ from ckptfix.formats import format_of
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.pickles import PersId
-from ckptfix.pickles.reemit import every_node
 from ckptfix.words import some
 
 
@@ -163,6 +162,8 @@ def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Sto
     parts = maybe_pickled_object(checkpoint)
     if parts is None:
         return
+    from ckptfix.pickles.reemit import every_node
+
     graph = parts.graph
     nodes = every_node(graph.root) if in_object else ()
     for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.persids:

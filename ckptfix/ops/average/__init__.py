@@ -12,6 +12,7 @@ from typing import Any
 from ckptfix import formats
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.elements.nonfinite import NonFinite
 from ckptfix.errors import Refused, StrPath, about, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -128,7 +129,7 @@ def average(
     return replace(result, findings=(*result.findings, *findings)) if findings else result
 
 
-Oddities = Mapping[str, plan.Odd]
+Oddities = Mapping[str, NonFinite]
 
 
 def _not_finite(path: str, odd: Oddities, everyone: Sequence[Oddities]) -> Iterator[Finding]:

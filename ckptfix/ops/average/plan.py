@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -21,11 +20,14 @@ from ckptfix.checkpoint import (
     same_place,
 )
 from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
+from ckptfix.elements import arrays
+from ckptfix.elements.arrays import SMALL_BLOCK, Encoding
+from ckptfix.elements.nonfinite import NonFinite
 from ckptfix.errors import Refused
 from ckptfix.formats import without_optimizer
 from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.parallel_map import mapped
-from ckptfix.ops import choose, element_arrays, quantized
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import holders, listed
 from ckptfix.words import plural, some
 
@@ -34,38 +36,27 @@ NORMS = ("running_mean", "running_var")
 
 MOST_NAMED = 100
 
-BLOCK = 1 << 15
-"""Elements of one pass, chosen so that their float64 values stay in a core's cache."""
-
 Table = dict[str, TensorEntry]
-
-
-class Odd(NamedTuple):
-    """Numbers of NaN and of infinite elements in a tensor of one input."""
-
-    nan: int
-    infinite: int
 
 
 @dataclass(slots=True)
 class Oddities:
     """Non-finite elements of the inputs, recorded by piece: a piece that is computed twice counts once."""
 
-    _pieces: dict[tuple[str, int, int], Odd] = field(default_factory=dict)
+    _pieces: dict[tuple[str, int, int], NonFinite] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
-    def note(self, name: str, first: int, number: int, odd: Odd) -> None:
+    def note(self, name: str, first: int, number: int, odd: NonFinite) -> None:
         """Record the non-finite elements of a piece of tensor `name`, from element `first` on, in input `number`."""
         with self._lock:
             self._pieces[name, first, number] = odd
 
-    def of(self, number: int) -> dict[str, Odd]:
+    def of(self, number: int) -> dict[str, NonFinite]:
         """Return the non-finite elements of input `number`, by the name of the tensor."""
-        made: dict[str, Odd] = {}
+        made: dict[str, NonFinite] = {}
         for (name, _, which), odd in sorted(self._pieces.items()):
             if which == number:
-                so_far = made.get(name, Odd(0, 0))
-                made[name] = Odd(so_far.nan + odd.nan, so_far.infinite + odd.infinite)
+                made.setdefault(name, NonFinite()).join(odd)
         return made
 
 
@@ -262,83 +253,63 @@ def _mean(
     weights: Sequence[float],
     oddities: Oddities,
 ) -> Storage:
-    row = dtypes.by_name(entry.dtype)
-    swaps = [checkpoint.byteorder != sys.byteorder and row.itemsize > 1 for checkpoint in checkpoints]
+    encodings = [Encoding.of(entry.dtype, checkpoint.byteorder) for checkpoint in checkpoints]
+    width = encodings[-1].itemsize
     total = sum(weights)
 
     def compute(first: int, pieces: Sequence[bytes | memoryview]) -> bytes:
-        made, odd = mean_bytes(pieces, row, swaps, weights, total)
+        made, odd = mean_bytes(pieces, encodings, weights, total)
         for number, found in enumerate(odd):
             if found.nan or found.infinite:
                 oddities.note(entry.name, first, number, found)
         return made
 
-    stream = mapped(
-        inputs, [row.itemsize] * len(inputs), row.itemsize, compute, f"mean of {plural(len(inputs), 'file')}"
-    )
+    stream = mapped(inputs, [width] * len(inputs), width, compute, f"mean of {plural(len(inputs), 'file')}")
     stored = _storage(entry)
     return Storage(stored.key, entry.dtype, stream.length, stored.location, stream)
 
 
 def mean_bytes(
-    pieces: Sequence[bytes | memoryview],
-    row: dtypes.Dtype,
-    swaps: Sequence[bool],
-    weights: Sequence[float],
-    total: float,
-) -> tuple[bytes, Sequence[Odd]]:
+    pieces: Sequence[bytes | memoryview], encodings: Sequence[Encoding], weights: Sequence[float], total: float
+) -> tuple[bytes, Sequence[NonFinite]]:
     """Return the weighted mean of the elements in `pieces`, and the non-finite elements of each piece.
 
-    The mean is in the byte order of the last piece.
-
-    Args:
-        swaps: for each piece, whether its byte order differs from this machine's.
+    All pieces have one dtype; the mean is encoded like the last piece.
     """
     import numpy
 
-    nbytes = len(pieces[-1])
-    width = row.itemsize
-    unit = width // 2 if row.family == "complex" else width
-    into = numpy.empty(nbytes // unit, f"u{unit}")
-    views = [memoryview(piece) for piece in pieces]
-    step = BLOCK * width
-    odd = [Odd(0, 0)] * len(pieces)
+    row = encodings[-1].dtype
+    into = numpy.empty(len(pieces[-1]) // row.unit, f"u{row.unit}")
+    odd = [NonFinite() for _ in pieces]
+    parts = (encoding.parts(piece, SMALL_BLOCK) for encoding, piece in zip(encodings, pieces, strict=True))
+    start = 0
     with numpy.errstate(all="ignore"):
-        for start in range(0, nbytes, step):
-            parts = [view[start : start + step] for view in views]
-            mean = _mean_of(_decoded(parts, row, swaps), row, weights, total)
+        for several in zip(*parts, strict=True):
+            mean = _mean_of(_decoded(several, encodings), row, weights, total)
             # A non-finite element of one input makes the mean non-finite there, and the sum of the mean too.
             if not numpy.isfinite(mean.sum()):
-                found = [_odd_of(block) for block in _decoded(parts, row, swaps)]
-                odd = [Odd(*map(sum, zip(*pair, strict=True))) for pair in zip(odd, found, strict=True)]
-            into[start // unit : (start + step) // unit] = _rounded(mean, row).view(into.dtype)
-    if swaps[-1]:
-        into.byteswap(inplace=True)
-    return into.tobytes(), odd
+                for found, block in zip(odd, _decoded(several, encodings), strict=True):
+                    found.add(block)
+            made = _rounded(mean, row).view(into.dtype)
+            into[start : start + made.size] = made
+            start += made.size
+    return encodings[-1].stored(into), odd
 
 
-def _decoded(
-    parts: Sequence[memoryview], row: dtypes.Dtype, swaps: Sequence[bool]
-) -> Iterator[element_arrays.Elements]:
-    return (element_arrays.decoded(part, row, swap) for part, swap in zip(parts, swaps, strict=True))
-
-
-def _odd_of(block: element_arrays.Elements) -> Odd:
-    import numpy
-
-    return Odd(int(numpy.count_nonzero(numpy.isnan(block))), int(numpy.count_nonzero(numpy.isinf(block))))
+def _decoded(several: Sequence[memoryview], encodings: Sequence[Encoding]) -> Iterator[arrays.Elements]:
+    return (encoding.decoded(part) for encoding, part in zip(encodings, several, strict=True))
 
 
 def _mean_of(
-    blocks: Iterable[element_arrays.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
-) -> element_arrays.Elements:
+    blocks: Iterable[arrays.Elements], row: dtypes.Dtype, weights: Sequence[float], total: float
+) -> arrays.Elements:
     """Return the mean of the blocks, in float64 or complex128."""
     import numpy
 
     if row.name in ("float64", "complex128"):
         return _own_mean(list(blocks), weights, total)
     wide = numpy.complex128 if row.family == "complex" else numpy.float64
-    sums: element_arrays.Elements | None = None
+    sums: arrays.Elements | None = None
     for block, weight in zip(blocks, weights, strict=True):
         if sums is None:
             sums = block.astype(wide)
@@ -354,13 +325,13 @@ def _mean_of(
     return sums
 
 
-def _rounded(mean: element_arrays.Elements, row: dtypes.Dtype) -> element_arrays.Elements:
-    return mean.astype(row.name, copy=False) if row.family == "complex" else element_arrays.once(mean, row.name)
+def _rounded(mean: arrays.Elements, row: dtypes.Dtype) -> arrays.Elements:
+    return mean.astype(row.name, copy=False) if row.family == "complex" else arrays.once(mean, row.name)
 
 
 def _own_mean(
-    blocks: Sequence[element_arrays.Elements], weights: Sequence[float], total: float
-) -> element_arrays.Elements:
+    blocks: Sequence[arrays.Elements], weights: Sequence[float], total: float
+) -> arrays.Elements:
     """Return the mean of float64 blocks, in steps from the first one: elements that are equal in all blocks stay exact.
 
     Steps from and to infinity are undefined: such elements are summed instead.

@@ -59,6 +59,7 @@ def cast(
     keep: Sequence[str] = (),
     at: str | None = None,
     on_overflow: OnOverflow = "count",
+    allow_unmatched: bool = False,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -74,6 +75,7 @@ def cast(
         keep: globs; tensors whose keys match are not cast.
         at: address of the one state dict to cast; all that look like a model's by default.
         on_overflow: ``"error"``: stop at a number that leaves the range of the dtype, and write nothing.
+        allow_unmatched: a glob that matches no key is a finding, not an error.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
@@ -86,7 +88,10 @@ def cast(
     casts: list[plan.Casts] = []
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
-        done = plan.cast(checkpoint, to, only=only, keep=keep, at=at, strict=on_overflow == "error")
+        strict = on_overflow == "error"
+        done = plan.cast(
+            checkpoint, to, only=only, keep=keep, at=at, strict=strict, allow_unmatched=allow_unmatched
+        )
         refuse_damaged(checkpoint)
         casts.append(done)
         name = plan.dtype_of(to)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +9,16 @@ from threading import Lock
 
 from ckptfix.checkpoint import Checkpoint, Data, Edit, Put, Storage, TensorEntry, dtypes
 from ckptfix.checkpoint.quantization import observers
+from ckptfix.elements import arrays
+from ckptfix.elements.arrays import Encoding
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.elements import resolved, why_unresolved
 from ckptfix.io.parallel_map import mapped
+from ckptfix.names import typed
 from ckptfix.names.globs import Globs
-from ckptfix.ops import choose, element_arrays, quantized
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import holders, listed
 
 SHORT = {
@@ -111,8 +113,8 @@ def dtype_of(name: str) -> str:
         Refused: it is not a dtype, or numbers cannot be rounded to it.
     """
     known = SHORT.get(name.lower(), name.lower().removeprefix("torch."))
-    if known not in element_arrays.TARGETS:
-        raise Refused(f"cannot cast to {name!r}", hint=f"choose one of {', '.join(element_arrays.TARGETS)}")
+    if known not in arrays.TARGETS:
+        raise Refused(f"cannot cast to {name!r}", hint=f"choose one of {', '.join(arrays.TARGETS)}")
     return known
 
 
@@ -124,12 +126,13 @@ def cast(
     keep: Sequence[str] = (),
     at: str | None = None,
     strict: bool = False,
+    allow_unmatched: bool = False,
 ) -> Casts:
     """Plan the cast of the model's state dicts to the dtype `to`.
 
     Raises:
         Refused: there is no such dtype; or the selection includes codes of a quantized weight, or their companions.
-        NoSuchTensor: there is no state dict at `at`.
+        NoSuchTensor: there is no state dict at `at`, or a glob matches no key and `allow_unmatched` is not set.
     """
     to = dtype_of(to)
     only_by, kept_by = Globs(only), Globs(keep)
@@ -161,6 +164,8 @@ def cast(
             wanted.append(entry if lasts else resolved(entry, checkpoint.byteorder))
         elif why:
             kept[entry.name] = why
+    unused = [*only_by.unused(), *kept_by.unused()]
+    findings = typed.unmatched(unused, (entry.key for entry in mine), kind="glob", allow=allow_unmatched)
     tallies = Tallies(strict)
     puts: dict[str, TensorEntry] = {}
     chosen = {entry.name for entry in wanted}
@@ -182,7 +187,7 @@ def cast(
             by_at.setdefault(entry.at, {})[entry.key] = puts[entry.name]
     old = {entry.name: entry.dtype for entry in wanted if entry.name in puts}
     edits = tuple(Put(at, tensors) for at, tensors in by_at.items())
-    return Casts(edits, puts, old, kept, tallies, (*only_by.unused(), *kept_by.unused()))
+    return Casts(edits, puts, old, kept, tallies, findings)
 
 
 def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only: Globs, keep: Globs) -> None:
@@ -236,59 +241,50 @@ def _others(everyone: Sequence[TensorEntry], chosen: set[str]) -> dict[tuple[str
 def _cast_storage(
     checkpoint: Checkpoint, entry: TensorEntry, storage: Storage, data: Data, to: str, tallies: Tallies
 ) -> Storage:
-    source, target = dtypes.by_name(entry.dtype), dtypes.by_name(to)
-    swap = checkpoint.byteorder != sys.byteorder
+    source, target = (Encoding.of(dtype, checkpoint.byteorder) for dtype in (entry.dtype, to))
     name = entry.name
 
     def compute(first: int, pieces: Sequence[bytes | memoryview]) -> bytes:
-        made, tally = cast_bytes(pieces[0], source, to, swap=swap)
+        made, tally = cast_bytes(pieces[0], source, target)
         tallies.note(name, first, tally)
         return made
 
     whole = data.length - data.length % source.itemsize
     if whole != data.length:
-        raise WouldLoseData(f"{data.length} bytes are not a whole number of {source.name} elements", where=name)
+        raise WouldLoseData(f"{data.length} bytes are not a whole number of {entry.dtype} elements", where=name)
     stream = mapped([data], [source.itemsize], target.itemsize, compute, f"cast to {to}")
     return Storage(storage.key, to, stream.length, storage.location, stream)
 
 
-BLOCK = 1 << 16
-"""Elements of one pass, chosen so that they stay in a core's cache."""
-
-
-def cast_bytes(data: bytes | memoryview, source: dtypes.Dtype, to: str, *, swap: bool) -> tuple[bytes, Tally]:
-    """Return the elements of `data` in the dtype `to`, in the same byte order, and a tally of unusual results."""
+def cast_bytes(data: bytes | memoryview, source: Encoding, target: Encoding) -> tuple[bytes, Tally]:
+    """Return the elements of `data`, encoded as `source`, encoded as `target`, and a tally of unusual results."""
     import numpy
 
     tally = Tally()
-    count = len(data) // source.itemsize
-    target = dtypes.by_name(to).itemsize
-    view, made = memoryview(data), numpy.empty(count, f"u{target}")
+    to = target.dtype.name
+    made = numpy.empty(len(data) // source.itemsize, f"u{target.itemsize}")
+    start = 0
     with numpy.errstate(all="ignore"):
-        for start in range(0, count, BLOCK):
-            block = element_arrays.decoded(
-                view[start * source.itemsize : (start + BLOCK) * source.itemsize], source, swap
-            )
-            into = made[start : start + BLOCK]
-            element_arrays.rounded(block, to, into)
-            if to != "float64" and element_arrays.unusual(into, to):
+        for block in source.blocks(data):
+            into = made[start : start + block.size]
+            start += block.size
+            arrays.rounded(block, to, into)
+            if to != "float64" and arrays.unusual(into, to):
                 _count(block, into, to, tally)
-    if swap and target > 1:
-        made.byteswap(inplace=True)
-    return made.tobytes(), tally
+    return target.stored(made), tally
 
 
-def _count(block: element_arrays.Elements, made: element_arrays.Elements, to: str, tally: Tally) -> None:
+def _count(block: arrays.Elements, made: arrays.Elements, to: str, tally: Tally) -> None:
     import numpy
 
-    most = element_arrays.MOST[to]
+    most = arrays.MOST[to]
     # torch converts a float64 to a narrower dtype by way of float32.
     near = numpy.abs(block.astype(numpy.float64 if to == "float32" else numpy.float32, copy=False))
     if to == "float8_e4m3fn":
         tally.saturated += int(numpy.count_nonzero(near > most))
     else:
         tally.overflow += int(numpy.count_nonzero((near >= most) & numpy.isfinite(block)))
-    nothing = element_arrays.zeros(made, to)
+    nothing = arrays.zeros(made, to)
     if nothing:
         tally.underflow += nothing - int(numpy.count_nonzero(block == 0))
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptfix.checkpoint.dtypes import by_name
-from ckptfix.ops import element_arrays
+from ckptfix.elements.arrays import Encoding
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +31,7 @@ def eight_bits(dtype: str) -> Array:
     """Return the number of each byte of an 8-bit dtype, as float32."""
     import numpy
 
-    return element_arrays.decoded(bytes(range(256)), by_name(dtype), swap=False).astype(numpy.float32)
+    return Encoding.of(dtype, "little").decoded(bytes(range(256))).astype(numpy.float32)
 
 
 @cache
@@ -120,7 +119,7 @@ def affine(numbers: Array, scale: Array, zero: Array | None = None, index: Array
 
 
 def halves(numbers: Array, into: Array) -> bool:
-    """Fill `into` with float32 numbers rounded to float16, as `element_arrays.rounded` does in twice the time.
+    """Fill `into` with float32 numbers rounded to float16, as `elements.arrays.rounded` does in twice the time.
 
     Args:
         into: contiguous ``uint16`` of the same shape.

@@ -8,6 +8,7 @@ scales are held whole.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.quantization import Quantized
+from ckptfix.elements.arrays import Encoding, rounded
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
-from ckptfix.ops import element_arrays
 from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.settings import Settings
 
@@ -135,7 +136,7 @@ def numbers(entry: TensorEntry, readers: Readers | None = None) -> Array:
         readers[data.path].read_into(data.offset, memoryview(raw))
     else:
         raw[:] = _all(data)
-    made: Array = element_arrays.decoded(memoryview(raw), dtypes.by_name(entry.dtype), swap=False)
+    made: Array = Encoding.of(entry.dtype, "little").decoded(memoryview(raw))
     return made.reshape(entry.shape)
 
 
@@ -259,16 +260,15 @@ def rounding_to(dtype: str) -> Callable[[Array], Array]:
     if dtype == "float32":
         return _exact
 
-    def rounded(block: Array) -> Array:
+    def nearest(block: Array) -> Array:
         import numpy
 
-        kind = dtypes.by_name(dtype)
+        kind = Encoding.of(dtype, sys.byteorder)
         made = numpy.empty(block.shape, f"u{kind.itemsize}")
-        element_arrays.rounded(block, dtype, made)
-        raw = made.reshape(-1).view(numpy.uint8).data
-        return element_arrays.decoded(raw, kind, swap=False).reshape(block.shape)
+        rounded(block, dtype, made)
+        return kind.decoded(made.reshape(-1).view(numpy.uint8).data).reshape(block.shape)
 
-    return rounded
+    return nearest
 
 
 def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -> bytes:
@@ -285,12 +285,12 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     round_ = rounding_to(to) if to == layout.dtype else _exact
     few = max(BLOCK // max(layout.width, 1), 1)
     with numpy.errstate(all="ignore"):
-        arrays = layout.read(tensors, first, last)
+        inputs = layout.read(tensors, first, last)
         for start in range(0, last - first, few):
-            block = layout.compute(round_, *(array[start : start + few] for array in arrays))
+            block = layout.compute(round_, *(array[start : start + few] for array in inputs))
             into = made[start : start + few]
             if to != "float16":
-                element_arrays.rounded(block, to, into)
+                rounded(block, to, into)
             elif halves(block, into):
                 raise WouldLoseData(
                     "a number is out of the range of float16", where=layout.key, hint="choose bf16 or fp32"

@@ -28,6 +28,7 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     filter: str | None = None,
+    allow_unmatched: bool = False,
     strip: Sequence[str] | str = (),
     quick: bool = False,
     at: str | tuple[str, str] | None = None,
@@ -39,9 +40,13 @@ def diff(
         keys_only: compare keys, shapes and dtypes; no tensor byte is read.
         rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
         filter: a glob; only tensors whose names match are compared.
+        allow_unmatched: a glob that matches nothing on either side is a note, not an error.
         strip: prefixes to remove on both sides before keys are matched.
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
+
+    Raises:
+        NoSuchTensor: a file has no tensors at `at`, or `filter` matches nothing.
     """
     from ckptfix.ops.diff.compare import diff as compared
 
@@ -55,6 +60,7 @@ def diff(
         rtol=rtol,
         atol=atol,
         filter=filter,
+        allow_unmatched=allow_unmatched,
         strip=(strip,) if isinstance(strip, str) else strip,
         quick=quick,
         at=at,

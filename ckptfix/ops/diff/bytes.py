@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import ByteRange
+from ckptfix.elements.comparison import Comparison
+from ckptfix.elements.pair_sums import PairSums, ValueDiff
+from ckptfix.elements.reader import CHUNK, ENDLESS, Content, source
 from ckptfix.io.source import Readers
-from ckptfix.io.threads import Flag, Workers
-from ckptfix.ops.diff.elements import Comparison
-from ckptfix.ops.diff.sources import CHUNK, Content, source
-from ckptfix.ops.diff.sums import PairSums, ValueDiff
+from ckptfix.io.threads import Flag, Workers, batches
 
 PIECE = 32 << 20
 """Bytes of a task: some 10 ms of work, so that all cores finish together and progress moves."""
@@ -64,23 +64,17 @@ class ElementRange:
     start: int
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        return (self.end - self.start) * self.job.comparison.a.itemsize
 
-def _pieces(jobs: Iterable[ElementComparison]) -> Iterator[list[ElementRange]]:
-    """Yield tasks of about `PIECE` bytes: parts of large tensors, or several small ones together."""
-    batch: list[ElementRange] = []
-    held = 0
+
+def _pieces(jobs: Iterable[ElementComparison]) -> Iterator[ElementRange]:
+    """Yield parts of about `PIECE` bytes of long tensors, and short ones whole."""
     for job in jobs:
-        itemsize = job.comparison.a.itemsize
-        step = PIECE // itemsize if job.seekable else max(1, job.elements)
+        step = PIECE // job.comparison.a.itemsize if job.seekable else max(1, job.elements)
         for start in range(0, job.elements, step):
-            end = min(start + step, job.elements)
-            batch.append(ElementRange(job, start, end))
-            held += (end - start) * itemsize + OVERHEAD
-            if held >= PIECE:
-                yield batch
-                batch, held = [], 0
-    if batch:
-        yield batch
+            yield ElementRange(job, start, min(start + step, job.elements))
 
 
 Found = tuple[ElementRange, PairSums | None, list[Range]]
@@ -95,20 +89,21 @@ def compare(jobs: Sequence[ElementComparison], readers: Readers, progress: Calla
     workers = Workers()
     for job in jobs:
         if job.a.endless or job.b.endless:
-            job.result = ValueDiff(job.elements, 0, reason="the view repeats its storage too often to be read")
+            job.result = ValueDiff(job.elements, 0, reason=ENDLESS)
 
     def compare_all(pieces: list[ElementRange]) -> list[Found]:
         return [_compare(piece, readers, workers.stopped) for piece in pieces]
 
     readable = [job for job in jobs if job.result is None]
-    for batch in workers.run(compare_all, _pieces(readable)):
+    tasks = batches(_pieces(readable), lambda piece: piece.nbytes + OVERHEAD, PIECE)
+    for batch in workers.run(compare_all, tasks):
         for piece, sums, equal in batch:
             job = piece.job
             if sums is not None:
                 job.sums = job.sums.added(sums)
                 job.identical = False
             job.equal.extend(equal)
-            progress((piece.end - piece.start) * job.comparison.a.itemsize)
+            progress(piece.nbytes)
     differing = [job for job in readable if not job.identical]
     summable = [job for job in differing if job.sums.differing and job.comparison.arithmetic != "bits"]
     for job, sums in workers.run(lambda part: _norms(part, readers, workers.stopped), _equal_parts(summable)):

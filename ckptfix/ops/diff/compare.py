@@ -9,6 +9,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats import format_of
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
+from ckptfix.names import typed
 from ckptfix.ops.diff.content import Group, RenamedTensors, find_renamed
 from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
@@ -31,6 +32,7 @@ def diff(
     rtol: float = 0.0,
     atol: float = 0.0,
     filter: str | None = None,
+    allow_unmatched: bool = False,
     strip: Sequence[str] = (),
     quick: bool = False,
     at: At = None,
@@ -52,7 +54,7 @@ def diff(
         progress: called with the bytes compared and the bytes in all, of one side.
 
     Raises:
-        NoSuchTensor: a file has no tensors at `at`.
+        NoSuchTensor: a file has no tensors at `at`; or `filter` accepts no tensor, and `allow_unmatched` is not set.
         Undecided: it is not certain which state dict to compare with the other file's.
         KeyConflict: two tensors have the same key after `strip`.
         Truncated, DamagedFile: a file is shorter than it promises.
@@ -80,6 +82,9 @@ def diff(
         for found in renamed:
             tensors.add_equal(found.a, found.b)
         values, total = compare_values(side_a, side_b, rtol=rtol, atol=atol)
+    if filter is not None and not (matched or rest_a or rest_b or total):
+        keys = [entry.key for entry in (*a.entries, *b.entries)]
+        notes += typed.unmatched([filter], keys, kind="glob", allow=allow_unmatched)
     pairs = [(pair.a, pair.b) for pair in matched] + [(found.a, found.b) for found in renamed]
     taken = {id(entry) for found in renamed for entry in (found.a, found.b)}
     return DiffResult(

@@ -12,12 +12,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.elements.reader import CHUNK, content
 from ckptfix.errors import Unsupported
 from ckptfix.io.checksums import digest
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers, batches
-from ckptfix.ops.diff.sources import CHUNK, Content, content, source
 
 HEAD = 1 << 16
 """Bytes at the front that are hashed first."""
@@ -172,29 +172,11 @@ def _digest(entry: TensorEntry, byteorder: str, swap: bool, limit: int | None, r
 
     def chunks() -> Iterator[bytes]:
         for part in leaves(entry):
-            unit = unit_of(part) if swap and byteorder == "big" else 1
-            for chunk in chunks_of(content(part, byteorder), limit, readers):
-                yield swapped(chunk, unit) if unit > 1 else chunk
+            place = content(part, byteorder)
+            for chunk in place.chunks(readers, limit):
+                yield place.encoding.little_endian(chunk) if swap else chunk
 
     return digest(chunks())
-
-
-def chunks_of(place: Content, limit: int | None, readers: Readers) -> Iterator[bytes]:
-    nbytes = place.nbytes if limit is None else min(limit, place.nbytes)
-    bytes_of = source(place, readers)
-    for start in range(0, nbytes, CHUNK):
-        yield bytes_of.read(start, min(CHUNK, nbytes - start))
-
-
-def unit_of(entry: TensorEntry) -> int:
-    """Return how many bytes a byte order reverses: an element, or half of one for a complex dtype."""
-    return dtypes.by_name(entry.dtype).unit
-
-
-def swapped(chunk: bytes, unit: int) -> bytes:
-    import numpy
-
-    return numpy.frombuffer(chunk, f"u{unit}").byteswap().tobytes()
 
 
 def _paired(groups: Iterable[Group]) -> tuple[list[RenamedTensors], list[Group]]:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from ckptfix.checkpoint import FileVersion, TensorEntry, address
 from ckptfix.commands import command
+from ckptfix.elements.pair_sums import ValueDiff
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.io.read import Progress
-from ckptfix.ops.diff.sums import ValueDiff
 from ckptfix.shown import html, page, text
 from ckptfix.words import plural
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
+from ckptfix.elements import reader as diff_sources
+from ckptfix.elements.comparison import Comparison
+from ckptfix.elements.pair_sums import ValueDiff
 from ckptfix.errors import Unsupported
 from ckptfix.formats.base import Aspect
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers
 from ckptfix.ops.diff import bytes as diff_bytes
-from ckptfix.ops.diff import sources as diff_sources
 from ckptfix.ops.diff.bytes import ElementComparison
 from ckptfix.ops.diff.content import class_of, leaves, whole_crc
-from ckptfix.ops.diff.elements import Comparison
 from ckptfix.ops.diff.result import Compared, Difference, Match, Sharing, TensorChange
-from ckptfix.ops.diff.sums import ValueDiff
 
 COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})
 """Properties that are compared if the formats of both files state them."""

@@ -19,18 +19,17 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.elements.reader import content, read_each, tensor_id
 from ckptfix.errors import MissingExtra, Refused, Unsupported
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
-from ckptfix.io.threads import OVERHEAD, TASK, Workers, batches
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address, whole_module
-from ckptfix.ops.diff.content import chunks_of, swapped, unit_of
-from ckptfix.ops.diff.sources import content
 
 MARK = "ckptfix-tensor-1"
 """Beginning of the hashed bytes; its number changes with the way to hash."""
@@ -108,19 +107,16 @@ def digests(
         entries = _at(checkpoint, entries, at)
     empty = [entry.name if at is None else entry.key for entry in entries if not entry.has_data]
     entries = [entry for entry in entries if entry.has_data]
-    unique = {_place(entry): entry for entry in entries}
+    unique = {tensor_id(entry): entry for entry in entries}
+
+    def hashed(entry: TensorEntry, readers: Readers) -> str:
+        return _hash(new, readers, checkpoint.byteorder, entry).hexdigest()
+
     total = sum(entry.nbytes for entry in unique.values())
-    done = 0
-    known: dict[object, str] = {}
-    with Readers() as readers:
-        call = partial(_hashed, new, readers, checkpoint.byteorder)
-        for rows, nbytes in Workers().run(call, batches(unique.items(), lambda row: row[1].nbytes + OVERHEAD, TASK)):
-            known.update(rows)
-            done += nbytes
-            if progress is not None:
-                progress(done, total)
+    found = read_each(unique.values(), hashed, attrgetter("nbytes"), progress, total)
+    known = dict(zip(unique, found, strict=True))
     made = [
-        Digest(entry.name if at is None else entry.key, known[_place(entry)], entry.dtype, entry.shape, entry.at)
+        Digest(entry.name if at is None else entry.key, known[tensor_id(entry)], entry.dtype, entry.shape, entry.at)
         for entry in entries
     ]
     return made, empty
@@ -131,19 +127,6 @@ def _at(checkpoint: Checkpoint, entries: Sequence[TensorEntry], at: str) -> list
     if row.module is not None:
         raise whole_module(checkpoint, row.at)
     return [entry for entry in entries if entry.at == address.given(at)]
-
-
-def _place(entry: TensorEntry) -> object:
-    """Return a value that is equal for keys of the same tensor, which is hashed once."""
-    return same_place(entry) or (entry.at, entry.key)
-
-
-Task = list[tuple[object, TensorEntry]]
-
-
-def _hashed(new: NewHash, readers: Readers, byteorder: str, task: Task) -> tuple[list[tuple[object, str]], int]:
-    rows = [(place, _hash(new, readers, byteorder, entry).hexdigest()) for place, entry in task]
-    return rows, sum(entry.nbytes for _, entry in task)
 
 
 def head(entry: TensorEntry) -> bytes:
@@ -167,9 +150,8 @@ def _hash(new: NewHash, readers: Readers, byteorder: str, entry: TensorEntry) ->
         if place.endless:
             message = f"a view of {place.nbytes:,} bytes repeats {entry.storage.nbytes:,} bytes without end"
             raise Refused(message, where=entry.name)
-        unit = unit_of(entry) if byteorder == "big" else 1
-        for chunk in chunks_of(place, None, readers):
-            state.update(swapped(chunk, unit) if unit > 1 else chunk)
+        for chunk in place.chunks(readers):
+            state.update(place.encoding.little_endian(chunk))
     elif entry.numel and not entry.parts and entry.kind == "dense":
         raise Unsupported("its data is not in the file (a tensor on the meta device)", where=entry.name)
     for part in entry.parts:

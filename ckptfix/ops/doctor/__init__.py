@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ckptfix.arguments import checks_types
-from ckptfix.errors import StrPath
+from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
-from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
-from ckptfix.ops.doctor import examine
+from ckptfix.ops.doctor import examine, runs
+from ckptfix.ops.doctor.rehearsal import rehearsed
 from ckptfix.ops.doctor.report import Diagnosis, of_message
-from ckptfix.ops.target import targets
 from ckptfix.pickles.collector import gc_paused
 
 
@@ -31,6 +32,9 @@ def doctor(
 ) -> Diagnosis:
     """Examine a checkpoint, and report what keeps it from loading; nothing in it is imported, run or changed.
 
+    A folder that holds the checkpoints of a training run is examined as a whole, without tensor data: ``diagnosis.run``
+    has the state of each checkpoint, and the one to resume from. `like`, `error` and `at` are about a single model.
+
     Args:
         like: the model that it is meant for: a checkpoint, a file of keys (``keys.json``), or ``module:factory``.
         error: the error message that the user saw; the findings that explain it come first.
@@ -47,7 +51,29 @@ def doctor(
     Raises:
         CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
     """
-    target = None if like is None else targets.read(like, at=like_at, allow_import=allow_import)
+    if like is None and error is None and at is None and (run := runs.diagnosis_of(file_name(path))) is not None:
+        return run
+    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
+    return rehearsed(diagnose(path, error=error, fast=fast, progress=progress, **options))
+
+
+def diagnose(
+    path: StrPath,
+    *,
+    like: StrPath | None = None,
+    error: str | None = None,
+    fast: bool = False,
+    at: str | None = None,
+    like_at: str | None = None,
+    allow_import: bool = False,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Do as `doctor`, without a rehearsal of the commands."""
+    target = None
+    if like is not None:
+        from ckptfix.ops.target import targets
+
+        target = targets.read(like, at=like_at, allow_import=allow_import)
     return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
 
 
@@ -60,6 +86,8 @@ def inside(diagnosis: Diagnosis) -> tuple[str, ...]:
     """List the checkpoints in a folder that, according to `diagnosis`, is not a checkpoint itself; sorted by name."""
     if diagnosis.cause is None or diagnosis.cause.id != "no-checkpoint" or found_as(diagnosis.path) != "folder":
         return ()
+    from ckptfix.formats.foreign.archives import checkpoints_in
+
     return checkpoints_in(diagnosis.path)
 
 

@@ -10,17 +10,15 @@ from ckptfix.checkpoint import Checkpoint, StateDict, TensorEntry, address, dtyp
 from ckptfix.checkpoint.address import is_inside, shown
 from ckptfix.checkpoint.tensors import NO_DATA, reach
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.message_names import Prefix
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, format_of, states
-from ckptfix.formats.safetensors.ties import share_plan
 from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.edit import find_devices
-from ckptfix.names import spellings, wrappers
+from ckptfix.names import kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
@@ -83,7 +81,7 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _suffix(checkpoint: Checkpoint) -> Iterator[Finding]:
     path, own = checkpoint.path.lower(), format_of(checkpoint)
-    other = next((format for format in FORMATS.of(folder=False) if path.endswith(format.suffixes)), None)
+    other = FORMATS.with_suffix(path)
     if other is not None and not path.endswith(own.suffixes):
         message = f"a {own.title} file with a suffix of {other.title}"
         yield found("wrong-suffix", message, fix=step("convert", to=other.name))
@@ -200,6 +198,8 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]
+    # An empty state of Transformer Engine stands for no state (`names.no_weights`).
+    mine = [entry for entry in mine if entry.key.rpartition(".")[2] != kinds.EXTRA_STATE]
     # A key without a dot does not belong to a module, and its tensor may be empty on purpose.
     empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]
     if empty and len(empty) * 2 >= len(mine):
@@ -272,6 +272,8 @@ def _overlaps(checkpoint: Checkpoint) -> Iterator[Finding]:
                 shared[entry.storage.identity].append(entry)
         groups: Sequence[TensorEntry] = [entry for group in shared.values() if len(group) > 1 for entry in group]
         if groups:
+            from ckptfix.formats.safetensors.ties import share_plan
+
             _, _, findings = share_plan(groups)
             yield from findings[:5]
 
@@ -337,25 +339,3 @@ def asked(checkpoint: Checkpoint, rows: Sequence[LoadError]) -> Iterator[Finding
             yield found("no-lightning-version")
     if LoadError.UNPACKED in rows and ".tar" in checkpoint.path:
         yield found("misnamed-tar")
-
-
-def prefixed(checkpoint: Checkpoint, prefix: Prefix) -> Iterator[Finding]:
-    """Yield findings about the state dicts whose keys differ by `prefix` from those that a message asks for."""
-    if prefix.in_file and set(prefix.name.split(".")) <= {wrapper.component for wrapper in wrappers.WRAPPERS}:
-        # This prefix is reported already, as a wrapper's.
-        return
-    for state in weights(checkpoint):
-        shaped = checkpoint.shaped(state.at, [entry.key for entry in checkpoint.entries_at(state.at)])
-        names = [entry.key for entry in checkpoint.entries_at(state.at) if entry.key in shaped]
-        carrying, others = wrappers.split_prefix(names, prefix.name)
-        if bool(carrying) != prefix.in_file:
-            continue
-        fix = prefix.step
-        if prefix.in_file and others:
-            fix = fix.having(partial=True)
-        if state.at and len(checkpoint.state_dicts) > 1:
-            fix = fix.having(at=state.at)
-        said = prefix.meaning
-        if others and prefix.in_file:
-            said += f" ({len(carrying):,} of {len(names):,} do)"
-        yield found("names-prefixed", said, where=state.at, fix=(fix,))

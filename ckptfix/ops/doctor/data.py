@@ -1,24 +1,22 @@
-"""The one pass over all bytes: checksums, NaN and Inf, zeros. Several threads read at the speed of the disk.
-
-A NaN or an infinity of an IEEE type is a bit pattern at or above infinity's, with either sign. Two integer maxima over
-a chunk therefore show whether it has one, and whether it is all zeros; values are counted only in a chunk that has one.
-"""
+"""The one pass over all bytes: checksums, NaN and Inf, zeros. Several threads read at the speed of the disk."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ckptfix.checkpoint import ByteRange, Data, TensorEntry, dtypes
+from ckptfix.elements.arrays import Encoding
+from ckptfix.elements.nonfinite import PATTERNS, NonFinite, all_finite
 from ckptfix.errors import CkptfixError, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.crc import checksum
 from ckptfix.io.layers import MAX_RATIO
-from ckptfix.io.read import Progress, read_chunks
+from ckptfix.io.read import Progress, read_chunks, whole_items
 from ckptfix.io.threads import RangeBlock, Workers, tasks
 from ckptfix.words import plural, some
 
@@ -34,18 +32,8 @@ SMALL_ZERO = 4096
 WORTH = 1 << 24
 """Bytes whose reading takes long enough to show progress."""
 
-_PATTERNS: Mapping[str, tuple[str, int, int]] = {
-    "float64": ("8", 0x7FF0 << 48, 1 << 63),
-    "float32": ("4", 0x7F80 << 16, 1 << 31),
-    "float16": ("2", 0x7C00, 1 << 15),
-    "bfloat16": ("2", 0x7F80, 1 << 15),
-    "complex128": ("8", 0x7FF0 << 48, 1 << 63),
-    "complex64": ("4", 0x7F80 << 16, 1 << 31),
-    "complex32": ("2", 0x7C00, 1 << 15),
-    "float8_e5m2": ("1", 0x7C, 1 << 7),
-}
-"""dtype -> (bytes of a number, bits of infinity, sign bit)."""
-
+FEW = 1 << 18
+"""Bytes up to which a loop is faster than the import of numpy."""
 
 @dataclass(slots=True)
 class CheckedRange:
@@ -69,14 +57,40 @@ class CheckedRange:
     apart: Sequence[CheckedRange] = ()
 
 
-class DataSums(NamedTuple):
-    """Results of one task: `last` is the end of the last byte that is not zero, from the start of the piece."""
+@dataclass(slots=True)
+class DataSums:
+    """The sums of the bytes of a piece, or of a part of it.
 
-    crc: int
-    length: int
-    nan: int
-    infinite: int
-    last: int
+    Attributes:
+        start: where the part begins in its piece.
+        encoding: of the elements; None if NaN and infinities are not counted.
+        few: whether finite elements are recognized without numpy.
+        last: end of the last byte that is not zero, from the start of the piece.
+    """
+
+    start: int = 0
+    encoding: Encoding | None = None
+    crc: int = 0
+    length: int = 0
+    odd: NonFinite = field(default_factory=NonFinite)
+    last: int = 0
+    few: bool = False
+
+    def add(self, chunk: bytes) -> None:
+        """Include the following bytes, which begin with an element."""
+        self.crc = checksum(chunk, self.crc)
+        if _some(chunk):
+            self.last = self.start + self.length + len(chunk.rstrip(b"\0"))
+            if self.encoding is not None and not (self.few and all_finite(chunk, self.encoding)):
+                self.odd.add_bits(chunk, self.encoding)
+        self.length += len(chunk)
+
+    def join(self, other: DataSums) -> None:
+        """Include the bytes of `other`, which follow these."""
+        self.crc = crc32_joined(self.crc, other.crc, other.length)
+        self.length += other.length
+        self.odd.join(other.odd)
+        self.last = max(self.last, other.last)
 
 
 def scan(
@@ -93,8 +107,10 @@ def scan(
     totals: dict[int, DataSums] = {}
     shared = tasks(piece.data for piece in pieces)
 
+    few = total <= FEW and byteorder == sys.byteorder
+
     def read(task: Sequence[RangeBlock]) -> list[DataSums | CkptfixError]:
-        return [_read(pieces[part.number], part.data, part.start, byteorder) for part in task]
+        return [_read(pieces[part.number], part, byteorder, few=few) for part in task]
 
     for task, results in zip(shared, Workers().run(read, shared), strict=True):
         for part, result in zip(task, results, strict=True):
@@ -107,18 +123,20 @@ def scan(
                 yield found(id, result.message, where=piece.where, offset=result.offset)
                 again += piece.apart
                 continue
-            before = totals.get(part.number)
-            totals[part.number] = result if before is None else _joined(before, result)
+            if part.number in totals:
+                totals[part.number].join(result)
+            else:
+                totals[part.number] = result
             if part.start + part.data.length < piece.data.length:
                 continue
             sums = totals.pop(part.number)
             yield from _judged(piece, sums)
             again += piece.apart if sums.crc != piece.crc32 else ()
             label = _named(piece)
-            if sums.nan:
-                nan[piece.dtype].append((label, sums.nan))
-            if sums.infinite:
-                infinite[piece.dtype].append((label, sums.infinite))
+            if sums.odd.nan:
+                nan[piece.dtype].append((label, sums.odd.nan))
+            if sums.odd.infinite:
+                infinite[piece.dtype].append((label, sums.odd.infinite))
             if not sums.last and sums.length >= SMALL_ZERO and piece.entries:
                 zeros.append(piece)
     for id, groups in (("nan-values", nan), ("infinite-values", infinite)):
@@ -151,13 +169,6 @@ def _named(piece: CheckedRange) -> str:
     return f"{piece.entries[0].name}{f' and {more} more' if more else ''}"
 
 
-def _joined(one: DataSums, two: DataSums) -> DataSums:
-    crc = crc32_joined(one.crc, two.crc, two.length)
-    return DataSums(
-        crc, one.length + two.length, one.nan + two.nan, one.infinite + two.infinite, max(one.last, two.last)
-    )
-
-
 def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:
     """Yield what is wrong with a piece by itself."""
     offset = piece.data.offset if isinstance(piece.data, ByteRange) else None
@@ -178,49 +189,22 @@ def _judged(piece: CheckedRange, sums: DataSums) -> Iterator[Finding]:
         yield found("zero-tail", message, where=entry.name, offset=None if offset is None else offset + sums.last)
 
 
-def _read(piece: CheckedRange, data: Data, at: int, byteorder: str) -> DataSums | CkptfixError:
-    """Read `data`, which begins `at` bytes into its piece."""
-    crc = length = nan = infinite = last = 0
-    pattern = _PATTERNS.get(piece.dtype)
-    plain = isinstance(data, ByteRange)
+def _read(piece: CheckedRange, part: RangeBlock, byteorder: str, *, few: bool) -> DataSums | CkptfixError:
+    """Read a part of a piece; `few` if all pieces together have few bytes."""
+    data = part.data
     stored = data.length if isinstance(data, ByteRange) else sum(source.length for source in data.sources)
     if data.length > MAX_RATIO * max(stored, 1 << 14):
         return Unsupported(f"{stored:,} bytes claim to unpack to {data.length:,}: not unpacked")
-    rest = b""
+    encoding = Encoding.of(piece.dtype, byteorder) if piece.dtype in PATTERNS else None
+    sums = DataSums(part.start, encoding, few=few)
     try:
-        for chunk in read_chunks(data, CHUNK):
-            crc = checksum(chunk, crc)
-            if _some(chunk):
-                last = at + length + len(chunk.rstrip(b"\0"))
-                if pattern is not None:
-                    whole = chunk if plain else rest + chunk
-                    size = int(pattern[0])
-                    cut = len(whole) - len(whole) % size
-                    odd = _odd(whole[:cut] if cut < len(whole) else whole, pattern, byteorder)
-                    nan, infinite, rest = nan + odd[0], infinite + odd[1], whole[cut:]
-            length += len(chunk)
+        for chunk in whole_items(read_chunks(data, CHUNK), 1 if encoding is None else encoding.dtype.unit):
+            sums.add(chunk)
     except CkptfixError as error:
         return error
-    return DataSums(crc, length, nan, infinite, last)
+    return sums
 
 
 def _some(chunk: bytes) -> bool:
     """Return whether a byte of `chunk` is not zero; usually one of the first bytes shows it."""
     return any(chunk[:64]) or bool(chunk.lstrip(b"\0"))
-
-
-def _odd(chunk: bytes, pattern: tuple[str, int, int], byteorder: str) -> tuple[int, int]:
-    """Count the (NaN, infinite) elements of `chunk`."""
-    import numpy
-
-    width, infinity, sign = pattern
-    if not chunk:
-        return 0, 0
-    order = ">" if byteorder == "big" else "<"
-    bits = numpy.frombuffer(chunk, f"{order}u{width}")
-    signed = bits.view(f"{order}i{width}")
-    if int(signed.max()) < infinity and int(bits.max()) < infinity | sign:
-        return 0, 0
-    magnitude = bits & ~numpy.array(sign, bits.dtype)
-    infinite = int(numpy.count_nonzero(magnitude == infinity))
-    return int(numpy.count_nonzero(magnitude > infinity)), infinite

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of
 from ckptfix.checkpoint.address import is_inside
@@ -25,12 +26,13 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.findings import message_names
+from ckptfix.findings.contents import RESUMED
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
-from ckptfix.formats import FORMATS, format_of, located, open_checkpoint
+from ckptfix.formats import FORMATS, format_of, located
 from ckptfix.formats.members import members
 from ckptfix.formats.torch import failing_calls, weights_only
 from ckptfix.formats.torch import module as torch_module
@@ -45,26 +47,25 @@ from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
-from ckptfix.ops.convert import refuse_state_dict
 from ckptfix.ops.doctor import adapter as scan_adapter
+from ckptfix.ops.doctor import compare, messages
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
-from ckptfix.ops.doctor import fit as scan_target
 from ckptfix.ops.doctor import foreign as doctor_foreign
-from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.doctor import program as scan_program
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.other_models import other_models, unexamined_files
-from ckptfix.ops.target.targets import ExpectedModel
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
 from ckptfix.zips.append import earlier
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import Directory, DirectoryRecord
+
+if TYPE_CHECKING:
+    from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 200
 """Findings of one id that are kept; a hostile file could cause millions."""
@@ -165,10 +166,24 @@ def _damage(path: str) -> Iterator[tuple[Finding, Remedy]]:
         yield found("damaged", f"cannot be read: {error.message}", where=name, severity="warning", fix=""), Remedy()
         return
     for finding, remedy in zip(done.findings, done.remedies, strict=True):
-        if finding.severity == "error" and finding.id in DAMAGE:
+        if is_damage(finding):
             where = f"{name}: {finding.where}" if finding.where else name
             advice = f"`{remedy.text}`" if remedy.invocations else remedy.advice
             yield replace(finding, where=where), Remedy(advice=advice or _WITHOUT)
+
+
+def is_damage(finding: Finding) -> bool:
+    """Return whether a finding is structural damage of a file, and not only a need for its classes."""
+    return finding.severity == "error" and finding.id in DAMAGE
+
+
+def damage_of(path: str) -> tuple[Finding, ...]:
+    """Return the structural damage of a file or folder that a trainer saved; no tensor bytes are read.
+
+    Raises:
+        CkptfixError: it cannot be read.
+    """
+    return tuple(filter(is_damage, _examined(path, None, None, True, None, None, None, None).findings))
 
 
 _WITHOUT = "copy the file again, or resume from an older checkpoint; the model is in a different file"
@@ -187,24 +202,25 @@ def _examined(
 ) -> Diagnosis:
     """Examine one checkpoint by itself, like `examine`."""
     rows = messages.rows(error) if error is not None else ()
-    prefix = message_names.prefix(message_names.listed(error)) if error is not None else None
+    names = message_names.listed(error) if error is not None else None
     looked = ["first bytes"]
     findings: list[Finding]
     try:
         if checkpoint is None or format_of(checkpoint).program:
             checkpoint = None
-            doctor_foreign.refuse_program(name)
-        checkpoint = checkpoint or open_checkpoint(name)
+            checkpoint = doctor_foreign.open_file(name)
     except NoFile:
         raise
     except (DamagedFile, UnknownFormat, Unsupported) as trouble:
-        program = isinstance(trouble, UnknownFormat) and trouble.kind in doctor_foreign.PROGRAMS
-        looked += ["records"] if program else []
-        if isinstance(trouble, DistributedPart):
-            inside = []
-        else:
-            scanned = scan_program.scan(name, fast=fast, progress=progress) if program else _container(name, fast=fast)
-            inside = list(scanned)
+        program = isinstance(trouble, UnknownFormat) and doctor_foreign.is_program(trouble.kind)
+        inside = []
+        if program:
+            from ckptfix.ops.doctor import program as scan_program
+
+            looked += ["records"]
+            inside = list(scan_program.scan(name, fast=fast, progress=progress))
+        elif not isinstance(trouble, DistributedPart):
+            inside = list(_container(name, fast=fast))
         # An archive whose records can be listed is not an unknown file.
         said = doctor_foreign.scan(name, trouble)
         known = [finding for finding in said if finding.id != "unknown-format" or not inside]
@@ -212,7 +228,7 @@ def _examined(
         title = trouble.message
     else:
         title = format_of(checkpoint).title
-        findings = list(_judge(checkpoint, like, rows, prefix, fast=fast, at=at, looked=looked, progress=progress))
+        findings = list(_judge(checkpoint, like, rows, names, fast=fast, at=at, looked=looked, progress=progress))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
@@ -274,6 +290,8 @@ def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool
         else:
             refuse_damaged(checkpoint, listed=verb not in ("sanitize", "slim"))
         if planned and verb == "convert" and line.dest.endswith(".safetensors"):
+            from ckptfix.ops.convert import refuse_state_dict
+
             refuse_state_dict(checkpoint, FORMATS["safetensors"], at)
     except CkptfixError:
         return True
@@ -284,7 +302,7 @@ def _judge(
     checkpoint: Checkpoint,
     like: ExpectedModel | None,
     rows: Sequence[LoadError],
-    prefix: message_names.Prefix | None,
+    names: message_names.Listed | None,
     *,
     fast: bool,
     at: str | None,
@@ -310,15 +328,21 @@ def _judge(
     contents = list(scan_contents.scan(view))
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(view, rows)
-    if prefix is not None:
-        yield from scan_contents.prefixed(view, prefix)
+    if names is not None and like is None:
+        told = compare.scan(view, names)
+        contents = compare.settled(contents, told, names)
+        yield from told
     if like is not None:
+        from ckptfix.ops.doctor import fit as scan_target
+
         looked.append("names and shapes against the model")
         try:
             fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]
             contents = scan_target.settled(fit, view, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
+    if {LoadError.PARAMETER_COUNT, LoadError.WORLD_SIZE} & set(rows):
+        contents = [row.fixed_by(RESUMED) if row.id == "optimizer-state" else row for row in contents]
     yield from contents
     if not fast:
         looked.append("tensor data")

@@ -17,7 +17,7 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Fix, Step, step
 from ckptfix.findings.table import found
-from ckptfix.names import bases, slots, spellings
+from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
@@ -53,33 +53,40 @@ def offered(
     rows = list(findings)
     about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None and row.steps is None]
     small = max(len(side.slots), len(target.slots)) <= most
-    fix = _step(checkpoint, side, target, agreeing) if about and small else None
-    if fix is not None and several and side.at:
+    fix = _remedy(checkpoint, side, target, agreeing) if about and small else None
+    if isinstance(fix, Step) and several and side.at:
         fix = fix.having(at=side.at)
     for row in rows:
         if row not in about:
             yield row
         elif fix is not None:
-            yield row.fixed_by((fix,))
+            yield row.fixed_by(fix if isinstance(fix, str) else (fix,))
         else:
             yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
 
 
-def _step(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | None:
-    """Return `match` with the options with which it works and makes more keys agree; None where it does not."""
+_HEADS = "with the number of heads: ckptfix match {source} {matched} --like {like} --heads N"
+
+
+def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | str | None:
+    """Return `match` with the options with which it works and makes more keys agree; None where it does not.
+
+    It is an instruction in words where the user must state the number of heads.
+    """
     try:
         plain = match(side.slots, target.slots, by="structure")
         matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
-    if not (planned.names or planned.tensors) or len(matching.pairs) <= agreeing:
-        return None
+    changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
-    if not match_plan.refusals(side, target, matching, operations):
-        return plain_step
-    partial = not match_plan.refusals(side, target, matching, operations, partial=True)
-    return plain_step.having(partial=True) if partial else None
+    ways = ({}, {"drop_unexpected": True}, {"partial": True}) if changes else ({"drop_unexpected": True},)
+    for options in ways:
+        if not match_plan.refusals(side, target, matching, operations, **options):
+            return plain_step.having(**options)
+    asks = operations.refused and "--heads" in operations.questions[-1]
+    return _HEADS if asks and not matching.missing and not matching.ambiguous else None
 
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
@@ -135,7 +142,10 @@ def _misfits(
     if renaming.rule != bases.EXACT:
         example = next((old, new) for old, new in renaming.names.items() if new in wanted)
         message = f"{renaming.agreeing:,} keys agree except for {renaming.rule}: {example[0]}, there {example[1]}"
-        yield found("names-prefixed", message, where=side.at or "", fix=_prefix_fix(renaming, *example))
+        # Where few keys agree by chance, such as norm.weight, a prefix is not what the others lack.
+        most = renaming.agreeing * 2 > min(len(have), len(wanted))
+        fix = _prefix_fix(renaming, *example) if most else None
+        yield found("names-prefixed", message, where=side.at or "", fix=fix)
     yield from _differences(have, wanted, renaming.names)
 
 
@@ -216,10 +226,11 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         yield found("other-spelling", f"{len(spelled):,} keys differ in spelling: {old}, there {new}", where=old)
     over = [slot for slot in over if slot.name not in spelled]
     missing = [slot for slot in missing if slot.name not in set(spelled.values())]
-    optional = {slot.name for slot in (*missing, *over) if spellings.optional(slot)}
+    optional = {slot.name for slot in (*missing, *over) if no_weights.optional(slot)}
     tied = {slot.name for slot in missing if _tied(slot, have, wanted, found_names)} - optional
     lacking = [slot.name for slot in missing if slot.name not in optional | tied]
     left = [slot.name for slot in over if slot.name not in optional]
+    fused = no_weights.fused(lacking, left)
     for id, names, of in (
         ("optional-buffers", [slot.name for slot in (*missing, *over) if slot.name in optional], "one side lacks"),
         ("tied-missing", [slot.name for slot in missing if slot.name in tied], "saved only under the tied key:"),
@@ -227,7 +238,10 @@ def _differences(have: dict[str, Slot], wanted: dict[str, Slot], names: object) 
         ("unexpected-keys", left, f"the model lacks {len(left):,} of its keys:"),
     ):
         if names:
-            yield found(id, f"{of} {shown(collapse(names), 5)}", where=names[0])
+            wanted_here = set(names)
+            known = no_weights.described(slot for slot in (*missing, *over) if slot.name in wanted_here)
+            said = (f"{of} {shown(collapse(names), 5)}", known, fused if id == "missing-keys" else "")
+            yield found(id, "; ".join(part for part in said if part), where=names[0])
 
 
 def _tied(slot: Slot, have: dict[str, Slot], wanted: dict[str, Slot], found_names: dict[str, str]) -> bool:
@@ -269,7 +283,7 @@ def _optimizers(checkpoint: Checkpoint, target: ExpectedModel) -> Iterator[Findi
     """Yield findings about optimizers that were saved for a different number of parameters than the model has."""
     trained = [
         slot for slot in target.slots
-        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not spellings.optional(slot)
+        if slot.tied is None and slot.name.rpartition(".")[2] not in _BUFFERS and not no_weights.optional(slot)
     ]  # fmt: skip
     groups: dict[str, int] = {}
     for address, value in checkpoint.values():

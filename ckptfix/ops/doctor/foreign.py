@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ckptfix.checkpoint import Checkpoint
 from ckptfix.commands import command, verbatim
 from ckptfix.errors import (
     BadDirectory,
@@ -20,16 +21,13 @@ from ckptfix.errors import (
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Step, step
 from ckptfix.findings.table import fix_of, found
-from ckptfix.formats import FORMATS, HEAD, detect
+from ckptfix.formats import FORMATS, HEAD, detect, open_as, open_checkpoint
 from ckptfix.formats.base import unknown
-from ckptfix.formats.programs.torchscript import CONSTANTS
-from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import any_packing_of
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops import hidden_globals as scan_inside
 from ckptfix.ops.doctor import pickle as doctor_pickle
-from ckptfix.ops.extract import read_program
 from ckptfix.ops.hidden_globals import HiddenContents
 from ckptfix.urls import as_path
 from ckptfix.zips.read import END, Directory, read_directory
@@ -50,8 +48,6 @@ _IDS: tuple[tuple[type[CkptfixError], str], ...] = (
 )
 
 _REPAIR = step("repair")
-
-PROGRAMS = tuple(name for name in FORMATS if FORMATS[name].program)
 
 _TRUSTED = ("plain-pickle", "numpy-file")
 """Kinds whose remedy is to load the file, if the user trusts it."""
@@ -138,7 +134,7 @@ def _fix(path: str, error: UnknownFormat) -> Fix | None:
     if id == "bare-data-pkl" and is_local(path):
         parent = as_path(path).resolve().parent
         return (Step("doctor", source=str(parent)),) if (parent / "data").is_dir() else None
-    if id in PROGRAMS:
+    if is_program(id):
         return _of_program(path)
     if id == "dcp-folder" and found_as(path) != "folder":
         return _with_its_folder(path)
@@ -147,20 +143,32 @@ def _fix(path: str, error: UnknownFormat) -> Fix | None:
     return None
 
 
-def refuse_program(path: str) -> None:
-    """Refuse a program: a diagnosis is about the file, and not about the weights that can be read from it.
+def is_program(id: str) -> bool:
+    """Return whether a kind of file, or the finding of this id, is a program: its format has the same name."""
+    return id in FORMATS and FORMATS[id].program
+
+
+def open_file(path: str) -> Checkpoint:
+    """Read a checkpoint, but no program: a diagnosis is about the file, not about the weights that can be read from it.
 
     Raises:
-        UnknownFormat: it is one.
+        UnknownFormat: it is a program.
+        CkptfixError: raised by `open_checkpoint`.
     """
-    if found_as(path) != "file" or not detect(path).program:
-        return
+    if found_as(path) != "file":
+        return open_checkpoint(path)
+    format = detect(path)
+    if not format.program:
+        return open_as(path, format)
     with open_source(path) as reader:
         raise unknown(path, reader.read(0, min(HEAD, reader.size)), reader.size)
 
 
 def _of_program(path: str) -> Fix | None:
     """Return the remedy for a program whose parameters and buffers are not what `extract` can take."""
+    from ckptfix.formats.programs.torchscript import CONSTANTS
+    from ckptfix.ops.extract import read_program
+
     try:
         weights = read_program(path)
         if weights is None or weights.entries:
@@ -202,7 +210,7 @@ def _hidden(kinds: Sequence[Finding], inside: HiddenContents) -> Iterator[Findin
     ids = {finding.id for finding in kinds}
     fix = _REPAIR if inside.tensors and any(map(_repairs, kinds)) else ""
     rows = inside.hidden
-    if ids.intersection((*PROGRAMS, "dcp-folder")):
+    if "dcp-folder" in ids or any(map(is_program, ids)):
         # These formats always contain some globals, so only dangerous ones are reported.
         rows = [row for row in rows if is_dangerous(row.name)]
     yield from doctor_pickle.hidden(rows, fix=fix)
@@ -217,7 +225,7 @@ def _head(path: str) -> bytes:
 
 def _is_safetensors(path: str) -> bool:
     head = _head(path)
-    return bool(head) and not head.startswith(b"PK") and safetensors.score(path, head, 64) > 0
+    return bool(head) and not head.startswith(b"PK") and FORMATS["safetensors"].score(path, head, 64) > 0
 
 
 def _zip_without_directory(path: str) -> bool:

@@ -44,6 +44,7 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"size mismatch for|ignore_mismatched_sizes|shapes did not match", (E.SHAPES,)),
     (r"Error\(s\) in loading state_dict|(Missing|Unexpected) key\(s\)|were not initialized from|were not used when",
      (E.PREFIX, E.NO_KEY_IN_MODEL)),
+    (r"used a DP world size of \d+ but|(world|dp|data.parallel) size of \d+.{0,60}(current|but)", (E.WORLD_SIZE,)),
     (r"parameter group that doesn't match the size|different number of parameter groups", (E.PARAMETER_COUNT,)),
     (r"WeightsUnpickler error: Unsupported operand 118|invalid load key, '?v", (E.LFS_POINTER,)),
     (r"Unsupported operand (60|123|31|0|147|10|13|37|91)\b|invalid load key, '?(<|\{|\\x|\n|%|\[|H|E|N)",
@@ -114,8 +115,6 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
 )  # fmt: skip
 """Pattern, case ignored, -> load errors; every row that matches counts, the first ones most."""
 
-_COMPILED = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), rows) for pattern, rows in TEXTS)
-
 MOST_TEXT = 20_000
 """Characters of a pasted message that are read, from its end, where the error is."""
 
@@ -130,24 +129,30 @@ def rows(text: str) -> tuple[E, ...]:
     chance = [row for row in found if row in _OF_NAMES and not _of_all(row, names)]
     cause = [E.PREFIX] if message_names.prefix(names) is not None else []
     others = [row for row in found if row not in chance]
-    return tuple(dict.fromkeys([*cause, *others, E.PREFIX, E.NO_KEY_IN_MODEL, *chance]))
+    about = [E.SHAPES] if names.conflicts and E.POSITION_SIZE not in found else []
+    keys = [E.PREFIX, E.NO_KEY_IN_MODEL] if names.missing or names.unexpected or names.seen or names.modules else []
+    return tuple(dict.fromkeys([*cause, *others, *about, *keys, *chance]))
 
 
-_OF_NAMES = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in (
-    (E.BATCHES_TRACKED, r"num_batches_tracked"), (E.POSITION_IDS, r"position_ids"), (E.TIED_WEIGHT, r"lm_head"),
-    (E.GAMMA_BETA, r"LayerNorm|gamma|beta"),
-    (E.WEIGHT_NORM, r"weight_g|weight_v|original"), (E.SPECTRAL_NORM, r"weight_orig|weight_u\b|original|\._u\b|\._v\b"),
-)}  # fmt: skip
-"""Load errors that are recognized by a word in the keys, and the word."""
+_OF_NAMES = {
+    E.BATCHES_TRACKED: r"num_batches_tracked",
+    E.POSITION_IDS: r"position_ids",
+    E.TIED_WEIGHT: r"lm_head",
+    E.GAMMA_BETA: r"LayerNorm|gamma|beta",
+    E.WEIGHT_NORM: r"weight_g|weight_v|original",
+    E.SPECTRAL_NORM: r"weight_orig|weight_u\b|original|\._u\b|\._v\b",
+}
+"""Load errors that are recognized by a word in the keys, case ignored, and the word."""
 
 
 def _of_all(row: E, names: message_names.Listed) -> bool:
-    return any(side and all(map(_OF_NAMES[row].search, side)) for side in (names.missing, names.unexpected))
+    pattern = re.compile(_OF_NAMES[row], re.IGNORECASE)
+    return any(side and all(map(pattern.search, side)) for side in (names.missing, names.unexpected))
 
 
 def _rows(text: str) -> Iterator[E]:
-    for pattern, numbers in _COMPILED:
-        if pattern.search(text):
+    for pattern, numbers in TEXTS:
+        if re.search(pattern, text, re.IGNORECASE | re.DOTALL):
             yield from numbers
 
 

@@ -15,9 +15,10 @@ from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
 from ckptfix.ops import hidden_globals, tensor_classes
 from ckptfix.ops.hidden_globals import Hidden
-from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, survey
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import pairs
+from ckptfix.pickles.names import survey
 from ckptfix.words import some
 
 _ABOUT = (

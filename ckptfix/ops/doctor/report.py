@@ -16,9 +16,9 @@ from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, s
 from ckptfix.findings.steps import step as fix_step
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
-from ckptfix.ops.doctor import messages
+from ckptfix.ops.doctor import compare, messages, solve
 from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
-from ckptfix.ops.naming import last_suffix
+from ckptfix.ops.doctor.run_report import RunReport
 from ckptfix.shown import html, page
 from ckptfix.words import plural
 
@@ -51,12 +51,14 @@ class ErrorMessage:
         meanings: the usual meaning of each.
         explained: ids of the findings that explain it, in the order of the findings.
         advice: the usual remedy, for a file that is not available; None where nothing is known.
+        solved: whether a command follows from the keys of the message; ``ckptfix fix`` does not know the message.
     """
 
     rows: tuple[LoadError, ...]
     meanings: tuple[str, ...]
     explained: tuple[str, ...]
     advice: str | None = None
+    solved: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the message as a JSON object."""
@@ -83,6 +85,7 @@ class Diagnosis:
         message: the interpretation of the pasted message; None without one.
         remedies: the remedy of each finding, in their order.
         beside: the findings that are about other files of the folder. Their remedies have no commands.
+        run: the state of each checkpoint of a run folder; None for anything else.
     """
 
     path: str
@@ -94,6 +97,7 @@ class Diagnosis:
     message: ErrorMessage | None = None
     remedies: tuple[Remedy, ...] = ()
     beside: tuple[Finding, ...] = ()
+    run: RunReport | None = None
 
     @property
     def unfixed(self) -> tuple[Finding, ...]:
@@ -129,6 +133,8 @@ class Diagnosis:
     @property
     def sentence(self) -> str:
         """The diagnosis in one sentence."""
+        if self.run is not None:
+            return self.run.sentence
         group = self._group_of_cause(self.groups)
         if group is not None:
             return group.text()
@@ -138,6 +144,8 @@ class Diagnosis:
             return f"This message usually means that {meanings[0]}" if meanings else unknown
         if self.message is not None and self.message.meanings:
             return f"no cause of this message was found in the file; it usually means that {self.message.meanings[0]}"
+        if self.message is not None and self.findings:
+            return "no cause of this message was found in the file"
         return f"No problems found. (Checked: {', '.join(self.looked_at)}.)"
 
     @property
@@ -153,13 +161,14 @@ class Diagnosis:
     def cause(self) -> Finding | None:
         """The finding that counts: one that explains the message, else the most serious; one with a remedy first."""
         explained = self.message.explained if self.message is not None else ()
-        for finding in self.findings:
+        told = [finding for finding in self.findings if finding.about == compare.TOLD and finding.steps]
+        for finding in (*told, *self.findings):
             if finding.id in explained and finding.severity == "error":
                 return finding
         for finding in self.findings:
             if finding.id in explained:
                 return finding
-        if self.message is not None and self.message.rows and not any(f.severity == "error" for f in self.findings):
+        if self.message is not None and not any(f.severity == "error" for f in self.findings):
             return None
         serious = [row for row in zip(self.findings, self.remedies, strict=True) if row[0].severity != "info"]
         first = [row for row in serious if row[0].severity == serious[0][0].severity]
@@ -185,27 +194,39 @@ class Diagnosis:
         It includes the model that the file was to fit, and the address that was asked for. None where no command helps.
         """
         lines = self.chain
-        if len(lines) < 2:
-            return lines[0].argv() if lines else None
+        if len(lines) < 2 or self._is_solved:
+            return lines[0].argv() if len(lines) == 1 else None
         wanted: dict[str, Value] = {}
         for line in lines:
-            for option in ("at", "like", "like_at", "allow_import"):
+            for option in ("at", "like", "like_at", "drop_unexpected", "allow_import"):
                 value = line.step.get(option)
                 if value is not None:
                     wanted.setdefault(option, value)
         (step,) = fix_step("fix", **wanted)
         return Invocation(step, self.path, self._fixed(lines[-1])).argv()
 
+    @property
+    def _is_told(self) -> bool:
+        return any(finding.about == compare.TOLD for finding in self.findings)
+
+    @property
+    def _is_solved(self) -> bool:
+        return self.message is not None and self.message.solved
+
     def _fixed(self, last: Invocation) -> str:
         """Return the output name for fix, with the suffix that the last command writes; empty for a folder."""
         if found_as(self.path) == "folder" or not last.dest:
             return ""
+        from ckptfix.ops.naming import last_suffix
+
         return proposed(self.path, "fixed", last_suffix(self.path, last.dest))
 
     @property
     def advice(self) -> str | None:
-        """The instruction in words, where the finding that counts has no command."""
+        """The instruction in words, where the finding that counts has no command; how to resume a run."""
         cause = self.cause
+        if self.run is not None and self.run.how is not None:
+            return self.run.how
         if cause is None:
             return self.message.advice if self.message is not None and not self.path else None
         return next((row.advice for finding, row in self._counted() if finding is cause), None) or (
@@ -215,9 +236,12 @@ class Diagnosis:
     def _counted(self) -> list[tuple[Finding, Remedy]]:
         """List the findings that explain the message or are more than notes, with their remedies; the cause first."""
         cause = self.cause
+        explained = self.message.explained if self.message is not None else ()
+        apart = self.message is not None and (self._is_solved or self.cause is None or self._is_told)
+        least = RANK["error" if apart else "warning"]
         rows = [
             (finding, row) for finding, row in zip(self.findings, self.remedies, strict=True)
-            if finding.severity != "info" or (self.message is not None and finding.id in self.message.explained)
+            if RANK[finding.severity] <= least or finding.id in explained
         ]  # fmt: skip
         return sorted(rows, key=lambda row: row[0] is not cause)
 
@@ -229,10 +253,12 @@ class Diagnosis:
             verbose: list every finding by itself with its place, and notes that apply to most files of the format.
         """
         groups = self.groups
-        first = self._group_of_cause(groups)
+        first = self._group_of_cause(groups) if self.run is None else None
         kind: Kind = "text" if first is None else first.severity
         said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
         lines = [ReportLine(kind, printable(said)), *self._remedy_lines()]
+        if self.run is not None:
+            lines += [ReportLine("text", ""), *(ReportLine("command", row) for row in self.run.table())]
         if self.message is not None and self.path:
             lines += self._message_lines(self.message)
         rest = [group for group in groups if group is not first]
@@ -242,7 +268,7 @@ class Diagnosis:
         else:
             shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
         lines += [ReportLine("text", ""), *shown] if shown else []
-        checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message) else ""
+        checked = f"Checked: {', '.join(self.looked_at)}." if self.path and (first or self.message or self.run) else ""
         hidden = len(self.findings) - len(groups)
         if hidden and not verbose:
             noun = "finding" if hidden == 1 else "findings"
@@ -261,7 +287,7 @@ class Diagnosis:
         """Return the command that fixes all, followed by its steps where there are several."""
         first, *more = [shell_line(words) for words in self.fixes] or [""]
         if not more or self.fix is None:
-            return [f"Fix: {first}"] if first else []
+            return [f"Fix: {first}", *(f"Then: {line}" for line in more)] if first else []
         return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
 
     def _message_lines(self, message: ErrorMessage) -> list[ReportLine]:
@@ -303,6 +329,7 @@ class Diagnosis:
             ],
             "looked_at": list(self.looked_at),
             "load_error": None if self.message is None else self.message.as_dict(),
+            **({} if self.run is None else {"run": self.run.as_dict()}),
         }  # fmt: skip
 
 
@@ -326,12 +353,17 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
-    explained = [finding.id for finding in findings if set(errors_of(finding)) & set(rows)]
+    told = [finding for finding in findings if finding.about == compare.TOLD]
+    known = (finding for finding in findings if finding.about != compare.BESIDE)
+    explained = [finding.id for finding in told or known if told or set(errors_of(finding)) & set(rows)]
     meanings = [messages.meaning(row) for row in rows]
-    prefix = message_names.prefix(message_names.listed(error))
+    names = message_names.listed(error)
+    prefix = message_names.prefix(names)
     if prefix is not None:
         meanings[0] = prefix.meaning
-    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), _advice(rows, prefix))
+    solved = any(finding.steps for finding in told)
+    advice = _advice(rows, prefix, None if findings else names)
+    return ErrorMessage(rows, tuple(meanings), tuple(dict.fromkeys(explained)), advice, solved)
 
 
 def of_message(error: str) -> Diagnosis:
@@ -340,11 +372,18 @@ def of_message(error: str) -> Diagnosis:
     return Diagnosis("", None, "a message", 0, (), ("the message",), message)
 
 
-def _advice(rows: Sequence[LoadError], prefix: message_names.Prefix | None) -> str | None:
+def _advice(
+    rows: Sequence[LoadError], prefix: message_names.Prefix | None, names: message_names.Listed | None
+) -> str | None:
     """Return the remedy of the row that is closest to the first of `rows`, for any file."""
     if prefix is not None:
         line = shell_line(Invocation(prefix.step, "FILE", "OUT").argv())
         return f"{line}; or in Python: ckptfix.load_into(model, FILE)"
+    if names is not None and names.missing and names.unexpected:
+        result = solve.solve(names.unexpected, names.missing, names.unexpected, complete=not names.shortened)
+        if result.made.issuperset(names.missing):
+            (one,) = fix_step("rename", subs=result.subs)
+            return shell_line(Invocation(one, "FILE", "OUT").argv())
     about = [entry for entry in ENTRIES.values() if entry.fix and rows and rows[0] in entry.errors]
     nearest = min(about, key=lambda entry: (entry.errors.index(rows[0]), len(entry.errors)), default=None)
     return None if nearest is None or nearest.fix is None else readable(nearest.fix)
@@ -370,10 +409,10 @@ def readable(fix: Fix) -> str:
     if not isinstance(fix, str):
         return " && ".join(map(" ".join, _readable(fix)))
     words = {"source": "FILE", "like": LIKE.value, "at": WHERE.value}
-    fields = re.findall(r"\{(\w+)\}", fix)
+    fields = re.findall(r"\{(\w+)(?:!r)?\}", fix)
     outs = [field for field in dict.fromkeys(fields) if field not in words]
     words |= {field: "OUT" if field == outs[-1] else f"{field.upper()}_FILE" for field in outs}
-    return re.sub(r"\{(\w+)\}", lambda field: words[field[1]], fix)
+    return re.sub(r"\{(\w+)(?:!r)?\}", lambda field: words[field[1]], fix)
 
 
 def _readable(steps: Steps) -> list[list[str]]:

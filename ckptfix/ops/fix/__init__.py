@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,14 @@ from ckptfix import formats
 from ckptfix.arguments import checks_types
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, step
+from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.audit.promise import Account, Promise
-from ckptfix.ops.doctor import doctor
+from ckptfix.ops.chain import Chain, Done
+from ckptfix.ops.doctor import diagnose
 from ckptfix.ops.doctor.report import Diagnosis
-from ckptfix.ops.fix.chain import Chain, Done
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import gc_paused
@@ -47,6 +49,7 @@ def fix(
     like: StrPath | None = None,
     like_at: str | None = None,
     at: str | None = None,
+    drop_unexpected: bool = False,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -59,8 +62,10 @@ def fix(
     left to fix. Each command works on the plan of the one before it, so the file is copied only once.
 
     Args:
-        dest: by default the name that doctor would propose, beside `source`.
+        dest: by default the name that doctor would propose, beside `source`. For a folder whose weights need the
+            configuration beside them, it is a folder, with copies of the other files.
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
+        drop_unexpected: leave out keys that `like` lacks; they are listed.
 
     Returns:
         The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
@@ -74,23 +79,34 @@ def fix(
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        first = diagnosis = doctor(source, progress=_unfinished(progress), **options)
+        first = diagnosis = diagnose(source, progress=_unfinished(progress), **options)
         # Only a look at tensor data may show again an error that no command fixes.
         fast = not first.unfixed
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             (conversion,) = step("convert", to=to)
             chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
-            diagnosis = doctor(chain.current, fast=fast, **options)
+            diagnosis = diagnose(chain.current, fast=fast, **options)
         for _ in range(ROUNDS):
-            if not chain.carry_out(diagnosis.chain) or not chain.is_one_file:
+            if not chain.carry_out(_asked(diagnosis.chain, drop_unexpected)) or not chain.is_one_file:
                 break
-            diagnosis = doctor(chain.current, fast=fast, **options)
+            diagnosis = diagnose(chain.current, fast=fast, **options)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         chain.leave(first.beside)
+        around = _around(source, path, dest) if chain.is_one_file else None
+        if around is not None:
+            name = dest if dest is not None else named_beside(source, "fixed", folder=True)
+            return carry_out_file(path, name, partial(_folder_draft, chain, around), how, folder=True)
         name = dest if dest is not None else named_beside(source, "fixed", chain.suffix)
         return carry_out_file(path, name, partial(_draft, chain), how)
+
+
+def _asked(commands: Sequence[Invocation], drop_unexpected: bool) -> list[Invocation]:
+    """Return the commands without the option that leaves out keys, unless the user asked for it."""
+    if drop_unexpected:
+        return list(commands)
+    return [replace(one, step=one.step.without("drop_unexpected")) for one in commands]
 
 
 def _unfinished(progress: Progress | None) -> Progress | None:
@@ -105,6 +121,24 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
         return None
     named = None if dest is None else of_suffix(os.fspath(dest))
     return named or (None if format.edits else "zip")
+
+
+CONFIGS = ("adapter_config.json", "config.json")
+"""Files without which a loader cannot use the weights beside them (peft, transformers from_pretrained)."""
+
+
+def _around(source: StrPath, path: str, dest: StrPath | None) -> Beside | None:
+    """Return the files beside the model `path` of the folder `source`, if the output is to be a folder like it.
+
+    It is one if a loader needs a configuration beside the weights, unless the name of the output is that of a file.
+    """
+    if path == os.fspath(source) or found_as(path) != "file" or found_as(os.fspath(source)) != "folder":
+        return None
+    if dest is not None and of_suffix(os.fspath(dest)):
+        return None
+    if not any(found_as(str(as_path(source, name))) == "file" for name in CONFIGS):
+        return None
+    return beside(os.fspath(source), (path,))
 
 
 def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped: bool) -> None:
@@ -144,6 +178,14 @@ def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
         exit_code=chain.exit_code,
         read=chain.read,
     )
+
+
+def _folder_draft(chain: Chain, around: Beside, path: str, dest: str) -> Draft[FixResult]:
+    """Return the draft of a folder: the fixed file under its name, and copies of the files beside it."""
+    draft = _draft(chain, path, str(as_path(dest, as_path(path).name)))
+    files = (*around.copied_to(dest), *draft.plan.files)
+    findings = (*draft.findings, *around.findings())
+    return replace(draft, plan=replace(draft.plan, files=files), findings=findings, folder=True)
 
 
 def _result(chain: Chain, *, account: Account, **fields: Any) -> FixResult:

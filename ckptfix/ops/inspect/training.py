@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ckptfix.errors import CkptfixError
 from ckptfix.io.source import open_source
@@ -16,8 +18,8 @@ _LR = re.compile(r"(?:.*/)?param_groups/\d+/lr")
 _STATE = "trainer_state.json"
 """File in which transformers' Trainer keeps it, beside the model."""
 
-MOST_STATE = 1 << 24
-"""Greatest size of such a file that is read, in bytes."""
+MOST_STATE = 1 << 26
+"""Greatest size of such a file that is read, in bytes; it has a row for each step that was logged."""
 
 MOST = 12
 
@@ -54,18 +56,67 @@ def _is_state(key: str, value: float | str) -> bool:
     return kinds.is_progress(key)
 
 
-def beside(folder: str) -> dict[str, object]:
-    """Return the progress that transformers' Trainer saved in `folder`; empty if the file is missing or unreadable."""
-    path = as_path(folder, _STATE)
+class Progress(NamedTuple):
+    """The progress of a training when it saved; None where the checkpoint does not record it.
+
+    Attributes:
+        step: number of updates.
+        epoch: may have a fraction.
+        loss: the last loss that was logged.
+    """
+
+    step: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+
+
+_STEPS = ("global_step", "global_steps", "iteration", "iter", "step", "steps")
+_EPOCHS = ("epoch", "epochs", "current_epoch")
+_LOSSES = ("loss", "train_loss", "val_loss", "best_loss", "best_val_loss")
+"""The last component of addresses, the most telling first."""
+
+
+def progress_of(training: Mapping[str, object]) -> Progress:
+    """Return step, epoch and loss from numbers by address, or from the state of transformers' Trainer."""
+    last: dict[str, object] = {}
+    for address, value in training.items():
+        last.setdefault(address.rpartition("/")[2], value)
+    steps = (_number(last.get(key)) for key in _STEPS)
+    step = next((int(value) for value in steps if value is not None and value % 1 == 0), None)
+    epoch = next((value for key in _EPOCHS if (value := _number(last.get(key))) is not None), None)
+    history = training.get("log_history")
+    logged = [row.get("loss") for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+    losses = (_number(value) for value in (*reversed(logged), *(last.get(key) for key in _LOSSES)))
+    return Progress(step, epoch, next((value for value in losses if value is not None), None))
+
+
+def _number(value: object) -> float | None:
+    """Return a number that a counter or a loss may have; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if abs(value) < 1e18 else None
+
+
+def json_object(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return the object in a JSON file; None if it cannot be read, is too large, or is not an object."""
     try:
         with open_source(path) as source:
             if source.size > MOST_STATE:
-                return {}
+                return None
             state = json.loads(source.read(0, source.size))
     except (CkptfixError, OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(state, dict):
-        return {}
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def state_beside(folder: str) -> dict[str, Any]:
+    """Return all that transformers' Trainer saved about its progress in `folder`; empty where it saved nothing."""
+    return json_object(as_path(folder, _STATE)) or {}
+
+
+def beside(folder: str) -> dict[str, object]:
+    """Return the progress that transformers' Trainer saved in `folder`; empty if the file is missing or unreadable."""
+    state = state_beside(folder)
     kept = ((name, state.get(name)) for name in ("epoch", "global_step", "best_metric"))
     return {name: value for name, value in kept if type(value) in (int, float)}
 

@@ -45,7 +45,7 @@ from ckptfix.ops.writing import (
 )
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 Rule = NameRule | TensorRule
 """A line of a rules file."""
@@ -62,6 +62,7 @@ class MatchProposal:
         source, target: the two sides.
         refusals: reasons not to write it, if any.
         planned: the edits; None if they are refused themselves.
+        drops: names of the source that the target lacks are left out.
     """
 
     checkpoint: Checkpoint
@@ -71,6 +72,12 @@ class MatchProposal:
     planned: match_plan.MatchPlan | None
     refusals: tuple[CkptfixError, ...] = ()
     notes: tuple[str, ...] = field(default=(), repr=False)
+    drops: bool = False
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The names of the source without a target that stay in the output."""
+        return () if self.drops else self.matching.left
 
 
 @checks_types
@@ -86,6 +93,7 @@ def match(
     like_at: str | None = None,
     accept_ambiguous: bool = False,
     partial: bool = False,
+    drop_unexpected: bool = False,
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -107,6 +115,7 @@ def match(
         at, like_at: addresses of the state dicts, if there are several.
         accept_ambiguous: accept the proposed target even if another would fit equally well.
         partial: rename the tensors that have a counterpart; the others keep their keys, and `exit_code` is 1.
+        drop_unexpected: leave out keys of `source` that the model lacks; they are listed.
         reshape: pair tensors with the same number of elements, and reshape them.
         heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
@@ -130,6 +139,7 @@ def match(
         like_at=like_at,
         accept_ambiguous=accept_ambiguous,
         partial=partial,
+        drop_unexpected=drop_unexpected,
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,
@@ -156,6 +166,7 @@ def find(
     like_at: str | None = None,
     accept_ambiguous: bool = False,
     partial: bool = False,
+    drop_unexpected: bool = False,
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -177,19 +188,22 @@ def find(
             matching, operations = with_operations(matching, one.slots, target.slots, Heads(heads, kv_heads), proven)
         refusals = list(
             match_plan.refusals(
-                *(one, target, matching, operations), accept_ambiguous=accept_ambiguous, partial=partial
+                *(one, target, matching, operations),
+                accept_ambiguous=accept_ambiguous,
+                partial=partial,
+                drop_unexpected=drop_unexpected,
             )
         )
         planned = None
         try:
             _refuse_apart(checkpoint, one, matching, operations)
-            planned = match_plan.plan(checkpoint, one, matching, operations)
+            planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
         except CkptfixError as error:
             refusals.append(error)
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
-    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes)
+    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected)
 
 
 def _refuse_apart(
@@ -287,8 +301,9 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
                 raise Refused(message, hint="name an output")
             at = found.source.at or ""
             with of_found_rules(checkpoint.path):
+                renames = sites.rename(checkpoint, at=at)
                 done = run.transformed(
-                    checkpoint, planned.tensors, dest, renames=sites.rename(checkpoint, at=at), at=at
+                    checkpoint, planned.tensors, dest, renames=renames, at=at, allow_unmatched=True
                 )
             draft = _draft(found, done.plan, done.promise)
             return replace(
@@ -298,7 +313,9 @@ def _write(found: MatchProposal, dest: StrPath | None, how: WriteOptions) -> Mat
                 findings=(*draft.findings, *(row for row in done.findings if row.id != "unused-rule")),
             )
         plan = plan_edits(checkpoint, planned.edits, dest)
-        return _draft(found, plan, Promise(names_stay=False, edited=checkpoint, puts=puts))
+        gone = frozenset(row.where for row in planned.findings if row.id == "left-behind")
+        promise = Promise(names_stay=False, edited=checkpoint, puts=puts, reported=gone)
+        return _draft(found, plan, promise)
 
     return carry_out(found.checkpoint, dest, make, how)
 
@@ -322,7 +339,7 @@ def _draft(found: MatchProposal, plan: Plan, promise: Promise | None = None) -> 
         lines=_lines(found),
         findings=_findings(found),
         read=() if found.target.checkpoint is None else found.target.checkpoint.files,
-        exit_code=1 if found.matching.left or found.matching.missing or found.refusals else 0,
+        exit_code=1 if found.left or found.matching.missing or found.refusals else 0,
     )
 
 
@@ -330,7 +347,7 @@ def _findings(found: MatchProposal) -> tuple[Finding, ...]:
     matching = found.matching
     findings = [table.found("refused", refusal.message) for refusal in found.refusals]
     if not found.refusals:
-        for label, names in (("IN", matching.left), ("TARGET", matching.missing)):
+        for label, names in (("IN", found.left), ("TARGET", matching.missing)):
             findings += [table.found("no-counterpart", f"only in {label}", where=name) for name in names]
     if found.planned is not None:
         findings += found.planned.findings
@@ -352,6 +369,8 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         changed = {pair.target for pair in matching.pairs if pair.operation}
         line += f"; {plural(len(changed), 'tensor')} of TARGET built by rule" if changed else ""
+        over = match_plan.unexpected(found.source.slots, matching) if found.drops else ()
+        line += f"; {len(over):,} left out: {some([*over])}" if over else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[Rule] = planned.rules if planned else matching.rules
     return (line, *(f"  {rule}" for rule in rules), *(f"note: {note}" for note in found.notes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -11,10 +11,12 @@ from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, addre
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
+from ckptfix.formats import format_of
 from ckptfix.names import wrappers
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
-from ckptfix.names.rulefile import Rules, TensorRule
+from ckptfix.names.operations import Operation
+from ckptfix.names.rulefile import Rules, TensorRule, side
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
@@ -22,6 +24,7 @@ from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.rename import sites
+from ckptfix.ops.select.plan import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 12
@@ -50,11 +53,16 @@ class MatchPlan:
 
 
 def plan(
-    checkpoint: Checkpoint, source: ExpectedModel, matching: Matching, operations: Operations | None = None
+    checkpoint: Checkpoint,
+    source: ExpectedModel,
+    matching: Matching,
+    operations: Operations | None = None,
+    *,
+    drop_unexpected: bool = False,
 ) -> MatchPlan:
     """Plan the edits that give the state dict of `source` in `checkpoint` the names of `matching`.
 
-    Names without a target are not changed. References to the names change too.
+    Names without a target are not changed, or left out with `drop_unexpected`. References to the names change too.
 
     Raises:
         KeyConflict: an unchanged name is also the new name of another key.
@@ -62,23 +70,54 @@ def plan(
         Unsupported: a tensor to reshape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
-    if operations is not None and operations.taken:
+    over = unexpected(source.slots, matching) if drop_unexpected else {}
+    taken = () if operations is None else operations.taken
+    if taken:
         keys = [name for site in _keys_at(checkpoint, source) for name in site]
-        gone = {name for one in operations.taken for name in one.old}
-        changed = {old: new for old, new in names.items() if old != new}
+        gone = {name for one in taken for name in one.old} | over.keys()
+        changed = {old: new for old, new in names.items() if old != new and old not in over}
         single = learned(changed, [key for key in keys if key not in gone])
-        made = fused_rules(operations.taken, single, keys)
+        made = fused_rules(taken, single, keys)
+        left_out = _left_out(over, names, len(made.tensors) + len(single) + 1)
+        made = replace(made, tensors=(*made.tensors, *left_out))
         return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
-    renames = sites.rename(checkpoint, mapping=names, at=source.at or "")
+    at = source.at or ""
+    kept = {old: new for old, new in names.items() if old not in over}
+    renames = sites.rename(checkpoint, mapping=kept, at=at, allow_unmatched=True)
     shapes = _shapes(source.slots, matching)
-    edits: list[Edit] = [Put(source.at or "", _tensors(checkpoint, source.at or "", shapes))] if shapes else []
+    edits: list[Edit] = [Put(at, _tensors(checkpoint, at, shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
+    if over:
+        findings += (found("left-behind", "is not a key of the model", where=address.join(at, name)) for name in over)
+        findings += optimizers_left(checkpoint, {at})
     if shapes and any(state.optimizer for state in checkpoint.state_dicts):
         message = "the optimizer state keeps the old shapes and does not fit the reshaped parameters"
         findings.append(found("optimizer-shapes", message))
-    changed = {old: new for old, new in names.items() if old != new}
-    rules = learned(changed, [name for site in _keys_at(checkpoint, source) for name in site], matching.rules)
-    return MatchPlan(changed, rules, (*edits, *_kept(renames.edits)), renames.references, tuple(findings))
+    changed = {old: new for old, new in kept.items() if old != new}
+    keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
+    rules: tuple[NameRule | TensorRule, ...] = (*_left_out(over, names, 1), *learned(changed, keys, matching.rules))
+    dropped = dropping(at, [*over], format_of(checkpoint).ties(checkpoint)) if over else ()
+    edits = [*edits, *dropped, *_kept(renames.edits)]
+    return MatchPlan(changed, rules, tuple(edits), renames.references, tuple(findings))
+
+
+def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
+    """Return the names of the source that the target lacks -> the other name of the same tensor, or empty."""
+    skipped = {row.name: row.tied for row in matching.skipped_source}
+    tied = {slot.name: slot.tied or "" for slot in slots}
+    theirs = set(matching.missing)
+    left = [name for name in matching.left if name not in theirs]
+    return dict.fromkeys(left, "") | {name: tied[name] if tie else "" for name, tie in skipped.items()}
+
+
+def _left_out(over: Mapping[str, str], names: Mapping[str, str], line: int) -> Iterator[TensorRule]:
+    """Yield the rules that leave out the names of `over`, numbered from `line` on."""
+    for number, (name, other) in enumerate(over.items(), line):
+        main = names.get(other, other)
+        if main:
+            yield TensorRule(side(name, main), side(main, name), (Operation("untie"),), number)
+        else:
+            yield TensorRule(side(name, name), None, (Operation("drop"),), number)
 
 
 def _tensors(
@@ -198,6 +237,7 @@ def refusals(
     *,
     accept_ambiguous: bool = False,
     partial: bool = False,
+    drop_unexpected: bool = False,
 ) -> tuple[CkptfixError, ...]:
     """Return the reasons, if any, not to write the matching without further options."""
     found: list[CkptfixError] = []
@@ -216,7 +256,19 @@ def refusals(
                 hint="inspect them with --report; --accept-ambiguous accepts the first target of each",
             )
         )
-    if (matching.left or matching.missing) and not partial:
+    if not matching.pairs and partial and drop_unexpected:
+        found.append(NoMatch("no tensor of IN has a counterpart, so nothing would be left"))
+    elif matching.left and not (matching.missing or partial or drop_unexpected):
+        keeps = "it" if len(matching.left) == 1 else "them"
+        names = shown(collapse(matching.left, [slot.name for slot in source.slots]), 5)
+        found.append(
+            NoMatch(
+                f"the model lacks {len(matching.left)} of its keys: {names}",
+                lines=tuple([*operations.questions, *fused(source, target, matching)][:MOST]),
+                hint=f"--drop-unexpected leaves {keeps} out; --partial keeps {keeps}, and renames the others",
+            )
+        )
+    elif matching.missing and not partial:
         lines = [*_groups("only in IN", matching.left, source), *_groups("only in TARGET", matching.missing, target)]
         notes = [*operations.questions, *fused(source, target, matching)]
         found.append(

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
+from ckptfix.names.rulefile import read
 from ckptfix.ops.audit.promise import Promise
-from ckptfix.ops.rename import run, sites
+from ckptfix.ops.rename import sites
 from ckptfix.ops.rename.sites import NameChange
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.ops.rename.run import Transformed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -127,7 +131,9 @@ def rename(
     subs: Sequence[tuple[str, str]] = (),
     mapping: Mapping[str, str] | None = None,
     rules: StrPath | None = None,
+    lines: Sequence[str] = (),
     reverse: bool = False,
+    allow_unmatched: bool = False,
     at: str | None = None,
     force: bool = False,
     keep_old: bool = False,
@@ -142,19 +148,26 @@ def rename(
         subs: (pattern, replacement) of `re.sub`, applied in order.
         mapping: old key -> new key, applied after them.
         rules: a file of keys and of operations on tensors (`ckptfix help rules`), in place of `mapping`.
+        lines: lines of such a file, in place of it.
         reverse: run the file backwards.
+        allow_unmatched: a pattern that matches no key, or a map or file without a match, is a finding, not an error.
 
-    The rest as `strip_module`. A rule that matched nothing is a finding.
+    The rest as `strip_module`. A rule that matched nothing is a finding if another one of the map or file matched.
 
     Raises:
+        NoSuchTensor: a pattern matches no key, or nothing of the map or file does; `near` is what may be meant.
         Refused: a rule does not fit the keys or shapes of the checkpoint; nothing was written.
         CkptfixError: the file of rules is malformed, or cannot be reversed.
     """
-    if rules is not None and mapping is not None:
-        raise Refused("a map and a file of rules cannot be combined")
+    if (rules is not None) + (mapping is not None) + bool(lines) > 1:
+        raise Refused("a map, a file of rules and lines cannot be combined")
     if reverse and rules is None:
         raise Refused("only a file of rules can be reversed")
-    given = None if rules is None else run.read_rules(rules, reverse=reverse)
+    given = read("\n".join(lines), "the lines") if lines else None
+    if rules is not None:
+        from ckptfix.ops.rename.run import read_rules
+
+        given = read_rules(rules, reverse=reverse)
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[RenameResult]:
         names = mapping if given is None else given.names
@@ -162,22 +175,27 @@ def rename(
             if in_place:
                 message = "an in-place edit changes only keys, but these rules change tensors"
                 raise Refused(message, hint="name an output")
-            renames = sites.rename(checkpoint, subs=subs, at=at)
-            return _tensors_draft(checkpoint, run.transformed(checkpoint, given, dest, renames=renames, at=at))
-        renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at)
+            renames = sites.rename(checkpoint, subs=subs, at=at, allow_unmatched=allow_unmatched)
+            from ckptfix.ops.rename.run import transformed
+
+            done = transformed(checkpoint, given, dest, renames=renames, at=at, allow_unmatched=allow_unmatched)
+            return _tensors_draft(checkpoint, done)
+        renames = sites.rename(checkpoint, subs=subs, mapping=names, at=at, allow_unmatched=allow_unmatched)
         return _draft(checkpoint, renames, dest, "renamed", "no rule matched a key")
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress)
     return carry_out(source, dest, make, how)
 
 
-def _tensors_draft(checkpoint: Checkpoint, done: run.Transformed) -> Draft[RenameResult]:
+def _tensors_draft(checkpoint: Checkpoint, done: Transformed) -> Draft[RenameResult]:
+    from ckptfix.ops.rename.run import lines_of
+
     return Draft(
         result=partial(RenameResult, changes=done.changes, references=done.references),
         format=checkpoint.format,
         plan=done.plan,
         promise=done.promise,
-        lines=run.lines_of(done),
+        lines=lines_of(done),
         findings=done.findings,
     )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, NameList
 from ckptfix.checkpoint.address import join
@@ -20,7 +21,9 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused
 from ckptfix.names import kinds
 from ckptfix.ops.choose import chosen_sites
-from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
+
+if TYPE_CHECKING:
+    from ckptfix.ops.rename.transform import TransformedTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ def follow(checkpoint: Checkpoint, made: TransformedTensors) -> int:
         entries = {entry.key: entry for entry in checkpoint.entries_at(site.at)}
         target = next((row for row in made.sites if row.at == site.at), None)
         if target is None:
+            from ckptfix.ops.rename.transform import StateDictChange
+
             target = StateDictChange(site.at, tuple(dict.fromkeys(site.names)), {}, entries, {}, {})
         for name, flat in parsed(own, known.difference(own)).items():
             # A line of the rules may also match the optimizer's key itself.

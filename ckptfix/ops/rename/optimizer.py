@@ -18,7 +18,7 @@ from ckptfix.errors import Refused
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks
-from ckptfix.names import spellings
+from ckptfix.names import no_weights
 from ckptfix.names.rulefile import several
 from ckptfix.names.slots import Slot
 from ckptfix.ops.rename.groups import TensorGroup
@@ -293,4 +293,4 @@ def _listed(node: Node) -> Sequence[Key]:
 def is_buffer(entry: TensorEntry) -> bool:
     """Return whether a tensor is never in an optimizer: running statistics, counts, masks, tables of positions."""
     slot = Slot(entry.key, entry.shape, entry.dtype)
-    return spellings.optional(slot) is not None or entry.key.rpartition(".")[2] in ("running_mean", "running_var")
+    return no_weights.optional(slot) is not None or entry.key.rpartition(".")[2] in ("running_mean", "running_var")

@@ -2,62 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckptfix.checkpoint import Checkpoint, Plan, TensorEntry, same_place
+from ckptfix.checkpoint import Checkpoint, Plan, same_place
 from ckptfix.checkpoint.address import join
-from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, Unsupported, file_name
+from ckptfix.errors import CkptfixError, NoSuchFile, StrPath, file_name
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import format_of, states, weights_of
-from ckptfix.formats.safetensors.ties import TIE_KEYS
-from ckptfix.formats.shards.edit import plan_rows
-from ckptfix.formats.shards.format import layout_of
-from ckptfix.formats.torch import legacy_layout
+from ckptfix.formats import states
+from ckptfix.formats.base import refuse_truncated
 from ckptfix.io.system import text_of
+from ckptfix.names import typed
 from ckptfix.names.rulefile import Rules, read
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import chosen_sites, refuse_damaged
 from ckptfix.ops.rename import flattened, optimizer
 from ckptfix.ops.rename.objects import Rewriting
 from ckptfix.ops.rename.sites import NameChange, Renames
-from ckptfix.ops.rename.transform import StateDictChange, TransformedTensors
+from ckptfix.ops.rename.transform import TransformedTensors
 from ckptfix.words import plural, some
-
-
-def plan(checkpoint: Checkpoint, site: StateDictChange, dest: str) -> Plan:
-    """Plan the checkpoint with the rows of its one state dict.
-
-    Raises:
-        Unsupported: the shards are torch files, or slices.
-        WouldLoseData: the format cannot hold a tensor.
-    """
-    format = format_of(checkpoint)
-    if format.folder and format.sized is None:
-        way = command("convert", checkpoint.path, "OUT")
-        message = f"{format.title}: only safetensors shards allow tensors to be split and joined"
-        raise Unsupported(message, path=checkpoint.path, hint=f"run `{way} --to hf` first, and edit the result")
-    untouched = {entry.key: entry for entry in weights_of(checkpoint, site.at)}
-    rows: list[tuple[str, TensorEntry]] = []
-    for key, (name, entry) in site.after():
-        rows.append((key, replace(untouched[key] if entry is None else entry, key=name, at="")))
-    pairs = _pairs(checkpoint)
-    if format.folder:
-        return plan_rows(layout_of(checkpoint), rows, dest, pairs)
-    kept, metadata, findings = format.split_ties([entry for _, entry in rows])
-    if format.plan_like is not None:
-        made = format.plan_like(checkpoint, kept, dest, {**pairs, **metadata})
-    else:
-        made = format.plan_write(kept, dest, metadata={**pairs, **metadata})
-    return replace(made, findings=(*findings, *made.findings))
-
-
-def _pairs(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Return the metadata without entries about ties and views, which are written again."""
-    names = {*format_of(checkpoint).ties(checkpoint), *TIE_KEYS}
-    return {key: value for key, value in checkpoint.metadata.items() if key not in names}
 
 
 def read_rules(path: StrPath, *, reverse: bool = False) -> Rules:
@@ -112,17 +75,20 @@ def transformed(
     *,
     renames: Renames,
     at: str | None = None,
+    allow_unmatched: bool = False,
 ) -> Transformed:
     """Plan `dest` as `checkpoint` after a rules file that has operations.
 
     Args:
         renames: renamings that precede the rules, which see the new names.
+        allow_unmatched: rules are findings, not an error, if none matches.
 
     Raises:
+        NoSuchTensor: no rule matches.
         Refused: a line does not fit; the error names the line and the tensor.
         KeyConflict: two keys would get the same name.
     """
-    legacy_layout.refuse_truncated(checkpoint)
+    refuse_truncated(checkpoint)
     _ = checkpoint.entries
     refuse_damaged(checkpoint)
     made = TransformedTensors(rules)
@@ -160,16 +126,21 @@ def transformed(
         *renames.findings,
         *(found("left-behind", "is dropped by rule", where=name) for name in made.dropped),
         *(found("left-behind", "is cut off by rule", where=row) for row in made.cut),
-        *_unused(rules, made.used),
+        *_unused(rules, made, allow=allow_unmatched),
         *_untied(made),
     ]
     return Transformed(plan, promise, tuple(changes), references, operations, tuple(made.dropped), tuple(findings))
 
 
-def _unused(rules: Rules, used: set[str | int]) -> list[Finding]:
-    lines: list[tuple[str, str]] = [(old, "matched no key") for old in rules.names if old not in used]
-    lines += [(rule.old.text, f"matched no key (line {rule.line})") for rule in rules.tensors if rule.line not in used]
-    return [found("unused-rule", message, where=text) for text, message in lines[:100]]
+def _unused(rules: Rules, made: TransformedTensors, *, allow: bool) -> tuple[Finding, ...]:
+    used = made.used
+    texts = [old for old in rules.names if old not in used]
+    lines = {rule.old.text: rule.line for rule in rules.tensors if rule.line not in used}
+    names = [key for site in made.sites for key in site.entries]
+    rows = typed.unmatched_rows([*texts, *lines], len(rules.names) + len(rules.tensors), names, allow=allow)
+    return tuple(
+        replace(row, message=f"{row.message} (line {lines[row.where]})") if row.where in lines else row for row in rows
+    )
 
 
 def _untied(made: TransformedTensors) -> list[Finding]:

@@ -6,7 +6,6 @@ optimizer's groups and state. A state dict changes completely or not at all, and
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from ckptfix.checkpoint import Checkpoint, NameList, Rename, address
 from ckptfix.errors import KeyConflict, PartialPrefix, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.names import wrappers
+from ckptfix.names import typed, wrappers
 from ckptfix.names.attributes import attributes_at, without_wrappers
 from ckptfix.names.regexes import Regex
 from ckptfix.names.rules import NameRule, is_rule
@@ -153,7 +152,9 @@ def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -
     length = prefix.count(".") + 1
     names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
     starts = dict.fromkeys(".".join(parts[:length]) for parts in names if len(parts) > length)
-    return next(iter(difflib.get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
 
 
 def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
@@ -224,6 +225,7 @@ def rename(
     subs: Sequence[tuple[str, str]] = (),
     mapping: Mapping[str, str] | None = None,
     at: str | None = None,
+    allow_unmatched: bool = False,
 ) -> Renames:
     """Rename by regular expressions, in order, and then by a map.
 
@@ -231,8 +233,10 @@ def rename(
         subs: (pattern, replacement) as of `re.sub`; ``\\1`` refers to a group.
         mapping: old key -> new key. An old key with placeholders is a rule (`names.rules`): an exact key takes
             precedence over all rules, and otherwise the first matching rule wins.
+        allow_unmatched: a pattern or a whole map without a match is a finding, not an error.
 
     Raises:
+        NoSuchTensor: there is such a pattern or map.
         Refused: a pattern or replacement is not a regular expression, or a rule is malformed.
         KeyConflict: two keys would become one.
     """
@@ -273,12 +277,11 @@ def rename(
         return (names, rule) if names else None
 
     renames = _renames(checkpoint, at, site_rule, weights_only=True, by_parameter=False)
-    unused = [text for text in (*(pattern.pattern for pattern, _ in compiled), *exact) if text not in used]
+    patterns = [pattern.pattern for pattern, _ in compiled if pattern.pattern not in used]
+    rows = [text for text in exact if text not in used]
     everything = [name for site in checkpoint.sites if site.kind == "state_dict" for name in site.names]
-    findings = [
-        found("unused-rule", f"matched no key{_nearest(text, everything) if index < 3 else ''}", where=text)
-        for index, text in enumerate(unused[:100])
-    ]
+    findings = typed.unmatched(patterns, everything, kind="regex", allow=allow_unmatched)
+    findings += typed.unmatched_rows(rows, len(exact), everything, allow=allow_unmatched)
     return Renames(renames.edits, renames.changes, renames.references, (*renames.findings, *findings))
 
 
@@ -441,8 +444,3 @@ def _refuse_conflict(checkpoint: Checkpoint, site: NameList, names: Names) -> No
             hint="nothing was written; rename one of them first with `ckptfix rename --map`",
         )
 
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    # difflib compares with every name, so only the first ones are searched in a large file.
-    near = difflib.get_close_matches(name, names[:5000], 1, 0.6)
-    return f"; nearest is {near[0]!r}" if near else ""

@@ -1,4 +1,4 @@
-"""Repair of a safetensors file that was cut short, or is longer than its header states.
+"""Repair of a safetensors file that was cut short, is longer than its header states, or has damaged entries in it.
 
 The header is at the start, and the format has no checksums. So every tensor whose bytes end before the file does counts
 as intact.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, TensorEntry
 from ckptfix.checkpoint import Checkpoint as Other
-from ckptfix.errors import DamagedFile
+from ckptfix.errors import BadDirectory, DamagedFile
 from ckptfix.findings.table import found
 from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.safetensors.header import header_of
+from ckptfix.formats.safetensors.salvage import salvaged
 from ckptfix.formats.safetensors.ties import follow, ties
 from ckptfix.ops.repair.fill import Allowance, Donor, Fill, Leaf, constant, with_data
 from ckptfix.ops.repair.torch import LostTensor, Repair, taken_from
@@ -24,22 +25,25 @@ def repair_safetensors(path: str, *, fill: Fill | None = None, donor: Other | No
     """Plan the repair of a safetensors file.
 
     Raises:
-        Truncated, BadDirectory: its header is not intact, and without it the bytes have no meaning.
+        Truncated, BadDirectory: no entry of its header is intact, and without one the bytes have no meaning.
         DamagedFile: no tensor is intact, and nothing is filled.
         Refused: more bytes would have to be generated than `Allowance` allows.
     """
     try:
         checkpoint = safetensors.read(path)
     except DamagedFile as error:
-        error.hint = "nothing can be saved without the header: use a different copy of the file"
-        raise
+        rest = salvaged(path) if isinstance(error, BadDirectory) else None
+        if rest is None:
+            error.hint = "nothing can be saved without the header: use a different copy of the file"
+            raise
+        checkpoint = safetensors.of_header(rest)
     header = header_of(checkpoint)
     faults = {row.where: row.message for row in checkpoint.findings if row.id in _LOSS}
     other = Donor(donor, "little") if donor is not None else None
     allowance = Allowance(path, checkpoint.size)
     kept: list[TensorEntry] = []
     written: list[TensorEntry] = []
-    losses: list[LostTensor] = []
+    losses = [LostTensor(name, None, "", faults[name]) for name in faults.keys() - {row.key for row in header.rows}]
     for entry in checkpoint.entries:
         if entry.key not in faults:
             kept.append(entry)

@@ -74,7 +74,7 @@ class _Done:
         repair = self.repair
         if not self.drop:
             return repair.plan_to(dest).files
-        format = files.FILES[repair.format]
+        format = files.file_formats()[repair.format]
         if repair.losses or repair.left_out:
             hint = "repair each shard by itself first"
             raise Refused("a damaged shard also holds tensors of other shards", path=self.path, hint=hint)
@@ -195,9 +195,9 @@ class _Work:
     def _ties(self) -> set[str]:
         found: set[str] = set()
         for one in self.done:
-            if files.FILES[one.repair.format].has_ties:
+            if files.file_formats()[one.repair.format].has_ties:
                 checkpoint = files.open_file(one.path)
-                found |= set(files.FILES[checkpoint.format].ties(checkpoint))
+                found |= set(files.file_formats()[checkpoint.format].ties(checkpoint))
         return found
 
     def notes(self) -> list[Finding]:

@@ -15,12 +15,12 @@ from ckptfix.errors import Refused, Unsupported
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.base import ByFile, file_by_file
+from ckptfix.formats.base import TORCH_SUFFIXES, ByFile, file_by_file
 from ckptfix.formats.torch import failing_calls, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.formats.torch.call_classes import class_name
-from ckptfix.formats.torch.common import SUFFIXES, all_findings, fields, maybe_pickled_object, pickled_object
+from ckptfix.formats.torch.common import all_findings, fields, maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.rewrite import lacking, plan_rewrite, written
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.ops import choose, tensor_classes
@@ -103,7 +103,7 @@ def sanitize(
         options = partial(sanitize, keep_only=keep_only, encoding=encoding, torch=torch, parts_too=parts_too)
         return _sanitize_files(checkpoint, by_file, options, dest)
     own = format_of(checkpoint)
-    if own.folder and as_path(dest).suffix not in SUFFIXES:
+    if own.folder and as_path(dest).suffix not in TORCH_SUFFIXES:
         hint = f"name a single torch file as the output: `{command('sanitize', checkpoint.path, 'OUT.pth')}`"
         raise Unsupported(f"sanitize does not write {own.title}", path=checkpoint.path, hint=hint)
     target = None if torch is None else versions.find(torch)

@@ -42,6 +42,7 @@ def select(
     keep: Sequence[str] = (),
     drop: Sequence[str] = (),
     at: str | None = None,
+    allow_unmatched: bool = False,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -53,6 +54,7 @@ def select(
         keep: globs; tensors whose keys match none of them are left out. Without any, all tensors match.
         drop: globs; tensors whose keys match one of them are left out.
         at: address of the one state dict to choose from; all that look like a model's by default.
+        allow_unmatched: a glob that matches no key is a finding, not an error.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
     Raises:
@@ -61,7 +63,7 @@ def select(
     """
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[SelectResult]:
-        done = plan.select(checkpoint, keep=keep, drop=drop, at=at)
+        done = plan.select(checkpoint, keep=keep, drop=drop, at=at, allow_unmatched=allow_unmatched)
         gone = done.addresses
         kept = sum(done.kept.values())
         line = "nothing to do: every tensor is kept"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameList, Rename, address
@@ -10,6 +10,7 @@ from ckptfix.errors import Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
+from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
 from ckptfix.words import plural
@@ -41,7 +42,12 @@ class Selection:
 
 
 def select(
-    checkpoint: Checkpoint, *, keep: Sequence[str] = (), drop: Sequence[str] = (), at: str | None = None
+    checkpoint: Checkpoint,
+    *,
+    keep: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    at: str | None = None,
+    allow_unmatched: bool = False,
 ) -> Selection:
     """Plan to keep the tensors that match a glob of `keep` and no glob of `drop`; an empty `keep` matches all.
 
@@ -50,7 +56,7 @@ def select(
 
     Raises:
         Refused: there is no glob; or no tensor would be left, and then nothing is written.
-        NoSuchTensor: there is no state dict at `at`.
+        NoSuchTensor: there is no state dict at `at`, or a glob matches no key and `allow_unmatched` is not set.
     """
     if not keep and not drop:
         raise Refused("no tensors were selected", hint="pass --keep GLOB or --drop GLOB")
@@ -58,6 +64,7 @@ def select(
     edits: list[Edit] = []
     dropped: dict[str, tuple[str, ...]] = {}
     kept: dict[str, int] = {}
+    all_names: list[str] = []
     ties = format_of(checkpoint).ties(checkpoint)
     sites = choose.chosen_sites(checkpoint, at, weights_only=True)
     if not sites and at is None:
@@ -66,20 +73,28 @@ def select(
         tensors = _tensors(checkpoint, site, ties)
         # A glob takes a key that is not text as it is written.
         names = (*site.names, *choose.unnamed_keys(checkpoint, site))
+        all_names += names
         gone = [name for name in names if _goes(name, name in tensors, kept_by, dropped_by)]
         kept[site.at] = len(tensors.difference(gone))
         if gone:
             dropped[site.at] = tuple(gone)
-            edits += _edits(site.at, gone, ties)
+            edits += dropping(site.at, gone, ties)
+    unused = [*kept_by.unused(), *dropped_by.unused()]
+    findings = [*typed.unmatched(unused, all_names, kind="glob", allow=allow_unmatched)]
     if not any(kept.values()):
         _refuse_empty(checkpoint, keep)
-    findings = [*kept_by.unused(), *dropped_by.unused()]
-    optimizers = [state.at for state in checkpoint.state_dicts if state.optimizer]
-    if dropped and optimizers and not set(optimizers) & set(dropped):
-        top = dict.fromkeys(at.partition("/")[0] for at in optimizers)
-        message = "optimizer unchanged: its state still covers the parameters that were left out"
-        findings += [found("optimizer-left", message, where=at) for at in top]
+    if dropped:
+        findings += optimizers_left(checkpoint, dropped)
     return Selection(tuple(edits), dropped, kept, tuple(findings))
+
+
+def optimizers_left(checkpoint: Checkpoint, places: Collection[str]) -> Iterator[Finding]:
+    """Yield a finding for each optimizer that stays as it is, where tensors of `places` are left out."""
+    optimizers = [state.at for state in checkpoint.state_dicts if state.optimizer]
+    if not set(optimizers) & set(places):
+        message = "optimizer unchanged: its state still covers the parameters that were left out"
+        for at in dict.fromkeys(at.partition("/")[0] for at in optimizers):
+            yield found("optimizer-left", message, where=at)
 
 
 def _tensors(checkpoint: Checkpoint, site: NameList, ties: Mapping[str, str]) -> set[str]:
@@ -96,7 +111,7 @@ def _goes(name: str, is_tensor: bool, keep: Globs, drop: Globs) -> bool:
     return unwanted
 
 
-def _edits(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
+def dropping(at: str, gone: Sequence[str], ties: Mapping[str, str]) -> list[Edit]:
     """Plan the removal of the keys `gone`. A key that is only tied to one of them inherits its bytes."""
     lost = set(gone)
     heirs: dict[str, str] = {}

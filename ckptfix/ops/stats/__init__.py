@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfix.arguments import checks_types
-from ckptfix.checkpoint import ByteRange, Checkpoint, TensorEntry, address, dtypes, same_place
-from ckptfix.errors import NoSuchTensor, StrPath, Unsupported
+from ckptfix.checkpoint import Checkpoint, TensorEntry, address
+from ckptfix.elements.moments import ElementMoments
+from ckptfix.elements.reader import Content, content, reduced, tensor_id, why_no_numbers
+from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.formats import open_checkpoint
-from ckptfix.io.elements import why_unresolved
 from ckptfix.io.read import Progress
-from ckptfix.io.source import Readers, shares_open_files
-from ckptfix.io.threads import TASK, Workers
+from ckptfix.io.source import shares_open_files
+from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
-from ckptfix.ops.diff.content import chunks_of
-from ckptfix.ops.diff.sources import Content, content
-from ckptfix.ops.stats.moments import ElementMoments, computable, moments
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.shown import html
 from ckptfix.words import plural
@@ -147,6 +144,7 @@ def stats(
     filter: Sequence[str] = (),
     by_layer: bool = False,
     depth: int | None = None,
+    allow_unmatched: bool = False,
     progress: Progress | None = None,
 ) -> Statistics:
     """Compute min, max, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
@@ -159,6 +157,7 @@ def stats(
         filter: globs; only tensors whose names match one.
         by_layer: join the tensors of each numbered layer, and of each module without a number.
         depth: join tensors whose names begin with the same components, this many of them.
+        allow_unmatched: a glob that matches nothing is a finding, not an error.
 
     Raises:
         WouldLoseData: a tensor cannot be read as it was written.
@@ -167,19 +166,21 @@ def stats(
     """
     checkpoint = open_checkpoint(path)
     globs = Globs(filter)
+    unused: tuple[Finding, ...] = ()
     entries = listed(checkpoint)
     choose.refuse_damaged(checkpoint)
     if at is not None:
         row = at_address(checkpoint, at)
         entries = [entry for entry in entries if address.is_inside(entry.name, row.at)]
     if globs:
+        names = [name for entry in entries for name in (entry.key, entry.name)]
         entries = [entry for entry in entries if globs.match(entry.name) | globs.match(entry.key)]
-        if not entries:
-            raise NoSuchTensor(f"no tensor matches {', '.join(map(repr, filter))}", path=checkpoint.path)
+        with about(checkpoint.path):
+            unused = typed.unmatched(globs.unused(), names, kind="glob", allow=allow_unmatched)
     found = _computed(checkpoint, entries, progress)
     rows = tuple(_row(entry, found) for entry in entries)
     groups: dict[str, list[tuple[object, TensorStats]]] = {}
-    placed = [(_place(entry), row) for entry, row in zip(entries, rows, strict=True)]
+    placed = [(tensor_id(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
         for entry, member in zip(entries, placed, strict=True):
             groups.setdefault(_group(entry, depth), []).append(member)
@@ -188,7 +189,7 @@ def stats(
         rows=rows,
         groups=tuple(_joined(name, members) for name, members in groups.items()),
         total=_joined("", placed),
-        findings=(*globs.unused(), *(choose.remarks(checkpoint) if at is None else ())),
+        findings=(*unused, *(choose.remarks(checkpoint) if at is None else ())),
     )
 
 
@@ -209,97 +210,22 @@ def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorS
     both = ElementMoments()
     for row in dict(members).values():
         if row.moments is not None:
-            both.add(row.moments)
+            both.join(row.moments)
     return TensorStats(name, None, None, len(members), both if both.elements else None)
 
 
 def _row(entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
-    made = found.get(_place(entry))
+    made = found.get(tensor_id(entry))
     reason = None if made is not None else why_no_numbers(entry) or "the file does not hold its data"
     return TensorStats(entry.name, entry.dtype, entry.shape, 1, made, reason)
-
-
-def why_no_numbers(entry: TensorEntry) -> str | None:
-    """Return why a tensor has no numbers to compute with; None if it has."""
-    if entry.kind != "dense":
-        return f"a {entry.kind} tensor"
-    row = dtypes.find(entry.dtype)
-    if row is None or not computable(row):
-        return f"{entry.dtype} has no arithmetic"
-    return why_unresolved(entry)
-
-
-def _place(entry: TensorEntry) -> object:
-    """Return a key that is equal for all names of one tensor, which is read once."""
-    return same_place(entry) or (entry.at, entry.key)
-
-
-Piece = tuple[object, str, Content]
 
 
 def _computed(
     checkpoint: Checkpoint, entries: Sequence[TensorEntry], progress: Progress | None
 ) -> dict[object, ElementMoments]:
-    unique = {_place(entry): entry for entry in entries if why_no_numbers(entry) is None}
-    found: dict[object, ElementMoments] = {}
-    total = sum(entry.nbytes for entry in unique.values())
-    done = 0
-    with Readers() as readers:
-        call = partial(_of_task, readers, checkpoint.byteorder != sys.byteorder)
-        for rows, nbytes in Workers().run(call, _tasks(unique, checkpoint.byteorder)):
-            for place, made in rows:
-                found.setdefault(place, ElementMoments()).add(made)
-            done += nbytes
-            if progress is not None:
-                progress(done, total)
-    return found
-
-
-def _tasks(unique: dict[object, TensorEntry], byteorder: str) -> Iterator[list[Piece]]:
-    """Yield tasks: parts of long tensors, or several short ones together."""
-    task: list[Piece] = []
-    held = 0
-    for place, entry in unique.items():
-        try:
-            whole = content(entry, byteorder)
-        except Unsupported:
-            continue
-        if whole.endless:
-            continue
-        step = TASK if isinstance(whole.data, ByteRange) else max(whole.nbytes, 1)
-        for start in range(0, max(whole.nbytes, 1), step):
-            nbytes = min(step, whole.nbytes - start)
-            task.append((place, entry.dtype, replace(whole, start=whole.start + start, nbytes=nbytes)))
-            held += nbytes + 4096
-            if held >= TASK:
-                yield task
-                task, held = [], 0
-    if task:
-        yield task
-
-
-def moments_of(entry: TensorEntry, readers: Readers, *, byteorder: str) -> ElementMoments:
-    """Compute the moments of one tensor that has numbers, in a file of this byte order.
-
-    Raises:
-        CkptfixError: the file does not hold it, or it repeats its storage without end.
-    """
-    whole = content(entry, byteorder)
-    if whole.endless:
-        raise Unsupported("the view repeats its storage too often to be read", where=entry.name)
-    return _of_chunks(whole, entry.dtype, byteorder != sys.byteorder, readers)
-
-
-def _of_chunks(where: Content, name: str, swap: bool, readers: Readers) -> ElementMoments:
-    dtype = dtypes.by_name(name)
-    made = ElementMoments()
-    for chunk in chunks_of(where, None, readers):
-        made.add(moments(chunk, dtype, swap and dtype.itemsize > 1))
-    return made
-
-
-def _of_task(readers: Readers, swap: bool, task: Sequence[Piece]) -> tuple[list[tuple[object, ElementMoments]], int]:
-    rows: list[tuple[object, ElementMoments]] = []
-    for place, name, where in task:
-        rows.append((place, _of_chunks(where, name, swap, readers)))
-    return rows, sum(where.nbytes for _, _, where in task)
+    places: dict[object, Content] = {}
+    for entry in entries:
+        if why_no_numbers(entry) is None:
+            with suppress(Unsupported):
+                places[tensor_id(entry)] = content(entry, checkpoint.byteorder)
+    return reduced(places, ElementMoments, progress)

@@ -19,12 +19,12 @@ from click.testing import CliRunner
 from ckptfix.browse.model import facts, jobs, node_findings, pairs, search, summary
 from ckptfix.browse.model.contents import ContentItem, Contents, Status, parts_of, read
 from ckptfix.browse.model.grid import grid_of, window
-from ckptfix.browse.model.histogram import BINS, Histogram
 from ckptfix.browse.model.outline import Outline, OutlineNode, leaf
 from ckptfix.browse.model.shown_commands import OpenCommands, literal
 from ckptfix.browse.model.text_drawing import bars, shown
 from ckptfix.checkpoint import TensorEntry
 from ckptfix.cli import commands
+from ckptfix.elements.histogram import MOST_BINS, Histogram
 from ckptfix.errors import DamagedFile, Unsupported
 from ckptfix.ops.diff.result import TensorChange
 
@@ -122,7 +122,7 @@ class TestNumbers:
             left.join(right)
             for made in (whole, left):
                 assert made.counts is not None
-                assert int(made.counts.sum()) == len(values) and len(made.counts) <= BINS + 1
+                assert int(made.counts.sum()) == len(values) and len(made.counts) <= MOST_BINS + 1
                 low, high = made.ends()
                 assert low <= min(values) and max(values) <= high
                 assert sum(made.columns(40, min(values), max(values))) == len(values)

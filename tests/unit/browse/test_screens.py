@@ -46,6 +46,7 @@ def test_a_tree_with_sizes_is_walked_with_arrows_and_letters(tmp_path: Path) -> 
     play(BrowseApp(str(training(tmp_path))), script)
 
 
+@pytest.mark.slow
 def test_search_as_it_is_typed_and_back_in_the_tree(tmp_path: Path) -> None:
     async def script(pilot: Any) -> None:
         await settled(pilot)
@@ -71,6 +72,7 @@ def test_search_as_it_is_typed_and_back_in_the_tree(tmp_path: Path) -> None:
 VALUES = ("epoch", "args")
 
 
+@pytest.mark.slow
 def test_values_are_read_where_they_are_seen(tmp_path: Path) -> None:
     raw = b"".join(bytes([row % 251]) * 300 for row in range(5000))
     path = written(tmp_path / "a.safetensors", safetensors([("w", "U8", [5000, 300], raw)]))
@@ -114,6 +116,7 @@ def test_findings_are_marked_and_listed(tmp_path: Path) -> None:
     play(BrowseApp(str(training(tmp_path, prefix="module."))), script, (120, 30))
 
 
+@pytest.mark.slow
 def test_two_files_side_by_side(tmp_path: Path) -> None:
     a = training(tmp_path, "a.pth")
     b = tensors(tmp_path / "b.safetensors", {"norm.bias": tuple(map(float, range(25))), "extra": (1.0,)})
@@ -138,6 +141,7 @@ def test_two_files_side_by_side(tmp_path: Path) -> None:
     play(BrowseApp(str(a), str(b)), script, (120, 30))
 
 
+@pytest.mark.slow
 def test_a_folder_of_checkpoints(tmp_path: Path) -> None:
     for step in (500, 1000):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -216,6 +220,8 @@ def test_two_state_dicts_are_chosen_with_at(tmp_path: Path) -> None:
     play(BrowseApp(str(a), str(b), ("gone", "")), refused)
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (200, 50)])
 def test_hostile_names_are_text_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
     async def script(pilot: Any) -> None:
@@ -237,6 +243,7 @@ def test_hostile_names_are_text_at_every_size(tmp_path: Path, size: tuple[int, i
     play(BrowseApp(str(hostile(tmp_path / "[red]\x1b[31m\nname.pth"))), script, size)
 
 
+@pytest.mark.slow
 def test_sorting_help_mouse_and_quitting(tmp_path: Path) -> None:
     async def script(pilot: Any) -> None:
         await settled(pilot)
@@ -317,6 +324,7 @@ def test_a_large_tensor_waits_for_c_and_esc_stops_it(tmp_path: Path, monkeypatch
     play(BrowseApp(str(path)), script)
 
 
+@pytest.mark.slow
 def test_a_url_is_read_in_parts(tmp_path: Path) -> None:
     from stores import WebServer
 

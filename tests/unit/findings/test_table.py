@@ -15,6 +15,7 @@ from scenarios.broken_files import CASES
 from ckptfix.command_table import COMMANDS
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.row import Finding
+from ckptfix.findings.runs import RUNS
 from ckptfix.findings.steps import WHERE, step
 from ckptfix.findings.table import ENTRIES, OWN_SUFFIXES, found, proposed, remedy
 from ckptfix.findings.verbs import VERBS
@@ -77,6 +78,11 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("dcp-saved-at", "dcp-leftover", "dcp-unused", "dcp-overlap", "steps-differ"),
         "folders that several ranks saved: tests/unit/formats/dcp/test_judge.py",
+    ),
+    **dict.fromkeys((entry.id for entry in RUNS), "run folders: tests/unit/ops/test_doctor_runs.py"),
+    **dict.fromkeys(
+        ("library-names", "vocabulary-rows", "model-side", "quantized-keys", "adapter-only", "other-file"),
+        "files with a pasted message: tests/threads and tests/unit/ops/test_compare.py",
     ),
 }
 

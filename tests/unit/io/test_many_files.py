@@ -25,6 +25,8 @@ def folder_of(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", ["inspect", "doctor", "digest", "stats", "diff", "convert", "average"])
 def test_few_files_are_open_at_a_time(tmp_path: Path, verb: str) -> None:
     source = folder_of(tmp_path / "in")

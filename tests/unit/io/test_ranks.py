@@ -237,6 +237,7 @@ def test_a_rank_that_nobody_waited_for_says_what_failed(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_rank_that_is_silent_takes_all_down(
     tmp_path: Path, together: Together, monkeypatch: pytest.MonkeyPatch, gone: int
@@ -258,6 +259,7 @@ def test_a_rank_that_is_silent_takes_all_down(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_what_rank_0_left_is_taken_away(
     tmp_path: Path, together: Together, monkeypatch: pytest.MonkeyPatch, named: bool

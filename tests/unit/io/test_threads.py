@@ -58,3 +58,9 @@ def test_an_error_waits_for_what_runs() -> None:
     count = len(left)
     assert workers.stopped.is_set() and count < 1000
     assert len(left) == count
+
+
+def test_a_single_task_needs_no_thread() -> None:
+    assert list(Workers().run(lambda _: threading.current_thread(), [0])) == [threading.current_thread()]
+    assert threading.current_thread() not in set(Workers().run(lambda _: threading.current_thread(), [0, 1]))
+    assert not list(Workers().run(lambda _: 1 / 0, []))

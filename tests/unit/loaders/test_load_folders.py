@@ -132,6 +132,7 @@ def _saved(kind: str, folder: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_loaded_and_no_more_is_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "in"

@@ -373,6 +373,15 @@ def test_extra_state(tmp_path: Path, extra: Any, wrapped: bool) -> None:
     assert torch.equal(got, extra) if isinstance(extra, torch.Tensor) else got == extra
 
 
+@pytest.mark.parametrize("extra", [torch.empty(0, dtype=torch.uint8), None, {"scale": 1}])
+def test_extra_state_that_the_model_has_no_place_for_is_optional(tmp_path: Path, extra: Any) -> None:
+    """Transformer Engine writes it, and a model that runs without fp8 does not have it."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    torch.save({**model.state_dict(), "0._extra_state": extra}, tmp_path / "in.pth")
+    report = ckptfix.load_into(model, tmp_path / "in.pth")
+    assert [(row.name, row.rule) for row in report.skipped] == [("0._extra_state", "extra-state")]
+
+
 def test_extra_state_of_a_foreign_class_is_said(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", WithExtra(pytest.ExitCode.OK).state_dict())
     model = WithExtra("before")

@@ -80,6 +80,7 @@ def checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("order", ORDERS, ids="".join)
 @pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])
@@ -678,3 +679,99 @@ def test_the_folder_of_a_trainer_has_it_in_a_file(tmp_path: Path, name: str) -> 
         torch.equal(restored.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
         for parameter in model.parameters()
     )
+
+
+def test_parameters_of_one_side_are_named_without_strict(tmp_path: Path) -> None:
+    """One layer is frozen now, one is gone, and one is new."""
+    need_named_parameters()
+    old = Net()
+    optimizer = torch.optim.AdamW(named_parameters(old), lr=0.5)
+    train(old, optimizer, 0, 2)
+    path = tmp_path / "o.pth"
+    torch.save(optimizer.state_dict(), path)
+    new = Net()
+    del new.b
+    new.d = nn.Linear(4, 4)
+    new.a.requires_grad_(False)
+    rows = [(name, one) for name, one in new.named_parameters() if one.requires_grad]
+    resumed = torch.optim.AdamW(rows, lr=0.1)
+    with pytest.raises(Refused, match=r"not in the file: d\.weight") as refusal:
+        ckptfix.load_optimizer(resumed, path, model=new)
+    assert "strict=False" in str(refusal.value.hint) and not resumed.state
+    report = ckptfix.load_optimizer(resumed, path, model=nn.DataParallel(new), strict=False)
+    assert set(report.added) == {"module.d.weight", "module.d.bias"}
+    assert set(report.frozen) == {"a.weight", "a.bias"} and set(report.removed) == {"b.weight", "b.bias"}
+    assert len(report.restored) == 4 and resumed.param_groups[0]["lr"] == 0.5
+    assert torch.equal(resumed.state[new.c.weight]["exp_avg"], optimizer.state[old.c.weight]["exp_avg"])
+    assert new.d.weight not in resumed.state
+    text = str(report)
+    assert all(name in text for name in ("d.weight", "a.weight", "b.weight")) and json.dumps(report.as_dict())
+
+
+def test_groups_that_changed_keep_their_own_options_without_strict(tmp_path: Path) -> None:
+    need_named_parameters()
+    model = Net()
+    optimizer = torch.optim.AdamW(named_parameters(model), lr=0.5, weight_decay=0.3)
+    train(model, optimizer, 0, 2)
+    torch.save(optimizer.state_dict(), tmp_path / "one.pth")
+    decay = [(name, one) for name, one in model.named_parameters() if one.ndim > 1]
+    plain = [(name, one) for name, one in model.named_parameters() if one.ndim == 1]
+    groups: list[dict[str, Any]] = [{"params": decay}, {"params": plain, "weight_decay": 0.0}]
+    split = torch.optim.AdamW(groups, lr=0.1)
+    with pytest.raises(Refused, match="in several groups"):
+        ckptfix.load_optimizer(split, tmp_path / "one.pth", model=model)
+    report = ckptfix.load_optimizer(split, tmp_path / "one.pth", model=model, strict=False)
+    assert [group["weight_decay"] for group in split.param_groups] == [0.01, 0.0], "not those of the one group"
+    assert [group.saved for group in report.groups] == [None, None] and "keeps its own options" in str(report)
+    for parameter in model.parameters():
+        assert torch.equal(split.state[parameter]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+    torch.save(split.state_dict(), tmp_path / "two.pth")
+    whole = torch.optim.AdamW(named_parameters(model), lr=0.7)
+    ckptfix.load_optimizer(whole, tmp_path / "two.pth", model=model, strict=False)
+    assert whole.param_groups[0]["lr"] == 0.7 and len(whole.state) == len(optimizer.state)
+
+
+def test_without_names_strict_false_guesses_nothing(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, 0, 1)
+    torch.save(optimizer.state_dict(), tmp_path / "o.pth")
+    fewer = torch.optim.SGD(model.a.parameters(), lr=0.1, momentum=0.9)
+    with pytest.raises(Refused, match="without names"):
+        ckptfix.load_optimizer(fewer, tmp_path / "o.pth", model=model, strict=False)
+    assert not fewer.state
+
+
+class EightBit(torch.optim.Optimizer):
+    """Keeps its state as the 8-bit optimizers of bitsandbytes do: codes, a code book, and scales of blocks."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0})
+
+    def fill(self) -> None:
+        for number, parameter in enumerate(self.param_groups[0]["params"]):
+            codes = torch.full(parameter.shape, number, dtype=torch.uint8)
+            book = torch.linspace(-1, 1, 256)
+            self.state[parameter] = {"step": 3, "state1": codes, "state2": codes + 1, "qmap1": book, "qmap2": book,
+                                     "absmax1": torch.full((1,), 0.5), "absmax2": torch.full((1,), 0.25)}  # fmt: skip
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Assign the state without a cast, as bitsandbytes does."""
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        self.state.clear()
+        self.state.update({parameters[number]: dict(own) for number, own in state_dict["state"].items()})
+
+
+def test_8_bit_state_keeps_its_codes_and_is_named(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = EightBit(model.parameters())
+    optimizer.fill()
+    checkpoint(tmp_path / "c.pth", model, optimizer)
+    resumed = EightBit(model.parameters())
+    ckptfix.load_optimizer(resumed, tmp_path / "c.pth", model=model)
+    for parameter in model.parameters():
+        for key, value in optimizer.state[parameter].items():
+            own = resumed.state[parameter][key]
+            assert own == value if key == "step" else own.dtype == value.dtype and torch.equal(own, value), key
+    with pytest.raises(Refused, match=r"bitsandbytes.*8-bit"):
+        ckptfix.load_optimizer(torch.optim.AdamW(model.parameters()), tmp_path / "c.pth", model=model)

@@ -37,6 +37,7 @@ def stopped(work: object) -> str:
     return f"{caught.value} {caught.value.where} {caught.value.shell_hint}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", HANGS)
 def test_a_pattern_that_would_hang_ends_with_its_name(pattern: str) -> None:
     regex = Regex(pattern)
@@ -96,6 +97,7 @@ def hostile(tmp_path: Path) -> Path:
     return tmp_path / "in.pth"
 
 
+@pytest.mark.slow
 def test_rename_refuses_and_writes_nothing(hostile: Path) -> None:
     text = stopped(lambda: ckptfix.rename(hostile, hostile.with_name("out.pth"), subs=[("(a+)+$", "x")]))
     assert EVIL in text and not hostile.with_name("out.pth").exists()

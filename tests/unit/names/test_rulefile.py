@@ -34,6 +34,7 @@ def test_a_line_may_begin_with_a_list() -> None:
     assert rule.old.names == ("a", "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "back"),
     [

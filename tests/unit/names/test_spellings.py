@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-from ckptfix.names import spellings
+from ckptfix.names import no_weights, spellings
+from ckptfix.names.no_weights import optional
 from ckptfix.names.slots import Slot
-from ckptfix.names.spellings import canonical, fusions, optional
+from ckptfix.names.spellings import canonical, fusions
 
 
 def keys(module: nn.Module) -> list[str]:
@@ -139,12 +140,14 @@ def test_every_canonical_name_stays_canonical() -> None:
         (Slot("rotary_emb.inv_freq", (16,), "float32"), "rotary"),
         (Slot("n_averaged", (), "int64"), "n_averaged"),
         (Slot("layer.total_ops", (1,), "float64"), "profile"),
+        (Slot("rope.freqs", (64,), "bfloat16"), "rotary"),
+        (Slot("decoder.layers.0.mlp.linear_fc1._extra_state", (0,), "uint8"), "extra-state"),
     ],
 )
 def test_optional_buffers(slot: Slot, family: str) -> None:
     found = optional(slot)
     assert found is not None
-    assert (found.id, found.how) == (family, "optional")
+    assert (found.id, found.optional) == (family, True)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +161,55 @@ def test_optional_buffers(slot: Slot, family: str) -> None:
         Slot("my_position_ids.weight", (4, 4), "float32"),
         Slot("total_ops", (4, 4), "float32"),
         Slot("bn.running_mean", (4,), "float32"),
+        Slot("europe.freqs", (4,), "float32"),
+        Slot("criterion.weight", (4,), "float32"),
+        Slot("fc.weight_mask", (4, 4), "float32"),
+        Slot("conv.activation_post_process.min_val", (), "float32"),
     ],
 )
 def test_no_parameter_is_optional(slot: Slot) -> None:
     assert optional(slot) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("criterion.weight", "loss"),
+        ("model.loss_fn.pos_weight", "loss"),
+        ("ce_loss.weight", "loss"),
+        ("train_acc.tp", "metric"),
+        ("metrics.f1.total", "metric"),
+        ("conv.weight_fake_quant.scale", "observer"),
+        ("conv.activation_post_process.observer_enabled", "observer"),
+        ("fc.weight_mask", "pruning-mask"),
+        ("fc.weight", None),
+        ("glossary.weight", None),
+        ("fc.weight_orig", None),
+        ("encoder.masks.weight", None),
+    ],
+)
+def test_what_is_no_weight_is_said(name: str, kind: str | None) -> None:
+    found = no_weights.kind_of(Slot(name, (4,), "float32"))
+    assert (found and found.id) == kind
+    assert found is None or (not found.optional and found.about in no_weights.described([Slot(name, (4,), "float32")]))
+
+
+def test_each_kind_has_a_source() -> None:
+    assert all(row.about and row.source for row in no_weights.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("missing", "over", "which"),
+    [
+        (["conv.bias"], ["bn.weight", "bn.bias", "bn.running_mean"], "model"),
+        (["bn.weight", "bn.bias", "bn.running_mean"], ["conv.bias"], "file"),
+        (["stage.0.rbr_reparam.weight"], ["stage.0.rbr_dense.conv.weight"], "branches"),
+        (["fc.bias"], ["aux.weight"], None),
+        (["bn.running_mean"], [], None),
+    ],
+)
+def test_convolutions_fused_with_their_norm_are_said(missing: list[str], over: list[str], which: str | None) -> None:
+    assert no_weights.fused(missing, over) == ("" if which is None else no_weights.FUSED[which])
 
 
 def test_an_attention_in_one_piece_and_in_three() -> None:

@@ -20,9 +20,9 @@ import torch
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from kinds import tensor
 
+from ckptfix.elements import reader as diff_sources
 from ckptfix.errors import Truncated
 from ckptfix.ops.diff import bytes as diff_bytes
-from ckptfix.ops.diff import sources as diff_sources
 from ckptfix.ops.diff.compare import DiffResult
 from ckptfix.ops.diff.result import NamePair
 
@@ -55,7 +55,7 @@ def test_keys_only_reads_no_tensor(compare: Compare, monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> None:
         raise AssertionError("a tensor was read")
 
-    monkeypatch.setattr("ckptfix.ops.diff.sources.Readers.__getitem__", refuse)
+    monkeypatch.setattr("ckptfix.elements.reader.Readers.__getitem__", refuse)
     a, b = {"w": tensor(3), "x": tensor(2), "n": 1}, {"w": tensor(3) + 1, "x": tensor(4), "n": 2}
     result = compare(a, b, keys_only=True)
     assert [(row.name_a, row.values) for row in result.changed] == [("x", None)]

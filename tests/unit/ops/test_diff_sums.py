@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptfix.ops.diff import elements as diff_elements
-from ckptfix.ops.diff.elements import Comparison
-from ckptfix.ops.diff.sums import PairSums, ValueDiff
+from ckptfix.elements import comparison as diff_elements
+from ckptfix.elements.comparison import Comparison
+from ckptfix.elements.pair_sums import PairSums, ValueDiff
 
 OTHER = "big" if sys.byteorder == "little" else "little"
 NATIVE = (sys.byteorder, sys.byteorder)
@@ -330,7 +330,7 @@ def test_equal_elements_that_are_not_finite() -> None:
 
 @pytest.mark.parametrize("name", ["float64", "int64", "float8_e5m2"])
 def test_blocks_cover_every_element(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff_elements, "BLOCK", 16)
+    monkeypatch.setattr(diff_elements, "SMALL_BLOCK", 16)
     monkeypatch.setattr(diff_elements, "DOT", 5)
     kind = ml_dtypes.float8_e5m2 if name == "float8_e5m2" else name
     x, y = np.ones(50).astype(kind), np.zeros(50).astype(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from ckptfix.checkpoint import ByteRange, Data, Derived
+from ckptfix.elements.arrays import Encoding
+from ckptfix.elements.nonfinite import PATTERNS, NonFinite, all_finite
 from ckptfix.io import threads
 from ckptfix.ops.doctor import data as doctor_data
 from ckptfix.ops.doctor.data import CheckedRange, scan
@@ -46,3 +49,23 @@ def test_parts_of_a_tensor_are_judged_together(tmp_path: Path, monkeypatch: pyte
 def made(raw: bytes) -> Data:
     """Bytes in chunks that no element ends with."""
     return Derived(len(raw), lambda: (raw[at : at + 7] for at in range(0, len(raw), 7)))
+
+
+@pytest.mark.parametrize("dtype", PATTERNS)
+def test_a_few_numbers_are_judged_alike_without_numpy(dtype: str) -> None:
+    """Bits at and around infinity, of both signs, alone and behind a finite number."""
+    infinity, sign = PATTERNS[dtype]
+    encoding = Encoding.of(dtype, sys.byteorder)
+    size = encoding.dtype.unit
+    for bits in (0, 1, infinity - 1, infinity, infinity + 1, sign - 1):
+        for one in (bits, bits | sign):
+            for before in (b"", (infinity - 1 | sign).to_bytes(size, sys.byteorder)):
+                chunk = before + one.to_bytes(size, sys.byteorder)
+                counted = NonFinite()
+                counted.add_bits(chunk, encoding)
+                assert all_finite(chunk, encoding) == (counted == NonFinite()) == (bits < infinity)
+
+
+def test_another_byte_order_is_left_to_numpy() -> None:
+    other = "big" if sys.byteorder == "little" else "little"
+    assert not all_finite(bytes(8), Encoding.of("float32", other))

@@ -7,6 +7,7 @@ import ast
 import json
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ckptfix.errors import CkptfixError, Refused, WouldOverwrite
 from ckptfix.findings.steps import Step
 from ckptfix.findings.table import ENTRIES
 from ckptfix.io import write as io_write
-from ckptfix.ops.fix import chain
+from ckptfix.ops import chain
 
 
 def model() -> torch.nn.Module:
@@ -191,12 +192,18 @@ def test_what_is_written_on_the_way_goes_again(broken: Path, tmp_path: Path, mon
 PAIR = (("old", "new"),)
 
 
-def stated() -> Iterator[Step]:
+@cache
+def stated() -> tuple[Step, ...]:
     """The steps of the table of findings, and those that the package states elsewhere."""
+    return tuple(_stated())
+
+
+def _stated() -> Iterator[Step]:
     for entry in ENTRIES.values():
         yield from entry.fix if isinstance(entry.fix, tuple) else ()
     for path in (Path(ckptfix.__file__).parent).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)) if "step(" in text else ():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "step":
                 name = node.args[0]
                 options = [word.arg for word in node.keywords if word.arg]
@@ -391,9 +398,29 @@ def test_an_error_of_data_that_no_command_fixes_is_looked_for_again(
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_a_conversion_there_and_back_is_carried_out_for_a_named_output(tmp_path: Path) -> None:
-    """safetensors without its `format` entry is converted to zip and back, although the output's name is no zip's."""
-    (tmp_path / "a.safetensors").write_bytes(safetensors([("w", "F32", [2], bytes(8))]))
+def test_a_missing_format_entry_is_added_beside_the_metadata(tmp_path: Path) -> None:
+    """The ranks and alphas that trainers of LoRA store stay."""
+    rows = [("w", "F32", [2], bytes(8))]
+    (tmp_path / "a.safetensors").write_bytes(safetensors(rows, metadata={"ss_network_dim": "4"}))
     done = ckptfix.fix(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert [step.command[1] for step in done.steps] == ["convert", "convert"]
+    assert [step.command[1] for step in done.steps] == ["set-metadata"]
+    assert done.exit_code == 0 and b'"ss_network_dim":"4"' in (tmp_path / "b.safetensors").read_bytes()
     assert "no-format-metadata" not in {row.id for row in ckptfix.doctor(tmp_path / "b.safetensors").findings}
+
+
+@pytest.mark.parametrize("config", ["adapter_config.json", "config.json"])
+def test_a_folder_that_a_loader_reads_as_a_whole_stays_a_folder(config: str, tmp_path: Path) -> None:
+    """PEFT and transformers need the configuration beside the weights, under the names that they had."""
+    source = tmp_path / "lora"
+    source.mkdir()
+    name = "adapter_model.safetensors" if config.startswith("adapter") else "model.safetensors"
+    (source / name).write_bytes(safetensors([("w", "F32", [2], bytes(8))]))
+    (source / config).write_text("{}")
+    (source / "README.md").write_text("a card")
+    done = ckptfix.fix(source, tmp_path / "out")
+    assert done.exit_code == 0 and {path.name for path in (tmp_path / "out").iterdir()} == {name, config, "README.md"}
+    assert not ckptfix.doctor(tmp_path / "out").exit_code(fail_on="warning")
+    named = ckptfix.fix(source)
+    assert Path(named.dest).is_dir() and (Path(named.dest) / config).exists()
+    one = ckptfix.fix(source, tmp_path / "one.safetensors")
+    assert Path(one.dest).is_file()

@@ -52,6 +52,7 @@ def test_no_repair_is_proposed_for_a_file_without_a_tensor(layer: str, how: str,
 FORMS = {"<f": 4, "<d": 8, "<e": 2, "<q": 8, "<i": 4, "<h": 2, ">f": 4, ">d": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_numbers_that_begin_as_a_pickle_does_are_numbers(form: str, tmp_path: Path) -> None:
     """A tensor full of one number, whose bytes are PROTO and any two that follow: 66565.0 is EXT1 to an unpickler."""

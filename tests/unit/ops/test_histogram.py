@@ -9,8 +9,10 @@ import pytest
 from builders import safetensors, written
 
 from ckptfix.checkpoint import TensorEntry
+from ckptfix.elements.arrays import BLOCK
+from ckptfix.elements.histogram import BINS, Bins
 from ckptfix.formats import open_checkpoint
-from ckptfix.ops.histogram import BINS, STEP, Bins, Distribution, _places, distributions
+from ckptfix.ops.histogram import Distribution, distributions
 
 RANDOM = numpy.random.default_rng(0)
 
@@ -35,7 +37,7 @@ def of(tmp_path: Path, a: Any, b: Any = None) -> Distribution:
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_the_bins_are_those_of_numpy(tmp_path: Path, name: str) -> None:
-    array = RANDOM.standard_normal(STEP + 77).astype(getattr(ml_dtypes, name, name))
+    array = RANDOM.standard_normal(BLOCK + 77).astype(getattr(ml_dtypes, name, name))
     found = of(tmp_path, array).a
     assert found is not None
     assert found.bins is not None
@@ -130,5 +132,5 @@ def test_the_other_byte_order(tmp_path: Path) -> None:
 
 def test_a_range_beyond_float64_is_cut_into_equal_parts() -> None:
     block = numpy.array([-1.7e308, -0.9e308, -0.8e308, -0.1e308, 0.1e308, 0.8e308, 0.9e308, 1.7e308])
-    found = _places(block, Bins(-1.7e308, 1.7e308, [0] * 4))
+    found = Bins(-1.7e308, 1.7e308, [0] * 4).places(block)
     assert found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -15,7 +15,7 @@ from torch_versions import ALONE
 
 import ckptfix
 from ckptfix.errors import DamagedFile
-from ckptfix.ops.fix import chain
+from ckptfix.ops import chain
 
 STATE = sharded.state(3, "module.")
 

@@ -212,6 +212,7 @@ def test_rename_by_rule_in_order_and_by_map(tmp_path: Path, out: Path) -> None:
         out,
         subs=[(r"^features\.(\d)", r"conv\1"), (r"^conv0", "stem"), ("nothing", "x")],
         mapping={"fc.bias": "head.bias", "fc.bais": "y"},
+        allow_unmatched=True,
     )
     assert list(load(out)) == ["stem.weight", "conv1.weight", "head.bias"]
     assert [(finding.id, finding.where) for finding in result.findings] == [

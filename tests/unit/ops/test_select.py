@@ -113,11 +113,11 @@ def test_only_the_mapping_that_is_named(tmp_path: Path) -> None:
 
 def test_nothing_left_no_glob_and_a_glob_that_matches_nothing(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path / "in.pth")
-    for options in ({"keep": ["x*"]}, {"drop": ["*"]}, {}):
+    for options in ({"keep": ["x*"], "allow_unmatched": True}, {"drop": ["*"]}, {}):
         with pytest.raises(Refused):
-            ckptfix.select(tmp_path / "in.pth", tmp_path / "out.pth", **options)  # type: ignore[arg-type]
+            ckptfix.select(tmp_path / "in.pth", tmp_path / "out.pth", **options)
         assert not (tmp_path / "out.pth").exists()
-    done = ckptfix.select(tmp_path / "in.pth", tmp_path / "out.pth", drop=["b", "A"])
+    done = ckptfix.select(tmp_path / "in.pth", tmp_path / "out.pth", drop=["b", "A"], allow_unmatched=True)
     assert [(row.id, row.where) for row in done.findings] == [("unused-rule", "A")]
 
 

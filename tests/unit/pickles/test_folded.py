@@ -120,6 +120,7 @@ def test_arguments_that_are_looked_at_are_not_kept_and_those_that_are_asked_for_
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_streams_are_read_alike(stream: bytes, seed: int) -> None:
     pick = random.Random(seed)

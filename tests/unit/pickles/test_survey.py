@@ -13,7 +13,7 @@ from builders import assemble, push
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.ops.doctor import examine as doctor
-from ckptfix.pickles import NameSurvey, survey
+from ckptfix.pickles.names import NameSurvey, survey
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 

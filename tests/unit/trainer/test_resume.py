@@ -29,6 +29,7 @@ def same_weights(one: Training, other: Training) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", TASKS)
 def test_every_model_goes_on_exactly(model: str, tmp_path: Path) -> None:
     """Dropout draws the masks, BatchNorm has the averages and Adam the moments that they would have had."""

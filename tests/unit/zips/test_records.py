@@ -130,6 +130,7 @@ def test_a_row_on_whose_bytes_readers_disagree_is_found_among_others(other: dict
     assert list(records.disputed()) == ([records[1]] if disputed else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("align", [1, 64, 4096, 16384])
 def test_what_follows_the_pickle_may_have_moved_to_the_front(align: int, tmp_path: Path) -> None:
     """The record behind it keeps less padding than it had: its row is less than the shift of all others."""

@@ -25,7 +25,8 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
-from ckptfix.formats.foreign.archives import is_tar_header, tar_members
+from ckptfix.formats.foreign.archives import tar_members
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.readonly import common
 from ckptfix.formats.torch.readonly.storages import Streams, begins_stream

@@ -23,14 +23,15 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights, unknown
+from ckptfix.formats.signs import is_legacy
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.legacy_layout import MAGIC_BYTES
 from ckptfix.formats.torch.readonly import common, joblib
 from ckptfix.formats.torch.readonly.storages import Streams, begins_stream
 from ckptfix.io.source import Source, open_source
-from ckptfix.pickles import Call, Graph, survey
+from ckptfix.pickles import Call, Graph
 from ckptfix.pickles.graph import Node
+from ckptfix.pickles.names import survey
 from ckptfix.pickles.paged import UnreadBytes, parse_paged
 from ckptfix.pickles.reemit import children_to_write, every_node
 
@@ -47,7 +48,7 @@ SEARCHED = 64 << 20
 
 def score(path: str, head: bytes, size: int) -> int:
     """Return 80 for a pickle of protocol 2 or later that names ``_load_from_bytes``, else 0."""
-    if not re.match(rb"\x80[\x02-\x05]", head) or MAGIC_BYTES in head[:24]:
+    if not re.match(rb"\x80[\x02-\x05]", head) or is_legacy(head):
         return 0
     if _FUNCTION.encode() in head:
         return 80

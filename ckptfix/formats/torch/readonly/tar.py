@@ -26,7 +26,8 @@ from ckptfix.errors import BadDirectory, BadPickle, DamagedFile, Truncated, Trun
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.base import OF_OBJECTS, Format, plain_weights
-from ckptfix.formats.foreign.archives import is_tar_header, tar_members
+from ckptfix.formats.foreign.archives import tar_members
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.formats.torch import calls, weights_only
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch.readonly import common

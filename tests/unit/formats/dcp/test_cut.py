@@ -48,6 +48,8 @@ def assert_without(data: bytes, gone: Collection[str]) -> None:
     assert gone == set(left(data, ()).state_dict_metadata) or without(made, {next(iter(found.state_dict_metadata))})
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", (2, 3, 50))
 @pytest.mark.parametrize("first", range(2))
 def test_some_of_many_keys(step: int, first: int) -> None:
@@ -56,6 +58,7 @@ def test_some_of_many_keys(step: int, first: int) -> None:
     assert_without(data, {named(path) for path in PATHS} - {named(path) for path in PATHS[first::step]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nested", (True, False))
 def test_whole_batches_and_all(nested: bool) -> None:
     """A pickle sets 1,000 entries at a time, and a last one by itself."""

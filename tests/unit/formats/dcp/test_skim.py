@@ -81,6 +81,7 @@ def test_entries_are_read_whole() -> None:
     assert sum(type(row) is StoredItem for row in rows.items) >= 300 * 6 - 2
 
 
+@pytest.mark.slow
 def test_what_is_damaged_is_left_to_the_other_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed byte, a byte more or less: the same is found, or nothing."""
     whole = sharded(6, 2)

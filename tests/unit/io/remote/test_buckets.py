@@ -22,7 +22,7 @@ from ckptfix.io.remote.multipart import Copy, Upload, parts_of
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")
-pytestmark = pytest.mark.xdist_group("stores")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
 
 MB = 1 << 20
 

@@ -33,6 +33,7 @@ def asked(
     return obstore_s3.get(bucket.name, key, start, length, expected, dict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "length"), [(0, 10), (1000, 5000), (1023, 1), (0, 1024)])
 def test_it_gives_what_botocore_gives(bucket: Bucket, start: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put("a/b.pth", DATA)
@@ -54,6 +55,8 @@ def test_what_it_cannot_answer_is_asked_again(bucket: Bucket) -> None:
         open_source(bucket.url("none.pth"))
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("key", ["a//b", "/a", "a/./b", "../a", "a b", "\xe9", "%41", "a?b", "a#b", "a*b"])
 def test_a_key_that_may_be_spelled_otherwise_is_not_its_own(bucket: Bucket, key: str) -> None:
     assert asked(bucket, key, 0, 10) is None and not bucket.traffic.requests
@@ -71,6 +74,7 @@ def test_where_the_keys_are_elsewhere_botocore_finds_them(bucket: Bucket, monkey
             assert asked(bucket, "x.pth", 0, 10) is None, name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_asks_botocore(bucket: Bucket) -> None:
     """The threads of obstore are not in it: a request would wait for ever."""

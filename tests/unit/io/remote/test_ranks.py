@@ -45,6 +45,8 @@ def planned(source: Path, dest: str, full: int | None = None) -> Plan:
 SMALL, LARGE = 4, 6 << 20
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("heard", [True, False])
 @pytest.mark.parametrize("size", [SMALL, LARGE])
 @pytest.mark.parametrize("named", [False, True])
@@ -149,6 +151,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_the_bytes_are_equal_and_the_index_is_last(bucket: Bucket, source: Path, size: int) -> None:
     alone, dest = bucket.url("alone"), bucket.url("out")
@@ -165,6 +168,7 @@ def test_the_bytes_are_equal_and_the_index_is_last(bucket: Bucket, source: Path,
     assert together(size, [planned(source, dest)] * size, dest, overwrite=True) == [None] * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_fails_leaves_nothing(
     bucket: Bucket, source: Path, monkeypatch: pytest.MonkeyPatch, failing: int

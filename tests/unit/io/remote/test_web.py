@@ -284,6 +284,7 @@ def test_records_hold_no_secret(web: WebServer, files: dict[str, Path], tmp_path
     assert b"abc123" not in (tmp_path / "a.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_many_inputs_in_processes_know_the_secret(web: WebServer, files: dict[str, Path], tmp_path: Path) -> None:
     urls = []
     for number in range(2):
@@ -363,6 +364,7 @@ def test_any_reads_in_any_threads_give_the_bytes(web: WebServer, seed: int, monk
             done.result()
 
 
+@pytest.mark.slow
 def test_plans_and_records_of_fleets_hold_no_secret(web: WebServer, files: dict[str, Path], tmp_path: Path) -> None:
     """However an option has its URL; a plan with a secret, written by hand, asks with it and records none."""
     urls = [f"{web.put(name, files['pth'])}{SIGNED}".replace("//", "//me:pa55w0rd@") for name in ("a.pth", "b.pth")]

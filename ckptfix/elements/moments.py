@@ -1,0 +1,178 @@
+"""Min, max, mean and spread of elements in one pass, in float64, for any dtype and number of elements.
+
+For each block, the mean is computed first, and then the sum of squares around it. Blocks are joined by the formula of
+Chan, Golub and LeVeque (1979), so that large sums are never subtracted from each other. Blocks of float64 whose squares
+would leave its range are scaled by a power of two, which is exact. NaN and infinities are counted, and left out of the
+rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.elements.arrays import DOT
+
+if TYPE_CHECKING:
+    from ckptfix.elements.arrays import Elements
+
+LARGE, SMALL = 2.0**500, 2.0**-400
+"""Limits of magnitude beyond which summed squares overflow float64, or lose their last digits."""
+
+
+@dataclass(slots=True)
+class ElementMoments:
+    """The statistics of some elements.
+
+    Attributes:
+        elements: how many.
+        nan, infinite, zeros: how many of them are NaN, infinite, zero.
+        low, high: the smallest and the largest finite one; exact for integers. None for complex numbers.
+        finite: how many are finite.
+        mean, mean_imag: of the finite ones, divided by 2**scale.
+        squares: sum of their squared distances from the mean, divided by 4**scale.
+        scale: exponent of the power of two by which `mean` and `squares` are divided.
+    """
+
+    elements: int = 0
+    nan: int = 0
+    infinite: int = 0
+    zeros: int = 0
+    low: float | None = None
+    high: float | None = None
+    finite: int = 0
+    mean: float = 0.0
+    mean_imag: float = 0.0
+    squares: float = 0.0
+    scale: int = 0
+
+    def add(self, block: Elements) -> None:
+        """Include the elements of `block`, which is not empty; numpy's warnings must be off."""
+        self.join(_complex(block) if block.dtype.kind == "c" else _real(block))
+
+    def join(self, other: ElementMoments) -> None:
+        """Include the elements of `other`."""
+        self.elements += other.elements
+        self.nan += other.nan
+        self.infinite += other.infinite
+        self.zeros += other.zeros
+        if not other.finite:
+            return
+        if not self.finite:
+            self.low, self.high, self.finite = other.low, other.high, other.finite
+            self.mean, self.mean_imag = other.mean, other.mean_imag
+            self.squares, self.scale = other.squares, other.scale
+            return
+        self.low = _least(self.low, other.low, min)
+        self.high = _least(self.high, other.high, max)
+        scale = max(self.scale, other.scale)
+        mine, theirs = self._scaled(scale), other._scaled(scale)
+        count = self.finite + other.finite
+        share = other.finite / count
+        apart, apart_imag = theirs[0] - mine[0], theirs[1] - mine[1]
+        self.mean, self.mean_imag = mine[0] + apart * share, mine[1] + apart_imag * share
+        self.squares = mine[2] + theirs[2] + (apart * apart + apart_imag * apart_imag) * self.finite * share
+        self.finite, self.scale = count, scale
+
+    def _scaled(self, scale: int) -> tuple[float, float, float]:
+        down = self.scale - scale
+        if not down:
+            return self.mean, self.mean_imag, self.squares
+        return math.ldexp(self.mean, down), math.ldexp(self.mean_imag, down), math.ldexp(self.squares, 2 * down)
+
+    @property
+    def all_finite(self) -> bool:
+        """True if no element is NaN or infinite."""
+        return self.finite == self.elements
+
+    @property
+    def average(self) -> tuple[float, float] | None:
+        """The mean, and its imaginary part."""
+        return (_up(self.mean, self.scale), _up(self.mean_imag, self.scale)) if self.finite else None
+
+    @property
+    def mean_value(self) -> float | complex | None:
+        """The mean as one number, complex only if it has an imaginary part."""
+        average = self.average
+        return None if average is None else complex(*average) if average[1] else average[0]
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation as computed by `torch.std`; None for fewer than two elements."""
+        return _up(math.sqrt(self.squares / (self.finite - 1)), self.scale) if self.finite > 1 else None
+
+    @property
+    def norm(self) -> float | None:
+        """The Euclidean norm."""
+        if not self.finite:
+            return None
+        square = self.mean * self.mean + self.mean_imag * self.mean_imag
+        return _up(math.sqrt(self.squares + square * self.finite), self.scale)
+
+
+def _up(value: float, scale: int) -> float:
+    try:
+        return math.ldexp(value, scale)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _least(one: float | None, other: float | None, choose: Any) -> float | None:
+    found: float | None = one if other is None else other if one is None else choose(one, other)
+    return found
+
+
+def _real(block: Elements) -> ElementMoments:
+    import numpy
+
+    made = ElementMoments(elements=block.size)
+    made.zeros = int(numpy.count_nonzero(block == 0))
+    low, high = block.min(), block.max()
+    if block.dtype.kind == "f" and not (numpy.isfinite(low) and numpy.isfinite(high)):
+        made.nan = int(numpy.count_nonzero(block != block))
+        block = block[numpy.isfinite(block)]
+        made.infinite = made.elements - made.nan - block.size
+        if not block.size:
+            return made
+        low, high = block.min(), block.max()
+    made.low, made.high = low.item(), high.item()
+    made.finite = block.size
+    made.scale = _scale(max(abs(float(low)), abs(float(high)))) if block.dtype.itemsize == 8 else 0
+    wide = numpy.ldexp(block, -made.scale) if made.scale else block.astype(numpy.float64)
+    made.mean, made.squares = _around_mean(wide)
+    return made
+
+
+def _complex(block: Elements) -> ElementMoments:
+    import numpy
+
+    made = ElementMoments(elements=block.size)
+    made.zeros = int(numpy.count_nonzero(block == 0))
+    finite = numpy.isfinite(block)
+    if not finite.all():
+        made.nan = int(numpy.count_nonzero(numpy.isnan(block)))
+        block = block[finite]
+        made.infinite = made.elements - made.nan - block.size
+    made.finite = block.size
+    if block.size:
+        real, imag = block.real.astype(numpy.float64), block.imag.astype(numpy.float64)
+        made.scale = _scale(float(max(abs(real).max(), abs(imag).max())))
+        if made.scale:
+            real, imag = numpy.ldexp(real, -made.scale), numpy.ldexp(imag, -made.scale)
+        made.mean, squares = _around_mean(real)
+        made.mean_imag, made.squares = _around_mean(imag)
+        made.squares += squares
+    return made
+
+
+def _scale(largest: float) -> int:
+    return 0 if not largest or SMALL < largest < LARGE else math.frexp(largest)[1]
+
+
+def _around_mean(wide: Elements) -> tuple[float, float]:
+    """Return the mean, and the squares around it; `wide` is overwritten."""
+    mean = float(wide.sum()) / wide.size
+    wide -= mean
+    squares = sum(float(wide[start : start + DOT].dot(wide[start : start + DOT])) for start in range(0, wide.size, DOT))
+    return mean, squares

@@ -1,0 +1,119 @@
+"""Keys that a version of a library changed: one table, by library and version, of renamings in both directions.
+
+A row is used only where it accounts for the keys of a message; nothing here looks at files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Substitutions = tuple[tuple[str, str], ...]
+"""Patterns and replacements of `re.sub`, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryChange:
+    """A row of the table.
+
+    Attributes:
+        id: short name.
+        since: the library and the version that changed the keys.
+        about: what changed, as old and new keys.
+        forward: from the old keys to the new ones.
+        back: from the new keys to the old ones.
+        source: where the change is described.
+    """
+
+    id: str
+    since: str
+    about: str
+    forward: Substitutions
+    back: Substitutions
+    source: str
+
+
+_VISION = "vision_tower|multi_modal_projector|vision_model|connector|audio_tower|qformer"
+
+CHANGES: tuple[LibraryChange, ...] = (
+    LibraryChange(
+        "vlm", "transformers 4.52", "language_model.model.* became model.language_model.*, and vision_tower.* "
+        "model.vision_tower.*",
+        (("^language_model[.]model[.]", "model.language_model."), ("^language_model[.]lm_head[.]", "lm_head."),
+         (rf"^({_VISION})[.]", r"model.\1."), ("^image_newline$", "model.image_newline")),
+        (("^model[.]language_model[.]", "language_model.model."), ("^lm_head[.]", "language_model.lm_head."),
+         (rf"^model[.]({_VISION})[.]", r"\1."), ("^model[.]image_newline$", "image_newline")),
+        "huggingface/transformers#37033",
+    ),
+    LibraryChange(
+        "qwen-vl", "transformers 4.52", "visual.* became model.visual.*, and model.* model.language_model.*",
+        (("^visual[.]", "model.visual."), ("^model[.](?!visual[.]|language_model[.])", "model.language_model.")),
+        (("^model[.]visual[.]", "visual."), ("^model[.]language_model[.]", "model.")),
+        "huggingface/transformers#37033",
+    ),
+    LibraryChange(
+        "clip-text", "transformers 5.6", "CLIPTextModel's text_model.* lost that prefix",
+        ((r"(^|[.])text_model[.](embeddings|encoder|final_layer_norm)[.]", r"\1\2."),),
+        ((r"(^|[.])(?<!text_model[.])(embeddings[.](?:token|position)_embedding|encoder[.]layers|final_layer_norm)[.]",
+          r"\1text_model.\2."),),
+        "huggingface/transformers#44431",
+    ),
+    LibraryChange(
+        "peft-adapter-name", "PEFT", "a model has the name of the adapter in its keys (lora_A.default.weight), and "
+        "the files of save_pretrained do not",
+        (("[.](lora_(?:embedding_)?[AB]|lora_magnitude_vector|modules_to_save)[.](?!default[.])", r".\1.default."),),
+        (("[.](lora_(?:embedding_)?[AB]|lora_magnitude_vector|modules_to_save)[.]default[.]", r".\1."),),
+        "huggingface/peft, utils/save_and_load.py",
+    ),
+    LibraryChange(
+        "diffusers-attention", "diffusers 0.15", "AttentionBlock's query, key, value and proj_attn became to_q, to_k, "
+        "to_v and to_out.0",
+        (("[.]query[.]", ".to_q."), ("[.]key[.]", ".to_k."), ("[.]value[.]", ".to_v."),
+         ("[.]proj_attn[.]", ".to_out.0.")),
+        (("[.]to_q[.]", ".query."), ("[.]to_k[.]", ".key."), ("[.]to_v[.]", ".value."),
+         ("[.]to_out[.]0[.]", ".proj_attn.")),
+        "huggingface/diffusers#2697",
+    ),
+    LibraryChange(
+        "weight-norm", "torch 2.0", "weight_g and weight_v became parametrizations.weight.original0 and original1",
+        (("(^|[.])weight_g$", r"\1parametrizations.weight.original0"),
+         ("(^|[.])weight_v$", r"\1parametrizations.weight.original1")),
+        (("(^|[.])parametrizations[.]weight[.]original0$", r"\1weight_g"),
+         ("(^|[.])parametrizations[.]weight[.]original1$", r"\1weight_v")),
+        "torch/nn/utils/parametrizations.py",
+    ),
+    LibraryChange(
+        "layer-norm", "TensorFlow", "LayerNorm's gamma and beta are weight and bias in torch",
+        ((r"(^|[.])gamma$", r"\1weight"), (r"(^|[.])beta$", r"\1bias")),
+        ((r"([Ll]ayer_?[Nn]orm)[.]weight$", r"\1.gamma"), (r"([Ll]ayer_?[Nn]orm)[.]bias$", r"\1.beta")),
+        "google-research/bert",
+    ),
+    LibraryChange(
+        "mask2former", "Mask2Former", "the pixel decoder moved from sem_seg_head.* to sem_seg_head.pixel_decoder.*",
+        (("^sem_seg_head[.](?!predictor[.]|pixel_decoder[.])", "sem_seg_head.pixel_decoder."),),
+        (("^sem_seg_head[.]pixel_decoder[.]", "sem_seg_head."),),
+        "facebookresearch/Mask2Former, mask_former_head.py",
+    ),
+)  # fmt: skip
+"""The renamings of known versions."""
+
+EXPERTS_SINCE = "transformers 5"
+"""The library and version that store all experts of a layer in one tensor: mlp.experts.gate_up_proj and down_proj."""
+
+
+def change_of(pairs: Iterable[tuple[str, str]]) -> LibraryChange | None:
+    """Return the row that accounts for all `pairs` of an old and a new key, in one direction; None if none does."""
+    rows = list(pairs)
+    for change in CHANGES:
+        for subs in (change.forward, change.back):
+            if rows and all(substituted(old, subs) == new for old, new in rows):
+                return change
+    return None
+
+
+def substituted(name: str, subs: Iterable[tuple[str, str]]) -> str:
+    """Return `name` after the substitutions, as `rename` makes them."""
+    for pattern, new in subs:
+        name = re.sub(pattern, new, name)
+    return name

@@ -1,0 +1,1 @@
+"""One command on many inputs: the inputs, a job for each, and the processes that do them."""

@@ -1,0 +1,56 @@
+"""doctor plans its commands, so that it prints none that refuses the file: a slice; tests/real has every file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from builders import Tensor, assemble, state_dict_ops, torch_zip, written
+
+import ckptfix
+from ckptfix.errors import CkptfixError
+from ckptfix.ops.doctor import diagnose
+
+
+def nothing_intact(path: Path) -> Path:
+    """A file whose only storage is shorter than its tensor."""
+    pickle = assemble(("PROTO", 2), *state_dict_ops({"fc.weight": Tensor("0", (1000,), 1000)}), "STOP")
+    return written(path, torch_zip(pickle, [bytes(8)]))
+
+
+def test_a_command_that_keeps_nothing_is_not_printed(tmp_path: Path) -> None:
+    path = nothing_intact(tmp_path / "in.pth")
+    assert diagnose(path).fixes, "without the rehearsal, repair is proposed"
+    with pytest.raises(CkptfixError):
+        ckptfix.repair(path, tmp_path / "out.pth")
+    found = ckptfix.doctor(path)
+    assert not found.fixes and found.advice and "repair" in found.advice
+    assert found.exit_code() == 1
+
+
+def test_every_command_that_is_printed_runs_as_printed(tmp_path: Path) -> None:
+    torch.save({"module.fc.weight": torch.ones(300), "module.fc.bias": torch.ones(3)}, tmp_path / "whole.pth")
+    whole = (tmp_path / "whole.pth").read_bytes()
+    for cut in range(len(whole) // 2, len(whole), len(whole) // 12):
+        path = written(tmp_path / f"cut{cut}.pth", whole[:cut])
+        found = ckptfix.doctor(path)
+        if found.fix is not None:
+            done = ckptfix.fix(path, tmp_path / f"fixed{cut}.pth")
+            assert done.exit_code in (0, 3)
+        else:
+            assert found.advice or not found.exit_code()
+
+
+def test_a_sound_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most files with a finding have device tags or wrapped keys, and a diagnosis of them stays as quick as it was."""
+    monkeypatch.setattr("ckptfix.ops.doctor.rehearsal.Chain", None)
+    torch.save({"module.fc.weight": torch.ones(3)}, tmp_path / "in.pth")
+    assert ckptfix.doctor(tmp_path / "in.pth").fixes
+
+
+def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan takes as long as the diagnosis itself."""
+    monkeypatch.setattr("ckptfix.ops.doctor.rehearsal.Chain", None)
+    torch.save({"w": torch.ones(1 << 15), "path": Path("x")}, tmp_path / "in.pth")
+    assert ckptfix.doctor(tmp_path / "in.pth").fixes
