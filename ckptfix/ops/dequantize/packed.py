@@ -230,9 +230,10 @@ def pack_quantized(parts: Parts) -> Layout:
 
         index = numpy.arange(width) // size
     zero = parts.find("_zero_point")
-    if zero is not None and not whole:
-        packed_rows = (*shape[:-2], -(-shape[-2] * bits // WORD), groups)
-        if zero.shape not in (scale.shape, packed_rows) or (zero.dtype == "int32") != (zero.shape == packed_rows):
+    if zero is not None:
+        packed_rows = (*shape[:-2], -(-math.prod(shape[-2:-1]) * bits // WORD), groups)
+        plain = math.prod(zero.shape) == 1 if whole else zero.shape == scale.shape and zero.dtype != "int32"
+        if not plain and (whole or zero.shape != packed_rows or zero.dtype != "int32"):
             raise parts.wrong(f"a zero point of shape {list(zero.shape)} does not fit a scale of {list(scale.shape)}")
     offset = -(1 << (bits - 1))
 
@@ -240,7 +241,7 @@ def pack_quantized(parts: Parts) -> Layout:
         import numpy
 
         found = tensors.numbers(entry)
-        if entry.dtype != "int32":
+        if entry.dtype != "int32" or whole:
             return found.astype(numpy.float32).reshape(-1, groups)
         made = [
             in_words(numpy.ascontiguousarray(one.T).view(numpy.uint32), bits, shape[-2], offset).T

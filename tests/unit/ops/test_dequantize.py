@@ -483,6 +483,10 @@ BAD: dict[str, tuple[Callable[[], State], str, str]] = {
     "blocks without bytes": (
         lambda: {"m.down_proj_blocks": torch.zeros(2, 4, 3, 0, dtype=torch.uint8),
                  "m.down_proj_scales": torch.zeros(2, 4, 3, dtype=torch.uint8)}, "m.down_proj_blocks", "does not fit"),
+    "zeros of groups for one scale": (
+        lambda: {"l.weight_packed": torch.zeros(64, 16, dtype=torch.int32), "l.weight_scale": torch.ones(1),
+                 "l.weight_shape": torch.tensor([64, 128]),
+                 "l.weight_zero_point": torch.zeros(8, 4, dtype=torch.int32)}, "l.weight_packed", "does not fit"),
     "no state": (lambda: four(without("l.weight.quant_state.bitsandbytes__nf4")), "l.weight", "state is missing"),
     "too few codes": (
         lambda: four(with_(l__weight=torch.zeros(100, 1, dtype=torch.uint8))), "l.weight", "do not fit"),
