@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
@@ -24,8 +24,6 @@ from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import refuse_damaged
-from ckptfix.ops.dequantize.plan import Dequantization, around, dequantized
-from ckptfix.ops.dequantize.plan import dtype_of as to_dtype
 from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import (
     LOSSES,
@@ -41,6 +39,9 @@ from ckptfix.ops.writing import (
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.ops.dequantize.plan import Dequantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def plan_conversion(
             at_address(checkpoint, at)
         return _copied(checkpoint, dest)
     if dequantize:
-        return _dequantized(checkpoint, dest, target, at, drop_unsupported, to_dtype(dtype))
+        return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype)
     if dtype is not None:
         raise Refused("--dtype is the dtype of dequantized weights", hint="add --dequantize, or use `ckptfix cast`")
     if take is not None and at is None:
@@ -129,9 +130,13 @@ def plan_conversion(
 
 
 def _dequantized(
-    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool, to: str | None
+    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool, dtype: str | None
 ) -> Conversion:
     """Plan plain weights: of one state dict, or in the same object."""
+    # Other conversions start faster without this import.
+    from ckptfix.ops.dequantize.plan import dequantized, dtype_of
+
+    to = dtype_of(dtype)
     refuse_piece(checkpoint)
     refuse_damaged(checkpoint)
     if "objects" not in target.states:
@@ -140,7 +145,7 @@ def _dequantized(
     if target is format_of(checkpoint):
         plan = plan_edits(checkpoint, change.edits(), dest)
         files = [file for file in plan.files if not file.along]
-        plan = replace(plan, files=(*around(checkpoint, [file for file in plan.files if file.along]), *files))
+        plan = replace(plan, files=(*change.around(checkpoint, [file for file in plan.files if file.along]), *files))
         promise = change.promise(everything(checkpoint), listed(checkpoint))
     elif states(checkpoint, "objects"):
         hint = f"dequantize it to {format_of(checkpoint).name} first, or to safetensors"
@@ -257,7 +262,7 @@ def _one_state_dict(
     left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
     along = _along(checkpoint, plan, target, dest)
-    along = along if done is None else around(checkpoint, along)
+    along = along if done is None else done.around(checkpoint, along)
     plan = Plan((*along, *plan.files), noticed)
     ties = len(taken) - len(kept)
     own = {entry.name for entry in without_optimizer(checkpoint.entries_at(chosen.at))}

@@ -162,6 +162,19 @@ class Dequantization:
                 edits.append(Rename(at, "state_dict", renamed))
         return edits
 
+    def around(self, checkpoint: Checkpoint, files: Sequence[OutputFile]) -> list[OutputFile]:
+        """Return the companion files of a folder, with config.json as for a plain model, and without other settings."""
+        config = quantized.json_beside(checkpoint, quantized.CONFIG)
+        made: list[OutputFile] = []
+        for file in files:
+            name = as_path(file.path).name
+            if name == quantized.CONFIG and config:
+                text = json.dumps(without(config), indent=2, ensure_ascii=False) + "\n"
+                made.append(OutputFile.of(file.path, [text.encode()], along=True))
+            elif name not in OTHERS:
+                made.append(file)
+        return made
+
     def promise(self, promise: Promise, entries: Sequence[TensorEntry]) -> Promise:
         """Return a promise that lists the tensors in `entries` as made into plain weights, or as left out."""
         out = set(self.unused)
@@ -237,17 +250,3 @@ def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -
                 made.setdefault(entry.name, []).append(put)
     unused = tuple(dict.fromkeys(entry.name for row in weights for entry in row.gone if entry.name not in made))
     return Dequantization(puts, made, unused, weights, settings)
-
-
-def around(checkpoint: Checkpoint, files: Sequence[OutputFile]) -> list[OutputFile]:
-    """Return the companion files of a folder, with config.json as for a plain model, and without other settings."""
-    config = quantized.json_beside(checkpoint, quantized.CONFIG)
-    made: list[OutputFile] = []
-    for file in files:
-        name = as_path(file.path).name
-        if name == quantized.CONFIG and config:
-            text = json.dumps(without(config), indent=2, ensure_ascii=False) + "\n"
-            made.append(OutputFile.of(file.path, [text.encode()], along=True))
-        elif name not in OTHERS:
-            made.append(file)
-    return made

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.source import is_local
-from ckptfix.ops.dequantize.layout import Layout
-from ckptfix.ops.dequantize.plan import opened
-from ckptfix.ops.dequantize.settings import settings_of
 from ckptfix.ops.quantized import quantization_of
 from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.ops.dequantize.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,10 @@ def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
     quantization = quantization_of(checkpoint)
     if not quantization:
         return ()
+    # Most files have no quantized weights, and are described faster without these imports.
+    from ckptfix.ops.dequantize.plan import opened
+    from ckptfix.ops.dequantize.settings import settings_of
+
     settings = settings_of(checkpoint)
     local = is_local(checkpoint.path)
     elements = {entry.name: entry.numel for entry in checkpoint.entries}
