@@ -44,6 +44,16 @@ from ckptfix.ops.writing import WriteOptions
         is_flag=True,
         help="For a DeepSpeed folder: include the optimizer state, by parameter name; not for safetensors.",
     ),
+    click.Option(
+        ["--dequantize"],
+        is_flag=True,
+        help="Write plain weights instead of quantized ones (fp8, GPTQ, AWQ, bitsandbytes and others).",
+    ),
+    click.Option(
+        ["--dtype"],
+        type=click.Choice(["bf16", "fp16", "fp32"]),
+        help="With --dequantize: dtype of these weights. Default: the one that the scheme's own code computes.",
+    ),
 )
 def command(
     source: str,
@@ -57,6 +67,8 @@ def command(
     drop_unsupported: bool,
     weights: Literal["fp32", "model"] | None,
     optimizer: bool,
+    dequantize: bool,
+    dtype: Literal["bf16", "fp16", "fp32"] | None,
 ) -> Written:
     """Convert IN to another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
 
@@ -69,6 +81,9 @@ def command(
     hf writes OUT as a folder of safetensors shards and their index, as transformers does. IN may be such a folder, also
     with pytorch_model.bin shards, and so may the input of every other command.
     dcp writes a folder that torch.distributed.checkpoint loads; it holds the whole object, without ties and views.
+
+    --dequantize computes the weights of a quantized model: with the keys and shapes of the plain model, without scales
+    and zero points, and without quantization_config in a folder's config.json. OUT may have the format of IN.
     """
 
     return convert.convert(
@@ -80,5 +95,7 @@ def command(
         drop_unsupported=drop_unsupported,
         weights=weights,
         optimizer=optimizer,
+        dequantize=dequantize,
+        dtype=dtype,
         **how.keywords(),
     )

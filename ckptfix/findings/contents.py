@@ -51,7 +51,8 @@ CONTENTS: tuple[FindingKind, ...] = (
         "quantized", "info", "quantized weights: codes that have a meaning only with their scales",
         "The file holds small numbers and, next to them, scales and zero points. They can be renamed, selected, "
         "converted and sharded; an average, a cast or a copy into a float model would produce wrong weights. A "
-        "model that its library has quantized in the same way loads them.",
+        "model that its library has quantized in the same way loads them, and `ckptfix convert --dequantize` writes "
+        "plain weights.",
         (E.SHAPES, E.PREFIX), None,
     ),
     FindingKind(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan, TensorEntry, contiguous_stride
@@ -21,14 +21,27 @@ from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import choose
-from ckptfix.ops.audit.promise import Promise, everything
+from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
-from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out, copy_note, copy_of, refuse_destination
+from ckptfix.ops.writing import (
+    LOSSES,
+    Draft,
+    Result,
+    WriteOptions,
+    carry_out,
+    copy_note,
+    copy_of,
+    plan_edits,
+    refuse_destination,
+)
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.ops.dequantize.plan import Dequantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,7 @@ class Conversion:
         ties: number of keys that share their bytes with another key.
         promise: content that the output must have.
         copied: whether the input already had this format, so that the output is a copy.
+        change: the plain weights that replace quantized ones.
     """
 
     plan: Plan
@@ -56,6 +70,7 @@ class Conversion:
     lost: tuple[str, ...] = ()
     ties: int = 0
     copied: bool = False
+    change: Dequantization | None = None
 
 
 def plan_conversion(
@@ -68,6 +83,8 @@ def plan_conversion(
     weights: str | None = None,
     optimizer: bool = False,
     shard_size: int | str | None = None,
+    dequantize: bool = False,
+    dtype: str | None = None,
 ) -> Conversion:
     """Plan `dest` as a copy of `checkpoint` in a different format.
 
@@ -76,6 +93,7 @@ def plan_conversion(
 
     Args:
         weights, optimizer: the data to read from a format with `Format.select_weights`.
+        dequantize: write plain weights instead of quantized ones, in `dtype` or in that of their scheme's own code.
 
     Raises:
         WouldLoseData: there are tensors that the output cannot hold, without `drop_unsupported`; or the file is one
@@ -96,15 +114,47 @@ def plan_conversion(
         size = parse_size(shard_size)
         whole = None if target.sized_recode is None else target.sized_recode(size)
         target = replace(target, plan_write=target.sized(size), recode=whole)
-    elif target is format_of(checkpoint):
+    elif target is format_of(checkpoint) and not dequantize:
         if at is not None:
             at_address(checkpoint, at)
         return _copied(checkpoint, dest)
+    if dequantize:
+        return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype)
+    if dtype is not None:
+        raise Refused("--dtype is the dtype of dequantized weights", hint="add --dequantize, or use `ckptfix cast`")
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
     if weights is not None or optimizer:
         raise Refused("--at cannot be combined with --weights or --optimizer", hint="leave out --at")
     return _planned(checkpoint, dest, target, at, drop_unsupported)
+
+
+def _dequantized(
+    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool, dtype: str | None
+) -> Conversion:
+    """Plan plain weights: of one state dict, or in the same object."""
+    # Other conversions start faster without this import.
+    from ckptfix.ops.dequantize.plan import dequantized, dtype_of
+
+    to = dtype_of(dtype)
+    refuse_piece(checkpoint)
+    refuse_damaged(checkpoint)
+    if "objects" not in target.states:
+        return _one_state_dict(checkpoint, dest, target, at, drop_unsupported, partial(dequantized, checkpoint, to))
+    change = dequantized(checkpoint, to)
+    if target is format_of(checkpoint):
+        plan = plan_edits(checkpoint, change.edits(), dest)
+        files = [file for file in plan.files if not file.along]
+        plan = replace(plan, files=(*change.around(checkpoint, [file for file in plan.files if file.along]), *files))
+        promise = change.promise(everything(checkpoint), listed(checkpoint))
+    elif states(checkpoint, "objects"):
+        hint = f"dequantize it to {format_of(checkpoint).name} first, or to safetensors"
+        raise Refused(f"{target.title} would need a new object with other tensors", hint=hint)
+    else:
+        plan = target.plan_write(change.applied(weights_of(checkpoint)), dest)
+        promise = change.promise(everything(checkpoint), listed(checkpoint))
+    count = len(checkpoint.entries) - len(change.companions)
+    return Conversion(plan, target.name, at, count, promise, change=change)
 
 
 def _taken(taken: SelectedWeights, whole: Checkpoint, dest: str, target: Format, drop_unsupported: bool) -> Conversion:
@@ -161,15 +211,27 @@ def refuse_state_dict(checkpoint: Checkpoint, target: Format, at: str | None) ->
 
 
 def _fitting(
-    checkpoint: Checkpoint, target: Format, at: str | None, *, drop_unsupported: bool
-) -> tuple[Candidate, list[TensorEntry], tuple[str, ...], list[str]]:
-    """Return the chosen state dict, its tensors that fit `target`, the keys of the others, and the unreadable ones."""
+    checkpoint: Checkpoint,
+    target: Format,
+    at: str | None,
+    *,
+    drop_unsupported: bool,
+    change: Callable[[str], Dequantization] | None = None,
+) -> tuple[Candidate, list[TensorEntry], tuple[str, ...], list[str], Dequantization | None]:
+    """Return the chosen state dict, its tensors that fit `target`, the keys of the others, and the unreadable ones.
+
+    With a function `change`, the last value is what it returns for the address of the state dict, and its plain weights
+    replace quantized ones.
+    """
     if at is None:
         refuse_piece(checkpoint)
     chosen = choose.mapping(checkpoint, at)
     refuse_piece(checkpoint, chosen.at)
     refuse_odd_keys(checkpoint, chosen.at)
-    entries = weights_of(checkpoint, chosen.at)
+    entries: Sequence[TensorEntry] = weights_of(checkpoint, chosen.at)
+    done = change(chosen.at) if change is not None else None
+    if done is not None:
+        entries = done.applied(entries)
     plain = [replace(entry, at="") for entry in entries]
     hint = "--drop-unsupported leaves them out, and lists them"
     taken, lost = fitting(
@@ -179,25 +241,36 @@ def _fitting(
     unread = parts.found.unread(chosen.at) if parts is not None else []
     if unread and not drop_unsupported:
         raise WouldLoseData(f"built from a value that is not a tensor: {some(unread)}", path=checkpoint.path, hint=hint)
-    return chosen, taken, (*lost, *unread), unread
+    return chosen, taken, (*lost, *unread), unread, done
 
 
 def _one_state_dict(
-    checkpoint: Checkpoint, dest: str, target: Format, at: str | None, drop_unsupported: bool
+    checkpoint: Checkpoint,
+    dest: str,
+    target: Format,
+    at: str | None,
+    drop_unsupported: bool,
+    change: Callable[[str], Dequantization] | None = None,
 ) -> Conversion:
-    chosen, taken, lost, unread = _fitting(checkpoint, target, at, drop_unsupported=drop_unsupported)
+    chosen, taken, lost, unread, done = _fitting(
+        checkpoint, target, at, drop_unsupported=drop_unsupported, change=change
+    )
     refuse_damaged(checkpoint)
     kept, metadata, findings = target.split_ties(taken)
     pairs = {"format": "pt", **_pairs(checkpoint), **metadata} if "metadata" in target.states else metadata
     plan = target.plan_write(little(checkpoint, kept), dest, metadata=pairs)
     left = [name for name in _left_behind(checkpoint, chosen) if name not in unread]
     noticed = (*findings, *plan.findings, *not_written(left, lost, target))
-    plan = Plan((*_along(checkpoint, plan, target, dest), *plan.files), noticed)
+    along = _along(checkpoint, plan, target, dest)
+    along = along if done is None else done.around(checkpoint, along)
+    plan = Plan((*along, *plan.files), noticed)
     ties = len(taken) - len(kept)
     own = {entry.name for entry in without_optimizer(checkpoint.entries_at(chosen.at))}
     others = [entry for entry in checkpoint.entries if entry.name not in own]
     promise = Promise(taken, others=others, reported=frozenset(left))
-    return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties)
+    if done is not None:
+        promise = done.promise(promise, [entry for entry in checkpoint.entries_at(chosen.at) if entry.name in own])
+    return Conversion(plan, target.name, chosen.at, len(taken), promise, (*left, *lost), lost, ties, change=done)
 
 
 def _along(checkpoint: Checkpoint, plan: Plan, target: Format, dest: str) -> list[OutputFile]:
@@ -278,17 +351,31 @@ NOTED = frozenset({"ranks-differ", "no-masters", "not-taken", "model-steps", "le
 class ConvertResult(Result):
     """The result of a conversion.
 
-    `at` is the address of the state dict that was written, None for the whole object; `left` lists what the output
-    lacks.
+    Attributes:
+        at: address of the state dict that was written, None for the whole object.
+        left: what the output lacks.
+        dequantized: address of quantized codes -> (key, dtype) of the plain weight that was written.
+        companions: addresses of the scales and other tensors that were left out with the codes.
     """
 
     at: str | None = None
     tensors: int = 0
     left: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    dequantized: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    companions: tuple[str, ...] = ()
 
     def _details(self) -> dict[str, Any]:
-        return {"at": self.at, "tensors": self.tensors, "left_behind": list(self.left), "lost": list(self.lost)}
+        return {
+            "at": self.at,
+            "tensors": self.tensors,
+            "left_behind": list(self.left),
+            "lost": list(self.lost),
+            "dequantized": [
+                {"name": name, "key": key, "dtype": dtype} for name, (key, dtype) in self.dequantized.items()
+            ],
+            "companions": list(self.companions),
+        }
 
 
 @checks_types
@@ -302,6 +389,8 @@ def convert(
     weights: Literal["fp32", "model"] | None = None,
     optimizer: bool = False,
     shard_size: int | str | None = None,
+    dequantize: bool = False,
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None,
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
@@ -319,6 +408,9 @@ def convert(
         weights: for a DeepSpeed folder: ``"fp32"``, the master weights, by default; or ``"model"``, the weights that
             the model computed with.
         optimizer: for a DeepSpeed folder: write the optimizer state too, by parameter name; not to safetensors.
+        dequantize: write plain weights instead of quantized ones, with the keys and shapes of the model before it was
+            quantized. Scales and zero points are left out, and ``quantization_config`` in a folder's config.json.
+        dtype: of the plain weights; by default that in which the scheme's own code computes them.
 
     The other arguments are those of `strip_module`.
     """
@@ -333,6 +425,8 @@ def convert(
             weights=weights,
             optimizer=optimizer,
             shard_size=shard_size,
+            dequantize=dequantize,
+            dtype=dtype,
         )
         of = f" of {done.at}" if done.at else ""
         titles = f"{FORMATS[checkpoint.format].title} -> {FORMATS[done.format].title}"
@@ -345,6 +439,8 @@ def convert(
         if done.ties:
             line += f"; {plural(done.ties, 'key')} tied to another"
         lines = [line]
+        if done.change is not None:
+            lines += done.change.lines(folder=FORMATS[done.format].folder)
         if done.lost:
             lines.append(f"LOST ({done.format} cannot hold them): {some(done.lost)}")
         behind = [address for address in done.left if address not in done.lost]
@@ -355,7 +451,15 @@ def convert(
         if takes and "optimizer" in behind:
             lines.append("--optimizer writes the optimizer state too")
         return Draft(
-            result=partial(ConvertResult, at=done.at, tensors=done.tensors, left=done.left, lost=done.lost),
+            result=partial(
+                ConvertResult,
+                at=done.at,
+                tensors=done.tensors,
+                left=done.left,
+                lost=done.lost,
+                dequantized={} if done.change is None else done.change.written,
+                companions=() if done.change is None else tuple(done.change.companions),
+            ),
             format=done.format,
             plan=done.plan,
             promise=done.promise,

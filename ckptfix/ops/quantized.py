@@ -25,12 +25,9 @@ from ckptfix.checkpoint.quantization import (
 )
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.findings.row import Finding
-from ckptfix.findings.table import found
 from ckptfix.formats import open_checkpoint, signs
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
-from ckptfix.words import plural
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
@@ -95,20 +92,25 @@ def _shard(folder: Path, name: str) -> tuple[TensorEntry, ...]:
 
 def methods_of(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Return the names of the quantization in the config.json beside a checkpoint; empty if it names none."""
+    return tuple(_methods(json_beside(checkpoint, CONFIG)))
+
+
+def json_beside(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return the object in the JSON file `name` beside a local checkpoint; empty if there is none."""
     if not is_local(checkpoint.path):
-        return ()
+        return {}
     path = as_path(checkpoint.path)
-    config = str((path if found_as(checkpoint.path) == "folder" else path.parent) / CONFIG)
-    if found_as(config) != "file":
-        return ()
+    file = str((path if found_as(checkpoint.path) == "folder" else path.parent) / name)
+    if found_as(file) != "file":
+        return {}
     try:
-        with open_source(config) as source:
+        with open_source(file) as source:
             if source.size > MOST_CONFIG:
-                return ()
+                return {}
             made = json.loads(source.read(0, source.size))
     except (CkptfixError, ValueError, RecursionError):
-        return ()  # The file is not part of the checkpoint. If it cannot be read, the tensors must do.
-    return tuple(_methods(made))
+        return {}  # The file is not part of the checkpoint. If it cannot be read, the tensors must do.
+    return made if isinstance(made, dict) else {}
 
 
 def _methods(config: Any) -> Iterable[str]:
@@ -123,18 +125,6 @@ def _methods(config: Any) -> Iterable[str]:
                     yield "mlx"  # mlx_lm writes group_size and bits there, without the name of a method.
                 values = (row.get(name) for name in ("quant_method", "quant_algo", "format"))
                 yield from (value for value in values if isinstance(value, str))
-
-
-def notes(checkpoint: Checkpoint) -> list[Finding]:
-    """Return a note for each scheme: the number of its weights, and the first of them."""
-    first: dict[str, str] = {}
-    quantization = quantization_of(checkpoint)
-    for row in quantization.weights:
-        first.setdefault(row.label, row.names[0])
-    return [
-        found("quantized", f"{plural(count, 'tensor')} of quantized weights: {label}", where=first[label], about=label)
-        for label, count in quantization.counts.items()
-    ]
 
 
 def described(name: str, role: Role, weight: Quantized) -> str:

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from cli.conftest import Cli, names
 
 from ckptfix.formats import detect
@@ -49,3 +51,19 @@ def test_a_size_of_shards_and_no_suffix_mean_a_folder(cli: Cli, ddp: Path, tmp_p
     assert list((tmp_path / "shards").glob("model*.safetensors"))
     refused = cli("convert", ddp, tmp_path / "bare")
     assert refused.exit_code == 2 and "--to hf writes a folder of shards" in refused.stderr
+
+
+def test_quantized_weights_become_plain(cli: Cli, tmp_path: Path) -> None:
+    codes = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    state = {"l.weight": codes, "l.weight_scale_inv": torch.tensor([[2.0]])}
+    safetensors.torch.save_file(state, tmp_path / "in.safetensors")
+    line = ("convert", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--dequantize", "--dtype", "fp32")
+    done = cli(*line, "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["dequantized"] == [{"name": "l.weight", "key": "l.weight", "dtype": "float32"}]
+    assert document["companions"] == ["l.weight_scale_inv"]
+    found = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    assert list(found) == ["l.weight"] and torch.equal(found["l.weight"], torch.full((4, 4), 2.0))
+    refused = cli("convert", tmp_path / "out.safetensors", tmp_path / "again.safetensors", "--dequantize")
+    assert refused.exit_code == 2 and "no quantized weights" in refused.stderr

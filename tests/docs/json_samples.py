@@ -113,7 +113,7 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "single.pth", saved(lambda: {"weight": torch.ones(2, 3), "tied": torch.zeros(3)})
     numbers = {"c": torch.tensor([1 + 2j, 3]), "q": torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)}
     yield "numbers.pth", saved(lambda: numbers)
-    codes = {"fc.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(1, 1)}
+    codes = {"fc.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "fc.weight_scale_inv": torch.ones(4, 1)}
     yield "quantized.pth", saved(lambda: codes)
     yield "nodata.pth", saved(lambda: {"fc.weight": torch.ones(3), "fc.bias": torch.empty(3, device="meta")})
     yield "tiny.pth", saved(lambda: {"w": torch.tensor([1e-30, 1e30])})
@@ -173,7 +173,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
                              "to-cpu ddp.pth old.pth --force"),
     "convert": ("convert model.pth OUT.safetensors", "convert meta.pth OUT.safetensors --drop-unsupported",
-                "convert model.pth OUT.pth --to legacy"),
+                "convert model.pth OUT.pth --to legacy", "convert quantized.pth OUT.safetensors --dequantize"),
     "extract": ("extract module.pth OUT.pth", "extract rich.pth OUT.pth",
                 "extract meta.pth OUT.safetensors --drop-unsupported"),
     "sanitize": ("sanitize rich.pth OUT.pth", "sanitize functions.pth OUT.pth"),

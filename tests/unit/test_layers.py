@@ -46,7 +46,7 @@ OPS: tuple[tuple[str, ...], ...] = (
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "drafts", "hazards"),
-    ("rank_shards", "writing"),
+    ("dequantize", "rank_shards", "writing"),
     ("average", "cast", "chain", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
     ("diff", "extract", "repair"),

@@ -202,7 +202,7 @@ def _refuse_quantized(checkpoint: Checkpoint, mine: Sequence[TensorEntry], only:
     options = quantized.selecting(belonging, castable)
     hint = f"{options or '--keep GLOB'} leaves the quantized weights unchanged"
     if not castable:
-        hint = "dequantize it with the library that wrote it; nothing else in the file can be cast"
+        hint = "`ckptfix convert --dequantize` writes plain weights; nothing else in the file can be cast"
     quantized.refuse(checkpoint, [entry.name for entry in taken], "a cast would change its weights", hint)
 
 

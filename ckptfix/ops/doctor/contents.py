@@ -20,8 +20,9 @@ from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.edit import find_devices
 from ckptfix.names import kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
-from ckptfix.ops import averages, choose, quantized
+from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
+from ckptfix.ops.dequantize import summary as quantized
 from ckptfix.words import plural, some
 
 WASTE = 4096

@@ -21,6 +21,7 @@ from ckptfix.names import wrappers as keys
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.candidates import state_dict_of, view
+from ckptfix.ops.dequantize.summary import QuantizedWeights, plain_parameters, summary_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.inspect.modules import PickledModule, modules_in, renamed
 from ckptfix.ops.inspect.training import shown, training_of
@@ -47,6 +48,8 @@ class Inspection:
         training: the training progress that the trainer saved, by address; ``lr`` has the learning rates.
         modules: the whole pickled modules.
         quantization: name of a quantization scheme -> how many weights have it.
+        quantized: the quantized weights, by scheme, bits and group.
+        plain_parameters: parameters of the model without its quantization; None if it has none, or if it is unknown.
     """
 
     path: str
@@ -70,6 +73,8 @@ class Inspection:
     training: Mapping[str, object] = field(default_factory=dict)
     modules: tuple[PickledModule, ...] = ()
     quantization: Mapping[str, int] = field(default_factory=dict)
+    quantized: tuple[QuantizedWeights, ...] = ()
+    plain_parameters: int | None = None
 
     @property
     def named_entries(self) -> tuple[TensorEntry, ...]:
@@ -135,6 +140,8 @@ class Inspection:
             "training": dict(self.training),
             "modules": [{"at": whole.at, "class": whole.name, "tensors": whole.taken} for whole in self.modules],
             "quantization": dict(self.quantization),
+            "quantized": [row.as_dict() for row in self.quantized],
+            "plain_parameters": self.plain_parameters,
         }
 
 
@@ -194,6 +201,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
     graph = None if parts is None else parts.graph
     found = dict.fromkeys(trusted.canonical(node) for node in graph.globals) if graph else {}
     edits = count_edits(checkpoint)
+    parameters = _parameters(checkpoint)
     return Inspection(
         path=checkpoint.path,
         format=checkpoint.format,
@@ -201,7 +209,7 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         size=checkpoint.size,
         traits={**checkpoint.traits, **({"edits in place": edits} if edits else {})},
         tensors=len(entries),
-        parameters=_parameters(checkpoint),
+        parameters=parameters,
         nbytes=sum(storages.values()),
         dtypes=dict(Counter(entry.dtype for entry in entries)),
         devices=checkpoint.devices,
@@ -215,6 +223,8 @@ def inspect(checkpoint: Checkpoint) -> Inspection:
         training=training_of(checkpoint.values()),
         modules=modules_in(checkpoint),
         quantization=quantized.quantization_of(checkpoint).counts,
+        quantized=summary_of(checkpoint),
+        plain_parameters=plain_parameters(checkpoint, parameters),
     )
 
 
@@ -276,7 +286,8 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
         ("parameters", [f"{inspection.parameters:,}"]),
         ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
         ("dtypes", [_counts(inspection.dtypes)]),
-        ("quantized", _capped([_scheme(*item) for item in inspection.quantization.items()], most)),
+        ("quantized", _capped([str(row) for row in inspection.quantized], most)),
+        ("plain model", [] if inspection.plain_parameters is None else [f"{inspection.plain_parameters:,} parameters"]),
         ("devices", [_counts(inspection.devices)]),
         ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
         ("training", [shown(inspection.training)]),
@@ -330,10 +341,6 @@ def _trait(name: str, value: object) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} x {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _scheme(label: str, count: int) -> str:
-    return f"{plural(count, 'weight')}: {label}"
 
 
 def _wrapper(component: str, found: tuple[int, str]) -> str:

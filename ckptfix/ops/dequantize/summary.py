@@ -1,0 +1,123 @@
+"""The quantized weights of a checkpoint in numbers: bits, groups, and the parameters of the plain model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.io.source import is_local
+from ckptfix.ops.quantized import quantization_of
+from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.ops.dequantize.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """The weights of a checkpoint that are quantized in the same way.
+
+    Attributes:
+        scheme: its name.
+        weights: their number.
+        first: address of the codes of the first one.
+        bits: of a code; None if the scheme is not computed.
+        group: sizes of the block of elements that share a scale; None for one scale a tensor.
+        elements: of the stored tensors.
+        parameters: elements of the plain weights; None if unknown.
+        described: bits and group in words.
+    """
+
+    scheme: str
+    weights: int
+    first: str
+    bits: int | None = None
+    group: tuple[int, ...] | None = None
+    elements: int = 0
+    parameters: int | None = None
+    described: str = ""
+
+    def __str__(self) -> str:
+        """Return a line about these weights."""
+        said = [f"{plural(self.weights, 'weight')}: {self.scheme}"]
+        if self.described:
+            said.append(self.described)
+        if self.parameters is not None:
+            said.append(f"{self.parameters:,} parameters")
+        return ", ".join(said)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        made = asdict(self)
+        return {**made, "group": None if self.group is None else list(self.group)}
+
+
+def summary_of(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
+    """Return the quantized weights of a checkpoint, a row for each scheme with its bits and groups.
+
+    A few numbers are read where a scheme keeps the shape of a weight in a tensor, and only from a local file.
+    """
+    return checkpoint.once(_summary)
+
+
+def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
+    quantization = quantization_of(checkpoint)
+    if not quantization:
+        return ()
+    # Most files have no quantized weights, and are described faster without these imports.
+    from ckptfix.ops.dequantize.plan import opened
+    from ckptfix.ops.dequantize.settings import settings_of
+
+    settings = settings_of(checkpoint)
+    local = is_local(checkpoint.path)
+    elements = {entry.name: entry.numel for entry in checkpoint.entries}
+    rows: dict[tuple[str, str], QuantizedWeights] = {}
+    for weight in quantization.weights:
+        layout: Layout | None = None
+        if local:
+            try:
+                layout = opened(checkpoint, weight, settings, checks=False).layout
+            except CkptfixError:
+                layout = None  # It is described by its name alone. A dequantization states what is wrong.
+        described = "" if layout is None else layout.described
+        row = rows.get((weight.label, described))
+        if row is None:
+            row = QuantizedWeights(weight.label, 0, weight.names[0])
+            if layout is not None:
+                group = layout.group or None
+                row = replace(row, bits=layout.bits, group=group, parameters=0, described=described)
+        count = row.parameters
+        rows[weight.label, described] = replace(
+            row,
+            weights=row.weights + 1,
+            elements=row.elements + sum(elements.get(name, 0) for name in weight.names),
+            parameters=None if count is None or layout is None else count + layout.numel,
+        )
+    return tuple(rows.values())
+
+
+def plain_parameters(checkpoint: Checkpoint, stored: int) -> int | None:
+    """Return the parameters of the plain model; None if there are no quantized weights, or if some are not known.
+
+    Args:
+        stored: elements of the model's tensors in the file.
+    """
+    rows = summary_of(checkpoint)
+    known = [row.parameters for row in rows if row.parameters is not None]
+    if not rows or len(known) < len(rows):
+        return None
+    return stored - sum(row.elements for row in rows) + sum(known)
+
+
+def notes(checkpoint: Checkpoint) -> list[Finding]:
+    """Return a note for each scheme: the number of its weights, its bits and groups, and the first of them."""
+    made = []
+    for row in summary_of(checkpoint):
+        how = f", {row.described}" if row.described else ""
+        message = f"{plural(row.weights, 'tensor')} of quantized weights: {row.scheme}{how}"
+        made.append(found("quantized", message, where=row.first, about=row.scheme))
+    return made
