@@ -11,10 +11,9 @@ from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import ENTRIES, as_rows
 from ckptfix.formats import is_folder_checkpoint, located, may_be_checkpoint, open_checkpoint
 from ckptfix.formats.members import members
-from ckptfix.formats.runs import step_in_name
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops import choose
-from ckptfix.ops.doctor import examine, runs
+from ckptfix.ops.doctor import examine
 from ckptfix.ops.inspect import describe
 from ckptfix.ops.inspect.training import progress_of, state_beside
 from ckptfix.pickles.collector import gc_paused
@@ -85,7 +84,12 @@ def checkpoints(path: str) -> Iterator[str]:
     it has the suffix of a checkpoint, or the content of one. Several saves of DeepSpeed are several checkpoints.
     """
     try:
-        if found_as(path) != "folder" or is_folder_checkpoint(path):
+        if found_as(path) != "folder":
+            yield path
+            return
+        if is_folder_checkpoint(path):
+            from ckptfix.ops.doctor import runs
+
             run = runs.run_of(path)
             yield from [path] if run is None else [one.path for one in run.checkpoints]
             return
@@ -121,7 +125,11 @@ def rows(path: str, *, check: bool = False) -> list[ListedCheckpoint]:
         check: state whether each is whole. In a run folder, a checkpoint that lacks a part that resuming needs is not,
             and unfinished checkpoints have rows too.
     """
-    done = runs.diagnosis_of(path) if check else None
+    done = None
+    if check and found_as(path) == "folder":
+        from ckptfix.ops.doctor import runs
+
+        done = runs.diagnosis_of(path)
     judged = {} if done is None or done.run is None else {one.path: one for one in done.run.checkpoints}
     found = list(checkpoints(path))
     found += [inner for inner in judged if inner not in found]
@@ -134,6 +142,16 @@ def rows(path: str, *, check: bool = False) -> list[ListedCheckpoint]:
             row = replace(row, step=one.step if row.step is None else row.step, state=state)
         made.append(row)
     return made
+
+
+def _step_of(path: str) -> int | None:
+    """Return the step that the name of a checkpoint states."""
+    name = as_path(path).name
+    if not any(character.isdigit() for character in name):
+        return None
+    from ckptfix.formats.runs import step_in_name
+
+    return step_in_name(name)
 
 
 @gc_paused
@@ -161,7 +179,7 @@ def listed(path: str, *, check: bool = False) -> ListedCheckpoint:
         dtypes=seen.dtypes,
         devices=seen.devices,
         wrappers=tuple(seen.wrappers),
-        step=step_in_name(as_path(path).name) if progress.step is None else progress.step,
+        step=_step_of(path) if progress.step is None else progress.step,
         epoch=progress.epoch,
         loss=progress.loss,
         state=_state(path) if check else None,

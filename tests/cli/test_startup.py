@@ -30,10 +30,11 @@ HEAVY = {
 
 ROOMS = {
     *("align", "browse", "fleet", "git", "html", "loaders", "trainer", "io.remote", "io.inplace"),
+    *("runner.engines", "formats.runs", "ops.dequantize.table"),
     *(f"formats.{name}" for name in ("deepspeed", "programs", "shards", "zero", "torch.legacy", "torch.readonly")),
-    *(f"formats.ranks.{name}" for name in ("file", "format", "merge", "names", "steps")),
-    *(f"formats.safetensors.{name}" for name in ("changes", "edit", "format", "header", "packing", "ties", "write")),
-    *(f"formats.dcp.{name}" for name in ("edit", "entries", "format", "metadata", "read", "write")),
+    *(f"formats.ranks.{name}" for name in ("file", "format", "merge", "names")),
+    *(f"formats.safetensors.{name}" for name in ("edit", "format", "header", "ties", "write")),
+    *(f"formats.dcp.{name}" for name in ("edit", "format", "metadata", "read", "skim", "write")),
 }
 """Rooms that a zip does not need, and a folder of zips neither."""
 

@@ -22,7 +22,6 @@ from ckptfix.cli.shared.terminal_width import cut
 from ckptfix.errors import printable
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import reported
-from ckptfix.runner.engines import Here, Processes, ProcessLost, carry_out
 from ckptfix.runner.jobs import Job, Outcome, Summary, unfinished
 from ckptfix.urls import as_path, is_url
 from ckptfix.words import plural
@@ -110,6 +109,8 @@ def _folders(batch: Batch) -> Iterator[None]:
 
 def _each(batch: Batch, bar: Step | None) -> Generator[tuple[int, Outcome]]:
     """Yield (number of the job, outcome) as the jobs finish."""
+    from ckptfix.runner.engines import Here, Processes, ProcessLost, carry_out
+
     total = _Total(batch, bar) if bar is not None else None
     count = min(batch.processes, len(batch.jobs))
     step = None if total is None else total.step

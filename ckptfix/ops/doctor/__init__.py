@@ -10,8 +10,7 @@ from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
-from ckptfix.ops.doctor import examine, runs
-from ckptfix.ops.doctor.rehearsal import rehearsed
+from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.pickles.collector import gc_paused
 
@@ -51,10 +50,18 @@ def doctor(
     Raises:
         CkptfixError: `path` cannot be read; `like` cannot, as `targets.read`.
     """
-    if like is None and error is None and at is None and (run := runs.diagnosis_of(file_name(path))) is not None:
-        return run
+    if like is None and error is None and at is None and found_as(file_name(path)) == "folder":
+        from ckptfix.ops.doctor import runs
+
+        if (run := runs.diagnosis_of(file_name(path))) is not None:
+            return run
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    return rehearsed(diagnose(path, error=error, fast=fast, progress=progress, **options))
+    done = diagnose(path, error=error, fast=fast, progress=progress, **options)
+    if all(finding.severity != "error" for finding in done.findings):
+        return done
+    from ckptfix.ops.doctor.rehearsal import rehearsed
+
+    return rehearsed(done)
 
 
 def diagnose(

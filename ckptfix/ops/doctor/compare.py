@@ -26,12 +26,10 @@ from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
 from ckptfix.ops.doctor import solve
+from ckptfix.ops.doctor.groups import BESIDE, TOLD
 from ckptfix.ops.quantized import quantization_of
 from ckptfix.urls import as_path, folder_beside
 from ckptfix.words import plural, some
-
-TOLD = "message"
-"""The subject of findings that come from the message."""
 
 STRICT = frozenset(("torch", "torch before 0.4", "vLLM", "llama.cpp", "Megatron", ""))
 """Frameworks whose loaders refuse a key that the model lacks; the others only list it."""
@@ -873,6 +871,3 @@ def settled(findings: Sequence[Finding], told: Sequence[Finding], names: Listed)
         return list(findings)
     return [replace(row, severity="info", about=BESIDE) if row.id == "wrapped-names" else row for row in findings]
 
-
-BESIDE = "beside"
-"""The subject of findings that the message contradicts, or that its own command includes."""

@@ -48,10 +48,10 @@ from ckptfix.ops import rank_shards
 from ckptfix.ops.candidates import state_dict_of
 from ckptfix.ops.choose import BROKEN, MISREAD, meant, refuse_damaged
 from ckptfix.ops.doctor import adapter as scan_adapter
-from ckptfix.ops.doctor import compare, messages
 from ckptfix.ops.doctor import contents as scan_contents
 from ckptfix.ops.doctor import data as scan_records
 from ckptfix.ops.doctor import foreign as doctor_foreign
+from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
@@ -329,6 +329,8 @@ def _judge(
     yield from scan_contents.needs_torch(checkpoint)
     yield from scan_contents.asked(view, rows)
     if names is not None and like is None:
+        from ckptfix.ops.doctor import compare
+
         told = compare.scan(view, names)
         contents = compare.settled(contents, told, names)
         yield from told

@@ -9,6 +9,12 @@ from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import Remedy
 from ckptfix.words import some
 
+TOLD = "message"
+"""The subject of findings that come from the message."""
+
+BESIDE = "beside"
+"""The subject of findings that the message contradicts, or that its own command includes."""
+
 OF_THE_FORMAT = frozenset({"needs-torch", "no-checksums", "no-mmap"})
 """Notes that apply to nearly every file of a format, and tell nothing about this one."""
 

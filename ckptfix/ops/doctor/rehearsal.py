@@ -23,8 +23,7 @@ MOST_BYTES = 1 << 16
 
 def rehearsed(done: Diagnosis) -> Diagnosis:
     """Return the diagnosis without the commands that refuse the file; the reason becomes the advice."""
-    errors = [finding for finding in done.findings if finding.severity == "error"]
-    if not errors or not 0 < done.size <= MOST_BYTES or found_as(done.path) != "file" or not is_local(done.path):
+    if not 0 < done.size <= MOST_BYTES or found_as(done.path) != "file" or not is_local(done.path):
         return done
     for _ in range(len(done.chain)):
         wrong = _refused(done.path, done.chain)

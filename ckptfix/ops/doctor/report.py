@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckptfix.errors import printable
 from ckptfix.findings import message_names
@@ -16,11 +16,13 @@ from ckptfix.findings.steps import LIKE, WHERE, Fix, Invocation, Steps, Value, s
 from ckptfix.findings.steps import step as fix_step
 from ckptfix.findings.table import ENTRIES, RANK, Remedy, as_row, errors_of, proposed
 from ckptfix.io.source import found_as
-from ckptfix.ops.doctor import compare, messages, solve
-from ckptfix.ops.doctor.groups import OF_THE_FORMAT, FindingGroup, grouped
-from ckptfix.ops.doctor.run_report import RunReport
+from ckptfix.ops.doctor import messages
+from ckptfix.ops.doctor.groups import BESIDE, OF_THE_FORMAT, TOLD, FindingGroup, grouped
 from ckptfix.shown import html, page
 from ckptfix.words import plural
+
+if TYPE_CHECKING:
+    from ckptfix.ops.doctor.run_report import RunReport
 
 FailOn = Literal["error", "warning", "never"]
 """The least serious finding that makes the exit code 1."""
@@ -161,7 +163,7 @@ class Diagnosis:
     def cause(self) -> Finding | None:
         """The finding that counts: one that explains the message, else the most serious; one with a remedy first."""
         explained = self.message.explained if self.message is not None else ()
-        told = [finding for finding in self.findings if finding.about == compare.TOLD and finding.steps]
+        told = [finding for finding in self.findings if finding.about == TOLD and finding.steps]
         for finding in (*told, *self.findings):
             if finding.id in explained and finding.severity == "error":
                 return finding
@@ -207,7 +209,7 @@ class Diagnosis:
 
     @property
     def _is_told(self) -> bool:
-        return any(finding.about == compare.TOLD for finding in self.findings)
+        return any(finding.about == TOLD for finding in self.findings)
 
     @property
     def _is_solved(self) -> bool:
@@ -353,8 +355,8 @@ def message_of(error: str | None, rows: tuple[LoadError, ...], findings: Sequenc
     """Interpret the pasted message `error`, if there is one; `rows` are the load errors that it may be."""
     if error is None:
         return None
-    told = [finding for finding in findings if finding.about == compare.TOLD]
-    known = (finding for finding in findings if finding.about != compare.BESIDE)
+    told = [finding for finding in findings if finding.about == TOLD]
+    known = (finding for finding in findings if finding.about != BESIDE)
     explained = [finding.id for finding in told or known if told or set(errors_of(finding)) & set(rows)]
     meanings = [messages.meaning(row) for row in rows]
     names = message_names.listed(error)
@@ -380,6 +382,8 @@ def _advice(
         line = shell_line(Invocation(prefix.step, "FILE", "OUT").argv())
         return f"{line}; or in Python: ckptfix.load_into(model, FILE)"
     if names is not None and names.missing and names.unexpected:
+        from ckptfix.ops.doctor import solve
+
         result = solve.solve(names.unexpected, names.missing, names.unexpected, complete=not names.shortened)
         if result.made.issuperset(names.missing):
             (one,) = fix_step("rename", subs=result.subs)

@@ -442,7 +442,7 @@ def test_config_json_of_a_folder_becomes_that_of_a_plain_model(tmp_path: Path) -
 
 
 def bad(change: Callable[[State], None]) -> State:
-    state, _ = gptq(4, 64, 32, [place // 16 for place in range(64)], torch.float16)
+    state: State = gptq(4, 64, 32, [place // 16 for place in range(64)], torch.float16)[0]
     change(state)
     return state
 
