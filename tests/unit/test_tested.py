@@ -31,6 +31,7 @@ ELSEWHERE = {
     "ckptfix.ops.audit": "tests/audit",
     "ckptfix.pickles": "tests/unit/pickles",
     "ckptfix.trainer": "tests/unit/trainer",
+    "ckptfix.version": "tests/docs/test_project.py tests/cli/test_help.py",
 }
 """Module or package -> where it, and what is in it and no test names, is tested through what uses it."""
 
