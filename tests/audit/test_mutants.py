@@ -28,9 +28,9 @@ from ckptfix.formats.torch import emit as torch_emit
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout, zip_layout
 from ckptfix.formats.torch import zip as torch_zip
+from ckptfix.ops import slim
 from ckptfix.ops.repair import torch as repair
 from ckptfix.ops.sanitize import convert as sanitize_convert
-from ckptfix.ops.slim import plan as slim
 from ckptfix.pickles import emit, parse, reemit
 from ckptfix.pickles.graph import label
 

@@ -162,7 +162,10 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "digest": ("digest ddp.pth --check rich.pth", "digest --files ddp.pth", "digest a.pth --check b.pth",
                "digest renamed.pth --check a.pth", "digest single.pth --check rich.pth", "digest ddp.pth --total",
                "digest nodata.pth", "digest nodata.pth --check nodata.pth"),
-    "stats": ("stats ddp.pth --by-layer", "stats numbers.pth --filter * --filter none --allow-unmatched", "stats a.pth --depth 1"),
+    "stats": (
+        *("stats ddp.pth --by-layer", "stats a.pth --depth 1"),
+        "stats numbers.pth --filter * --filter none --allow-unmatched",
+    ),
     "git": ("git enable --global --dry-run", "git textconv a.pth"),
     "rename": ("strip-module ddp.pth OUT.pth", "rename ddp.pth OUT.pth --sub a=b"),
     "match": ("match bert.pth OUT.pth --like mine.pth", "match heads.pth OUT.pth --like like.pth --accept-ambiguous",

@@ -24,7 +24,7 @@ from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
 from ckptfix.ops.rename import sites
-from ckptfix.ops.select.plan import dropping, optimizers_left
+from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
 
 MOST = 12

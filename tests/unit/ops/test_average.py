@@ -12,8 +12,8 @@ import torch
 
 import ckptfix
 from ckptfix.errors import Refused, WouldOverwrite
+from ckptfix.ops import average as average_module
 from ckptfix.ops.average import last_of
-from ckptfix.ops.average import plan as average_plan
 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -207,14 +207,14 @@ def test_views_of_one_storage_are_compared_once(tmp_path: Path, monkeypatch: pyt
     whole = torch.arange(2.0 * count)
     torch.save({f"v{number}": whole[2 * number : 2 * number + 2] for number in range(count)}, tmp_path / "in.pth")
     made = 0
-    view = average_plan._view
+    view = average_module._view
 
     def counted(entry: Any, name: str) -> Any:
         nonlocal made
         made += 1
         return view(entry, name)
 
-    monkeypatch.setattr(average_plan, "_view", counted)
+    monkeypatch.setattr(average_module, "_view", counted)
     ckptfix.average([tmp_path / "in.pth"] * 3, tmp_path / "out.pth")
     assert made == 3 * count
     state = torch.load(tmp_path / "out.pth", weights_only=True)

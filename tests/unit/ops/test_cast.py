@@ -19,7 +19,7 @@ from ckptfix.checkpoint import dtypes
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import Encoding
 from ckptfix.errors import Refused, WouldLoseData
-from ckptfix.ops.cast.plan import cast_bytes
+from ckptfix.ops.cast import cast_bytes
 
 NARROW = tuple(name for name in arrays.TARGETS if dtypes.by_name(name).itemsize <= 2)
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "bool")
