@@ -27,9 +27,8 @@ from ckptfix.io.read import CHECKSUM
 from ckptfix.io.source import found_as, open_source
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.ops.audit.promise import Account
-from ckptfix.ops.drafts import LOSSES
 from ckptfix.ops.naming import last_suffix
-from ckptfix.ops.writing import Result, write_aside
+from ckptfix.ops.writing import LOSSES, Result, write_aside
 from ckptfix.urls import Virtual, as_path, is_url, real_path
 
 

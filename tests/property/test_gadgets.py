@@ -17,7 +17,7 @@ from property.gadget_places import DANGEROUS, FOREIGN, GADGETS, called, places
 
 import ckptfix
 from ckptfix.errors import CkptfixError
-from ckptfix.ops.drafts import Result
+from ckptfix.ops.writing import Result
 
 VERBS = ("sanitize", "extract", "repair")
 PARTS = 40

@@ -45,7 +45,7 @@ OPS: tuple[tuple[str, ...], ...] = (
         *("audit", "averages", "candidates", "hidden_globals", "inplace", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
-    ("choose", "drafts", "hazards"),
+    ("choose", "hazards"),
     ("dequantize", "rank_shards", "writing"),
     ("average", "cast", "chain", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
