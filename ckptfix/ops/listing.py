@@ -168,7 +168,8 @@ def listed(path: str, *, check: bool = False) -> ListedCheckpoint:
         row = _unread(path, error)
         return replace(row, state=row.finding or "unreadable") if check else row
     seen = describe.inspect(checkpoint)
-    progress = progress_of({**state_beside(path), **seen.training})
+    folder = found_as(path) == "folder"
+    progress = progress_of({**(state_beside(path) if folder else {}), **seen.training})
     worst = examine.examine(checkpoint.path, fast=True, checkpoint=checkpoint).cause
     return ListedCheckpoint(
         path=path,

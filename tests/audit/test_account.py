@@ -34,7 +34,7 @@ from ckptfix.ops.audit import promise as law_promise
 from ckptfix.ops.writing import Result
 
 PACKAGE = Path(ckptfix.__file__).parent
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 
 
 def training(path: Path, **how: Any) -> Path:

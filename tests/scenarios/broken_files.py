@@ -316,7 +316,7 @@ def optimizer_of(path: Path) -> Any:
 
 
 @case(14, "optimizer-groups", "loaded state dict contains a parameter group that doesn't match the size of "
-      "optimizer's group", fails=(optimizer_of, "match the size"), loads=load,
+      "optimizer's group", fails=(optimizer_of, "match the size"), loads=load, words="load_optimizer",
       like=lambda folder: keys_json(folder, {"fc.weight": [5, 3], "fc.bias": [5]}))  # fmt: skip
 def optimizer(folder: Path) -> Path:
     made = torch.optim.Adam(net().parameters())
@@ -781,3 +781,13 @@ def without_data(folder: Path) -> Path:
     with torch.device("meta"):
         state = net().state_dict()
     return saved(folder, state)
+
+
+@case(64, "optimizer-state", "The checkpoint being loaded used a DP world size of 2 but the current world size is 1.",
+      words="load_optimizer")  # fmt: skip
+def of_two_ranks(folder: Path) -> Path:
+    model = net()
+    made = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    made.step()
+    return saved(folder, {"model": model.state_dict(), "optimizer": made.state_dict()})

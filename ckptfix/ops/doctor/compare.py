@@ -251,6 +251,8 @@ def _is_under(name: str, module: str) -> bool:
 def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> _Answer:
     answer = _Answer()
     _say_conflicts(checkpoint, side, answer)
+    if _are_around(checkpoint, side.at, names):
+        return answer  # training-checkpoint says it
     if {"state", "param_groups"} <= set(names.unexpected):
         answer.say("other-file", "the message lists the keys of an optimizer's state: the loader was given the file of "
                    "the optimizer, or a dict with both, as the model", "pass the model's state dict")  # fmt: skip
@@ -269,6 +271,20 @@ def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> _Answ
         return answer
     _solve(checkpoint, side, names, answer)
     return answer
+
+
+def _are_around(checkpoint: Checkpoint, at: str, names: Listed) -> bool:
+    """Return whether the unexpected keys are those of a dict that holds the state dict at `at`, at any depth."""
+    if not at or not names.unexpected:
+        return False
+    addresses = [*(entry.name for entry in checkpoint.entries), *(place for place, _ in checkpoint.values())]
+    parts = at.split("/")
+    for depth in range(len(parts)):
+        above = "".join(f"{part}/" for part in parts[:depth])
+        keys = {place[len(above) :].partition("/")[0] for place in addresses if place.startswith(above)}
+        if keys.issuperset(names.unexpected):
+            return True
+    return False
 
 
 def _say_there(side: MessageSide, answer: _Answer) -> None:

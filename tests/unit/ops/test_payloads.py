@@ -115,14 +115,16 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "inside": lambda made: {"state_dict": state(), "x": {"y": [made]}},
 }
 
+LOOSE = {"allow_unmatched": True}
+
 VERBS: dict[str, Callable[..., Any]] = {
     "add-module": ckptfix.add_module,
     "strip-module": lambda source, dest, **at: ckptfix.strip_module(source, dest, prefix="fc", partial=True, **at),
     "unwrap": ckptfix.unwrap,
-    "rename": lambda source, dest, **at: ckptfix.rename(source, dest, subs=[("[wv]$", "z")], **at),
-    "rename, a map": lambda source, dest, **at: ckptfix.rename(source, dest, mapping={"w": "z"}, **at),
-    "select --keep": lambda source, dest, **at: ckptfix.select(source, dest, keep=["fc.*"], **at),
-    "select --drop": lambda source, dest, **at: ckptfix.select(source, dest, drop=["w"], **at),
+    "rename": lambda source, dest, **at: ckptfix.rename(source, dest, subs=[("[wv]$", "z")], **LOOSE, **at),
+    "rename, a map": lambda source, dest, **at: ckptfix.rename(source, dest, mapping={"w": "z"}, **LOOSE, **at),
+    "select --keep": lambda source, dest, **at: ckptfix.select(source, dest, keep=["fc.*"], **LOOSE, **at),
+    "select --drop": lambda source, dest, **at: ckptfix.select(source, dest, drop=["w"], **LOOSE, **at),
     "slim": lambda source, dest: ckptfix.slim(source, dest, no_optimizer=True),
 }
 
