@@ -229,7 +229,8 @@ LAYOUTS: tuple[RunLayout, ...] = (
     ),
     RunLayout(
         "dcp", "torch.distributed.checkpoint", "torch/distributed/checkpoint/state_dict_saver.py: save",
-        r".*?(?P<step>\d+)",
+        # accelerate's folders of one save, as FSDP writes them, are no steps.
+        r"(?!(pytorch_model_fsdp|optimizer)_\d+$).*?(?P<step>\d+)",
         r"\.metadata|.*\.distcp",
         (
             RunPart("model", names=r"\.metadata"),
