@@ -115,7 +115,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "inside": lambda made: {"state_dict": state(), "x": {"y": [made]}},
 }
 
-LOOSE = {"allow_unmatched": True}
+LOOSE: dict[str, Any] = {"allow_unmatched": True}
 
 VERBS: dict[str, Callable[..., Any]] = {
     "add-module": ckptfix.add_module,
