@@ -18,19 +18,16 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from property.run_hostile import ADDRESS_SPACE, LAZY, UNIT, WATCHED
+from property.run_hostile import ADDRESS_SPACE, UNIT, WATCHED, preload
 from property.small_files import SMALL
 
 import ckptfix
-
-_OWN = ("numpy", "concurrent.futures.thread", "ckptfix.ops.doctor", "ml_dtypes", "ckptfix.formats.foreign.archives")
 
 
 def main(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (2 * ADDRESS_SPACE, 2 * ADDRESS_SPACE))
     names: list[str] = json.loads((folder / "names.json").read_text())
-    for name in (*LAZY, *_OWN):
-        importlib.import_module(name)
+    preload()
     for data in SMALL.values():
         (folder / "warm").write_bytes(data)
         ckptfix.doctor(folder / "warm")
@@ -70,7 +67,7 @@ def main(folder: Path) -> None:
         print(json.dumps({**row, "failure": failure, "events": events}), flush=True)
         events.clear()
     allowed = set()
-    importlib.import_module("colorsys")
+    importlib.import_module("pyclbr")
     allowed = None
     row = {"name": "control", "ids": [], "serious": False, "seconds": 0, "grown": 0, "failure": ""}
     print(json.dumps({**row, "events": events}), flush=True)

@@ -22,22 +22,20 @@ from typing import Any
 from property.small_files import SMALL
 from property.survive import EVERYTHING, survives
 
+import ckptfix
+
 WATCHED = (
     "import", "exec", "compile", "open", "os.", "subprocess.", "socket.", "ctypes.", "shutil.", "marshal.",
     "pickle.find_class", "builtins.input", "code.__new__", "webbrowser.", "urllib.", "pty.", "tempfile.",
 )  # fmt: skip
 LAZY = (
-    "ckptfix.ops.convert",
-    "ckptfix.ops.diff.compare",
-    "ckptfix.ops.inspect",
-    "ckptfix.ops.rename",
-    "ckptfix.ops.relocate",
-    "ckptfix.loaders",
-    "ckptfix.formats.foreign.kinds",
-    "encodings.unicode_escape",
-    "encodings.raw_unicode_escape",
-    "encodings.idna",
+    *(f"encodings.{name}" for name in ("idna", "latin_1", "raw_unicode_escape", "unicode_escape")),
+    *("bz2", "concurrent.futures.thread", "ctypes", "difflib", "hashlib", "html", "lzma", "subprocess", "unicodedata"),
+    *("numpy", "ml_dtypes"),
 )
+"""Modules of others that are imported where they are first needed."""
+APART = ("__main__", "browse", "cli", "fleet", "git", "loaders", "trainer", "io.remote", "ops.target")
+"""Rooms that no operation on a local file needs; the loaders import torch."""
 LONG = os.environ.get("CKPTFIX_LONG") == "1"
 """All operations on each file; else every second, on the next file the others."""
 ADDRESS_SPACE = 1 << 30
@@ -49,13 +47,23 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
 
+def preload() -> None:
+    """Import what an operation may import, so that the hook sees only imports that a file causes."""
+    for name in LAZY:
+        importlib.import_module(name)
+    package = Path(ckptfix.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        room = ".".join(path.relative_to(package).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+        if room and not any(room == apart or room.startswith(f"{apart}.") for apart in APART):
+            importlib.import_module(f"ckptfix.{room}")
+
+
 def main(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     names: list[str] = json.loads((folder / "names.json").read_text())
     for data in SMALL.values():
         survives(folder / "warm", data, EVERYTHING)
-    for name in LAZY:
-        importlib.import_module(name)
+    preload()
     events: list[str] = []
     allowed: set[str] | None = None
 
@@ -94,7 +102,7 @@ def main(folder: Path) -> None:
         print(json.dumps({**row, "failure": failure, "events": events}), flush=True)
         events.clear()
     allowed = set()
-    importlib.import_module("colorsys")
+    importlib.import_module("pyclbr")
     allowed = None
     print(json.dumps({"name": "control", "events": events, "torch": "torch" in sys.modules}), flush=True)
     os._exit(0)

@@ -62,7 +62,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, samples: dict[str, bytes]
 @TOGETHER
 def test_the_hook_sees_an_import(outcomes: dict[str, dict[str, Any]]) -> None:
     control = outcomes["control"]
-    assert any("colorsys" in event for event in control["events"]) and not control["torch"]
+    assert any("pyclbr" in event for event in control["events"]) and not control["torch"]
 
 
 @pytest.mark.campaign

@@ -60,8 +60,14 @@ def _extent(entry: TensorEntry) -> tuple[int, int]:
 
 
 def _run(entry: TensorEntry) -> tuple[int, int]:
-    """Return the offset of a tensor's first byte, and its number of bytes."""
+    """Return the offset of a tensor's first byte, and its number of bytes, of those that its file has.
+
+    A tensor that is damaged may state more.
+    """
     start, end = _extent(entry)
+    data = None if entry.storage is None else entry.storage.data
+    if data is not None:
+        start, end = min(start, data.length), min(end, data.length)
     return start, end - start
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import builders
 import pytest
 import torch
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
@@ -40,6 +41,13 @@ def test_every_command_that_is_printed_runs_as_printed(tmp_path: Path) -> None:
             assert done.exit_code in (0, 3)
         else:
             assert found.advice or not found.exit_code()
+
+
+@pytest.mark.parametrize("held", [0, 4])
+def test_a_tensor_with_too_few_bytes_behind_an_edit(tmp_path: Path, held: int) -> None:
+    """The second command reads the planned output of the first, in which the tensor is as short."""
+    data = builders.safetensors([("module.w", "F32", (2,), bytes(held))])
+    assert ckptfix.doctor(written(tmp_path / "in.safetensors", data)).exit_code() == 1
 
 
 def test_a_sound_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
