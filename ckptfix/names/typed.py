@@ -6,10 +6,8 @@ Every verb that takes a pattern or a key asks here, so that a misspelled one nev
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from fnmatch import translate
 from itertools import islice
 from typing import Literal
 
@@ -101,7 +99,14 @@ def meant(text: str, names: Sequence[str], kind: Kind) -> tuple[str, ...]:
         made = tuple(islice(dict.fromkeys(way()), 3))
         if made:
             return made
-    return tuple(difflib.get_close_matches(text, names[:MOST_NAMES], 3, LIKENESS))
+    return nearest(text, names)
+
+
+def nearest(text: str, names: Iterable[str], most: int = 3) -> tuple[str, ...]:
+    """Return up to `most` of the first `MOST_NAMES` names that are similar to `text`, best first."""
+    from difflib import get_close_matches
+
+    return tuple(get_close_matches(text, list(islice(names, MOST_NAMES)), most, LIKENESS))
 
 
 def _globs(text: str, names: Sequence[str], kind: Kind) -> Iterator[str]:
@@ -125,6 +130,8 @@ def _globs(text: str, names: Sequence[str], kind: Kind) -> Iterator[str]:
 
 
 def _matcher(text: str, kind: Kind, flags: int = 0) -> Callable[[str], object]:
+    from fnmatch import translate
+
     return re.compile(translate(text) if kind == "glob" else rf"(?s:{re.escape(text)})\Z", flags).match
 
 
@@ -148,7 +155,7 @@ def _respelled(text: str, names: Sequence[str], kind: Kind) -> Iterator[str]:
         parts = name.split(".")
         for start in range(len(parts) - length + 1):
             holders.setdefault(".".join(parts[start : start + length]), ".".join(parts[: start + length]))
-    for near in difflib.get_close_matches(front.rstrip("."), list(holders)[:MOST_NAMES], 1, LIKENESS):
+    for near in nearest(front.rstrip("."), holders, 1):
         made = f"{holders[near]}{'.' * front.endswith('.')}{text[len(front) :]}"
         if any(map(_matcher(made, kind), names)):
             yield made
@@ -165,7 +172,7 @@ def _regexes(text: str, names: Sequence[str]) -> Iterator[str]:
             return
     words = {word: None for name in few for word in re.findall(r"[A-Za-z_]\w*", name)}
     for word in dict.fromkeys(re.findall(r"(?<!\\)[A-Za-z_]\w+", text)):
-        for near in difflib.get_close_matches(word, list(words), 3, LIKENESS):
+        for near in nearest(word, words):
             made = text.replace(word, near)
             if made != text and any(_searched(made, few)):
                 yield made

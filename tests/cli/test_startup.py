@@ -24,7 +24,7 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 HEAVY = {
     *("torch", "numpy", "ml_dtypes", "safetensors", "tabulate", "rich", "textual", "fsspec", "obstore", "asyncio"),
     *("concurrent.futures", "multiprocessing", "logging", "subprocess", "email", "importlib.metadata", "hashlib"),
-    *("html", "socket", "ssl", "ctypes"),
+    *("difflib", "html", "socket", "ssl", "ctypes"),
 }
 """Packages that no command needs for a small zip of finite numbers."""
 

@@ -20,7 +20,7 @@ from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
 from ckptfix.io.source import found_as, is_local, open_source
-from ckptfix.names import bases, library_names, lines, no_weights, rules, spellings
+from ckptfix.names import bases, library_names, lines, no_weights, rules, spellings, typed
 from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.wrappers import WRAPPERS
@@ -668,11 +668,9 @@ def _say_left(
 
 
 def _nearest(name: str, have: Iterable[str]) -> str | None:
-    from difflib import get_close_matches
-
     leaf = name.rpartition(".")[2]
     rows = [other for other in have if other.rpartition(".")[2] == leaf][:2000]
-    return next(iter(get_close_matches(name, rows, 1, 0.6)), None)
+    return next(iter(typed.nearest(name, rows, 1)), None)
 
 
 def _keys(names: Sequence[str]) -> str:

@@ -152,9 +152,7 @@ def nearest_prefix(checkpoint: Checkpoint, prefix: str, at: str | None = None) -
     length = prefix.count(".") + 1
     names = (name.split(".") for site in chosen_sites(checkpoint, at) for name in site.names)
     starts = dict.fromkeys(".".join(parts[:length]) for parts in names if len(parts) > length)
-    from difflib import get_close_matches
-
-    return next(iter(get_close_matches(prefix, list(starts)[:5000], 1, 0.6)), None)
+    return next(iter(typed.nearest(prefix, starts, 1)), None)
 
 
 def unwrap(checkpoint: Checkpoint, *, at: str | None = None) -> Renames:
