@@ -79,7 +79,7 @@ class Formats(MutableMapping[str, Format]):
         return [self[name] for name, row in rows if not isinstance(row, _Row) or row.sign(seen)]
 
     def with_suffix(self, path: str) -> Format | None:
-        """Return the first format of files that has the suffix of `path`; None if there is none."""
+        """Return the first format of files that has the suffix of `path`; None if no format has it."""
         rows = [(name, row) for name, row in self._rows.items() if not row.folder]
         return next((self[name] for name, row in rows if path.lower().endswith(row.suffixes)), None)
 

@@ -89,7 +89,7 @@ KINDS: tuple[NoWeight, ...] = (
     ),
     NoWeight("attention-mask", "a causal mask as a buffer", "GPT-2, nanoGPT", "bias", _triangle),
     NoWeight(
-        "masked_bias", "the number that stands for minus infinity", "GPT-2 of transformers", "masked_bias", _scalar
+        "masked_bias", "the number used as minus infinity", "GPT-2 of transformers", "masked_bias", _scalar
     ),
     NoWeight(
         "rotary", "frequencies, sines and cosines of rotary positions", "LLaMA, GPT-NeoX",

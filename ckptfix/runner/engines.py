@@ -67,7 +67,7 @@ def carry_out(
     """Do tasks, and yield each with its result as it ends; the engine has ended when this has.
 
     Args:
-        take: returns the next task; None when there is none, until a task that ended is to be done again.
+        take: returns the next task; None if no task is left, unless one that has ended must be done again.
         call: called with a task.
     """
     running: dict[SubmittedTask, T] = {}

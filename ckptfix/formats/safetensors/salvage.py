@@ -34,7 +34,7 @@ _NAME = re.compile(r"[\w.\-/]{2,}(?=\"?[ \t\n\r]*:)")
 
 
 def salvaged(path: str) -> Header | None:
-    """Return the header of `path` with the entries that are whole; None if there is none, or the length is wrong.
+    """Return the header of `path` with the entries that are whole; None if no entry is, or the length is wrong.
 
     Each damaged entry is a finding ``bad-tensor``. Positions in the text have no use, because the text is not valid.
 

@@ -348,7 +348,7 @@ def _regrouped(
 ) -> dict[int, int | None]:
     """Return index of a group of the optimizer -> index of the saved group whose options it takes.
 
-    None stands for a group that keeps its own options: its parameters come from groups with different options, or are
+    None means that the group keeps its own options: its parameters come from groups with different options, or are
     only a part of a saved group whose other parameters are now in a different group, or are all new.
     """
     saved_in = {key: index for index, group in enumerate(groups) for key in group.ids}

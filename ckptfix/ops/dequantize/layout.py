@@ -217,7 +217,7 @@ class Parts:
         self.stem = stem
 
     def find(self, suffix: str) -> TensorEntry | None:
-        """Return the companion with this suffix; None if there is none."""
+        """Return the companion with this suffix; None if the file lacks it."""
         return self._beside.get(suffix)
 
     def need(self, suffix: str, role: str) -> TensorEntry:

@@ -123,7 +123,7 @@ def _group_index(parts: Parts, suffix: str, inputs: int, groups: int, *, strict:
         strict: the groups must be known; otherwise None also says that there is no index.
 
     Raises:
-        Refused: there is none and the sizes are unequal, or an index is outside the groups.
+        Refused: the group index is missing and the sizes are unequal, or it names a group that does not exist.
     """
     import numpy
 

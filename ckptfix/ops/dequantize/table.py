@@ -1,4 +1,4 @@
-"""The decoder of each scheme in `checkpoint.quantization`, or the reason why there is none."""
+"""The decoder of each scheme in `checkpoint.quantization`, or the reason why it has no decoder."""
 
 from __future__ import annotations
 

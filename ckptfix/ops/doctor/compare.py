@@ -147,7 +147,7 @@ def _scan_whole(checkpoint: Checkpoint, names: Listed) -> Iterator[Finding]:
         message += ": its optimizer's state is by the names of parameters, and the loader asks by their numbers"
         advice = (
             "load it with the function that saved it (torch.distributed.checkpoint.state_dict.get_optimizer_state_dict "
-            "gives names), or in Python: ckptfix.load_optimizer(optimizer, {source}, model=model)"
+            "gives names), or in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model)"
         )
     yield found("missing-keys", message, about=TOLD, fix=advice)
 
@@ -658,7 +658,7 @@ def _say_left(
         answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {_keys(of_base)}; "
                    "load it with strict=False", "")  # fmt: skip
     if optional:
-        fix = None if answer.subs or answer.lines else "in Python: ckptfix.load_into(model, {source})"
+        fix = None if answer.subs or answer.lines else "in Python: ckptfix.load_into(model, {source!r})"
         answer.say("optional-buffers", f"the file lacks {_keys(optional)}, which the model computes itself", fix)
     if others:
         near = _nearest(others[0], side.shapes)

@@ -198,7 +198,7 @@ def _sizes(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     ats = {state.at for state in weights(checkpoint)}
     mine = [entry for entry in checkpoint.entries if entry.at in ats]
-    # An empty state of Transformer Engine stands for no state (`names.no_weights`).
+    # Transformer Engine writes an empty tensor where a module has no state (`names.no_weights`).
     mine = [entry for entry in mine if entry.key.rpartition(".")[2] != kinds.EXTRA_STATE]
     # A key without a dot does not belong to a module, and its tensor may be empty on purpose.
     empty = [entry for entry in mine if entry.shape == (0,) and "." in entry.key]

@@ -99,7 +99,7 @@ class RunReport:
         library: the library that writes it.
         folder: the folder of the checkpoints.
         checkpoints: all of them, the oldest first.
-        resume: the newest checkpoint that can be resumed from; None if there is none.
+        resume: the newest checkpoint that can be resumed from; None if no checkpoint can.
         how: how the library resumes from it; None without one.
         latest: path of the file that names the newest checkpoint -> its text.
     """

@@ -21,7 +21,7 @@ _SYNTAX = re.compile(r"\(\\d\+\)|\\\d|[^\w.]")
 """Whatever in a pattern or a replacement is not part of a key."""
 
 MANY = 600
-"""Keys of a file above which one key of each kind stands for all, until the result is verified on all of them."""
+"""Keys of a file above which only one key of each kind is tried; the result is then verified on all of them."""
 
 ROUNDS = 6
 """How often a further substitution is looked for."""
