@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckptfix import platform
 from ckptfix.errors import Refused
 from ckptfix.fleet.states import PlanShard
 from ckptfix.io.system import named
@@ -29,12 +29,12 @@ def locked(folder: str, plan: str, shard: PlanShard | None) -> Iterator[bool]:
         Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
 
-        def take(name: str, how: int) -> bool:
+        def take(name: str, *, shared: bool = False) -> bool:
             with named(folder):
-                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+                fd = os.open(f"{folder}/{name}", platform.TO_LOCK, 0o666)
             held.callback(os.close, fd)
             try:
-                fcntl.flock(fd, how | fcntl.LOCK_NB)
+                platform.lock(fd, shared=shared)
             except OSError as error:
                 if error.errno in _CANNOT:
                     return True
@@ -44,11 +44,11 @@ def locked(folder: str, plan: str, shard: PlanShard | None) -> Iterator[bool]:
             return True
 
         if shard is None:
-            if not take("run.lock", fcntl.LOCK_EX):
+            if not take("run.lock"):
                 raise _busy(plan, "another `ckptfix fleet run` of this plan, or of one of its shards, is running")
             yield True
             return
-        if not take("run.lock", fcntl.LOCK_SH):
+        if not take("run.lock", shared=True):
             raise _busy(plan, "another `ckptfix fleet run` of the whole plan is running")
         mine = f"of-{shard.count}.lock"
         for other in sorted(Path(folder).glob("of-*.lock")):
@@ -56,19 +56,19 @@ def locked(folder: str, plan: str, shard: PlanShard | None) -> Iterator[bool]:
                 parts = other.stem.removeprefix("of-")
                 message = f"a run of one of {parts} shards of this plan is running, but this run has {shard.count}"
                 raise _busy(plan, message)
-        take(mine, fcntl.LOCK_SH)
-        if not take(f"shard-{shard.index}-of-{shard.count}.lock", fcntl.LOCK_EX):
+        take(mine, shared=True)
+        if not take(f"shard-{shard.index}-of-{shard.count}.lock"):
             raise _busy(plan, f"another run of shard {shard.index}/{shard.count} of this plan is running")
         yield False
 
 
 def _free(lock: Path) -> bool:
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(lock, os.O_RDWR)
     except OSError:
         return True
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        platform.lock(fd)
     except OSError as error:
         return error.errno in _CANNOT
     finally:

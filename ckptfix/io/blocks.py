@@ -12,13 +12,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterable
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment, segment_length
 from ckptfix.io.source import open_source
-
-try:
-    import fcntl
-except ImportError:  # a system without fcntl has no such call
-    fcntl = None  # type: ignore[assignment]
 
 PAGE = 4096
 """Bytes of a page. If source and destination are aligned differently, the kernel copies each page in two parts: on ext4
@@ -55,12 +51,12 @@ def share(out_fd: int, position: int, in_fd: int, offset: int, count: int) -> bo
     Returns:
         Whether it worked. After any failure the bytes must be copied, and the copy reports the real cause.
     """
-    if fcntl is None:
+    if platform.fcntl is None:
         return False
-    request = getattr(fcntl, "FICLONERANGE", _FICLONERANGE)
+    request = getattr(platform.fcntl, "FICLONERANGE", _FICLONERANGE)
     while True:
         try:
-            fcntl.ioctl(out_fd, request, struct.pack("=qQQQ", in_fd, offset, count, position))
+            platform.fcntl.ioctl(out_fd, request, struct.pack("=qQQQ", in_fd, offset, count, position))
         except InterruptedError:
             continue
         except OSError:
@@ -71,10 +67,10 @@ def share(out_fd: int, position: int, in_fd: int, offset: int, count: int) -> bo
 def block_of(place: str | int) -> int:
     """Return the block size, in bytes, of the file system that a folder or an open file is on."""
     try:
-        size = os.statvfs(place).f_frsize
-    except (OSError, AttributeError):
+        size = platform.block_size(place)
+    except OSError:
         return PAGE
-    return size if 512 <= size <= MOST and not size & (size - 1) else PAGE
+    return size if size is not None and 512 <= size <= MOST and not size & (size - 1) else PAGE
 
 
 def shift_for(dest: str) -> int:
@@ -122,13 +118,11 @@ def shareable(output: OutputFile, folder: str) -> int:
 
 
 def _works(part: ByteRange, folder: str, block: int) -> bool:
-    if not hasattr(os, "O_TMPFILE"):
-        return False
     with open_source(part.path) as source:
         if source.fd is None:
             return False
         try:
-            fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
+            fd = platform.nameless_file(folder, os.O_WRONLY)
         except OSError:
             return False
         try:

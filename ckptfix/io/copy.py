@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from collections.abc import Callable
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange
 from ckptfix.io.blocks import CLONE_CHUNK, PAGE, SMALL, block_of, share, whole_blocks
 from ckptfix.io.source import BATCH, Source
@@ -32,15 +32,8 @@ def by_kernel(where: ByteRange, position: int) -> bool:
     return where.length >= SMALL and (where.offset - position) % PAGE == 0
 
 
-Means = Callable[[int, int, int, int], int]
-"""(out_fd, in_fd, offset, count) -> bytes copied to the current position of out_fd."""
-
 Saw = Callable[[str, int, bytes], None]
 """Called with the data that is read: name of the source, offset, bytes. Data that the kernel copies is not included."""
-
-
-def _copy_file_range(out_fd: int, in_fd: int, offset: int, count: int) -> int:
-    return os.copy_file_range(in_fd, out_fd, count, offset)
 
 
 def _position(fd: int) -> int:
@@ -48,16 +41,6 @@ def _position(fd: int) -> int:
         return os.lseek(fd, 0, os.SEEK_CUR)
     except OSError:  # a pipe
         return 0
-
-
-def _kernel_means() -> list[Means]:
-    """Return the ways in which this system can copy without passing the bytes through the process, best first."""
-    means: list[Means] = []
-    if hasattr(os, "copy_file_range"):
-        means.append(_copy_file_range)
-    if sys.platform == "linux":  # elsewhere sendfile writes to sockets only
-        means.append(os.sendfile)
-    return means
 
 
 class Sink:
@@ -80,7 +63,7 @@ class Sink:
         self._advance = advance
         self._saw = saw
         self._shared = advance if shared is None else shared
-        self._means = _kernel_means()
+        self._means = platform.kernel_copies()
         self._block = block_of(fd)
         self._apart: set[int] = set()
         """File systems whose blocks this file cannot share: each is tried once."""

@@ -7,12 +7,13 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from ckptfix import platform
 from ckptfix.errors import WriteFailed
 from ckptfix.io.copy import Sink
 from ckptfix.io.source import open_source
@@ -28,7 +29,7 @@ COMPLETE = "the output is complete, but may not survive a power cut: "
 TRIES = 200
 """The number of attempts for a clean-up step that runs out of memory."""
 
-_DEFERRED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+_DEFERRED = {*platform.STOP_SIGNALS}
 
 
 @dataclass(slots=True)
@@ -89,13 +90,13 @@ class Kept:
         """
         self.name = None
         with open_source(self.dest) as source:
-            fd = os.open(self.copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            fd = os.open(self.copy, platform.TO_CREATE, 0o600)
             with open(fd, "wb", buffering=0):
                 sink = Sink(fd, lambda count: None)
                 sink.copy(source, 0, source.size)
                 sink.flush()
                 adopt_mode(fd, old)
-                os.fsync(fd)
+                platform.sync(fd)
                 status = os.fstat(fd)
         self.identity = (status.st_dev, status.st_ino)
         with Undisturbed():
@@ -104,7 +105,7 @@ class Kept:
     def _take_name(self) -> None:
         for name in _numbered(self.dest):
             try:
-                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+                os.close(os.open(name, platform.TO_CREATE, 0o600))
             except FileExistsError:
                 continue
             try:
@@ -146,11 +147,11 @@ def adopt_mode(fd: int, old: os.stat_result | None, allowed: int = 0o666) -> Non
     """Set owner and mode to those of the replaced file, as far as permitted, or else to `allowed` minus the umask."""
     with suppress(PermissionError):
         if old is None:
-            os.fchmod(fd, allowed & ~_umask())
+            platform.set_mode(fd, allowed & ~_umask())
         else:
             with suppress(PermissionError):
-                os.fchown(fd, old.st_uid, old.st_gid)
-            os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
+                platform.set_owner(fd, old)
+            platform.set_mode(fd, stat.S_IMODE(old.st_mode) & 0o777)
 
 
 def _umask() -> int:
@@ -181,15 +182,15 @@ class Undisturbed:
     def __init__(self) -> None:
         self._held: list[int] = []
         self._handlers: dict[int, Any] = {}
-        self._mask: set[signal.Signals | int] | None = None
+        self._mask: Collection[int] | None = None
 
     def __enter__(self) -> None:
         persist(self._hold)
 
     def _hold(self) -> None:
         if self._mask is None:
-            self._mask = {*signal.pthread_sigmask(signal.SIG_BLOCK, ())}
-        signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)
+            self._mask = platform.block_signals(())
+        platform.block_signals(_DEFERRED)
         # The mask applies to this thread only: if another thread gets the signal, the handler still runs in this one.
         if threading.current_thread() is threading.main_thread():
             for number in _DEFERRED - {*self._handlers}:
@@ -212,8 +213,7 @@ class Undisturbed:
             signal.signal(number, handler)
         mask, self._mask = self._mask, None
         self._handlers = {}
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        platform.restore_signals(mask)
 
 
 def sync_folder(folder: str) -> None:
@@ -223,9 +223,9 @@ def sync_folder(folder: str) -> None:
         WriteFailed: the flush failed.
     """
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fd = platform.open_folder(folder)
         try:
-            os.fsync(fd)
+            platform.sync(fd)
         finally:
             os.close(fd)
     except OSError as error:

@@ -9,21 +9,21 @@ kept otherwise.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError, WouldOverwrite, WriteFailed
 from ckptfix.io import background_checks, ranks
 from ckptfix.io.durable import COMPLETE, Undisturbed, identity, kept_line, persist, sync_folder
+from ckptfix.io.open_files import forget_inside
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress
@@ -33,9 +33,6 @@ from ckptfix.io.write import write_plan
 from ckptfix.io.write_log import record, recorded
 from ckptfix.urls import is_url
 
-_AT_FDCWD = -100
-_NOREPLACE, _EXCHANGE = 1, 2
-_CANNOT = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """Error numbers of a system or a file system that does not support such a rename."""
 
 
@@ -239,6 +236,8 @@ def _temp(real: str) -> str:
 
 def _named(temp: str, real: str, dest: str, there: bool, stays: bool) -> str | None:
     """Rename `temp` to its final name, and return the name under which the old folder is kept."""
+    for folder in (temp, dest, real):
+        forget_inside(folder)  # Windows renames no folder that holds an open file
     kept = _publish(temp, real, there, stays)
     kept = None if kept is None else os.path.join(os.path.dirname(dest), os.path.basename(kept))
     forget(dest)
@@ -250,6 +249,7 @@ def _discard(temp: str, ours: tuple[int, int] | None) -> None:
     """Remove `temp`, but never the folder that was swapped with it."""
     with suppress(OSError):
         if ours is None or identity(temp) == ours:
+            forget_inside(temp)
             _remove(temp)
 
 
@@ -323,12 +323,12 @@ def _only(folder: str, own: Callable[[str], Collection[str]]) -> bool:
 def _publish(temp: str, dest: str, there: bool, stays: bool) -> str | None:
     """Rename `temp` to `dest`, and return the name under which the old folder is kept."""
     if not there:
-        if not _renamed(temp, dest, _NOREPLACE):
+        if not _renamed(temp, dest, platform.NO_REPLACE):
             if os.path.lexists(dest):
                 raise WouldOverwrite("appeared while it was being written", path=dest)
             os.rename(temp, dest)
         return None
-    if _renamed(temp, dest, _EXCHANGE):
+    if _renamed(temp, dest, platform.EXCHANGE):
         old = temp
     else:
         old = f"{temp}.old"
@@ -339,7 +339,7 @@ def _publish(temp: str, dest: str, there: bool, stays: bool) -> str | None:
         kept = _kept(old, dest) if stays else None
     except BaseException:
         if old == temp:
-            _renamed(temp, dest, _EXCHANGE)
+            _renamed(temp, dest, platform.EXCHANGE)
         else:
             if os.path.lexists(dest):
                 os.rename(dest, temp)
@@ -366,19 +366,7 @@ def _renamed(old: str, new: str, flags: int) -> bool:
     Raises:
         OSError: the system supports it, and it failed.
     """
-    if sys.platform != "linux":
-        return False
-    import ctypes
-
     try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    if call(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in _CANNOT:
-        return False
-    if error == errno.EEXIST:
-        raise WouldOverwrite("appeared while it was being written", path=new)
-    raise OSError(error, os.strerror(error))
+        return platform.renamed(old, new, flags)
+    except FileExistsError:
+        raise WouldOverwrite("appeared while it was being written", path=new) from None

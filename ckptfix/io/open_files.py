@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
+from ckptfix import platform
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.io.system import named, open_regular
 from ckptfix.io.unfinished_edits import busy, refuse_unfinished
@@ -16,7 +16,7 @@ from ckptfix.io.unfinished_edits import busy, refuse_unfinished
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-OPEN_SOURCES = min(256, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+OPEN_SOURCES = min(256, max(16, platform.open_file_limit() // 4))
 """The most files that a command keeps open besides those in use: the files of many ranks are read in turns, one tensor
 at a time."""
 
@@ -97,6 +97,10 @@ class Pool:
             if found is not None:
                 found.release()
 
+    def inside(self, folder: str) -> list[str]:
+        with _lock:
+            return [name for name in self._open if name.startswith(os.path.join(folder, ""))]
+
     def close(self) -> None:
         with _lock:
             self._ended = True
@@ -166,6 +170,13 @@ def forget(name: str) -> None:
     """Forget the open file `name`: a different file has this name from now on."""
     if COMMAND.pool is not None:
         COMMAND.pool.forget(name)
+
+
+def forget_inside(folder: str) -> None:
+    """Forget the open files in `folder`, which is about to be renamed or removed."""
+    if COMMAND.pool is not None:
+        for name in COMMAND.pool.inside(folder):
+            COMMAND.pool.forget(name)
 
 
 def first_seen() -> dict[str, FileStat]:

@@ -15,6 +15,7 @@ from functools import partial
 from io import FileIO
 from typing import TYPE_CHECKING, TypeVar
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, OutputFile
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.copy import Saw, Sink
@@ -62,7 +63,7 @@ class Syncing:
         if self._waiting < SYNC_EVERY or (self._running is not None and not self._running.done()):
             return
         self._settle()
-        self._running = self._submit(_sync_data, fd)
+        self._running = self._submit(platform.sync_data, fd)
         self._waiting = 0
 
     def finish(self, output: OutputFile, file: FileIO, *, wait: bool) -> None:
@@ -110,14 +111,7 @@ class Syncing:
 
 def _end(file: FileIO) -> None:
     with file:
-        os.fsync(file.fileno())
-
-
-def _sync_data(fd: int) -> None:
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(fd)
-    else:
-        os.fsync(fd)
+        platform.sync(file.fileno())
 
 
 @dataclass(slots=True)
@@ -146,7 +140,7 @@ class OutputWriter:
         self, sources: Sources, advance: Callable[[int], None], saw: Saw, syncing: Syncing, *, wait: bool
     ) -> None:
         """Fill the temporary file and sync it; without `wait`, `syncing` syncs it in the background."""
-        fd = os.open(self.temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        fd = os.open(self.temp, platform.TO_CREATE, 0o600)
         file = open(fd, "wb", buffering=0)  # noqa: SIM115 -- `syncing` closes it
         try:
             status = os.fstat(fd)

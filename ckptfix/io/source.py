@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Literal
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.file_version import FileStat, FileVersion
 from ckptfix.commands import command
@@ -245,7 +246,7 @@ class LocalFile(Source):
         have = 0
         while True:
             try:
-                data = os.pread(self.fd, length - have, offset + have)
+                data = platform.read_at(self.fd, length - have, offset + have)
             except OSError as error:
                 raise WriteFailed(f"cannot be read: {error.strerror}", path=self.name, offset=offset + have) from error
             have += len(data)
@@ -261,7 +262,7 @@ class LocalFile(Source):
         at = 0
         while at < len(view):
             try:
-                count = os.preadv(self.fd, [view[at : at + BATCH]], offset + at)
+                count = platform.fill_at(self.fd, view[at : at + BATCH], offset + at)
             except OSError as error:
                 raise WriteFailed(f"cannot be read: {error.strerror}", path=self.name, offset=offset + at) from error
             if not count:

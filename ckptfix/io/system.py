@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+from ckptfix import platform
 from ckptfix.errors import CkptfixError, IsFolder, NoFile, NotPermitted, Unsupported, WriteFailed
 
 
@@ -33,11 +34,7 @@ def write_failed(error: OSError, path: str, needed: int = 0) -> WriteFailed:
 
 def free_space(folder: str) -> int | None:
     """Return the bytes that can be written to `folder`; None if its file system does not report them."""
-    try:
-        status = os.statvfs(folder)
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize if status.f_blocks else None
+    return platform.space(folder)
 
 
 @contextmanager
@@ -73,7 +70,7 @@ def refuse_other_kinds(mode: int, path: str) -> None:
         raise kind(f"is {kind_of(mode)}, not a file", path=path, hint=hint)
 
 
-def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str, flags: int = platform.TO_READ) -> int:
     """Open a regular file and return its descriptor.
 
     The kind is checked before the file is opened, because opening a device may have effects.
@@ -85,9 +82,8 @@ def open_regular(path: str, flags: int = os.O_RDONLY) -> int:
     """
     with named(path):
         refuse_other_kinds(os.stat(path).st_mode, path)
-    # Without O_NONBLOCK, opening a pipe that got the name in the meantime would wait for a writer.
     try:
-        fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, flags)
     except BlockingIOError:
         raise
     except OSError as error:

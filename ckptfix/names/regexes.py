@@ -39,7 +39,7 @@ _BEGINNINGS = frozenset(("AT_BEGINNING", "AT_BEGINNING_STRING"))
 Operation = Literal["search", "fullmatch", "sub"]
 
 _CHILD = """
-import json, re, signal, sys
+import faulthandler, json, re, signal, sys
 first = json.loads(sys.stdin.readline())
 pattern = re.compile(first["pattern"])
 do = {
@@ -47,9 +47,12 @@ do = {
     "fullmatch": lambda name, _: (lambda found: found and found.groupdict())(pattern.fullmatch(name)),
     "sub": lambda name, new: pattern.subn(new, name),
 }
-# Without a Python handler, the kernel ends the process wherever the matcher is.
-signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
-signal.setitimer(signal.ITIMER_VIRTUAL, first["seconds"])
+# The matcher never returns to Python meanwhile: the kernel ends the process, or else a thread that is not Python's.
+if hasattr(signal, "setitimer"):
+    signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_VIRTUAL, first["seconds"])
+else:
+    faulthandler.dump_traceback_later(first["seconds"], exit=True)
 for line in sys.stdin:
     operation, new, names = json.loads(line)
     for name in names:

@@ -11,13 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptfix import formats
+from ckptfix import formats, platform
 from ckptfix.checkpoint import Checkpoint, OutputFile, Plan
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, NotPermitted, Refused, Unsupported
 from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.torch.zip import archive_of
+from ckptfix.io.blocks import PAGE
 from ckptfix.io.source import forget, is_local, refuse_changed, stamp
 from ckptfix.io.unfinished_edits import UNDO, beside
 from ckptfix.urls import READ_ONLY, is_url, scheme_of
@@ -112,7 +113,7 @@ def write(
         if not Path(file.path).exists():
             message = "the edit needs one more file, and an in-place edit creates none"
             raise Unsupported(message, path=file.path, hint=A_COPY)
-    block = os.statvfs(target).f_bsize
+    block = platform.block_size(target, preferred=True) or PAGE
     found = (_looked_at(file, block) for file in plan.files)
     changes = tuple(change for change in found if change is not None)
     for path, before in inputs.items():

@@ -22,6 +22,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ckptfix import platform
 from ckptfix.errors import CkptfixError, MissingExtra
 from ckptfix.io.durable import Undisturbed
 from ckptfix.io.write_log import record, recorded, reported
@@ -44,7 +45,7 @@ WINDOW = 256
 TaskStep = Callable[[Any, int, int], None]
 """Called with (task, bytes done, total bytes)."""
 
-_BLOCKED = {signal.SIGINT, signal.SIGHUP}
+_BLOCKED = {*platform.STOP_SIGNALS} - {signal.SIGTERM}
 """Signals of a terminal: only this process gets them, and then ends the others."""
 
 
@@ -180,11 +181,11 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, watched, secrets()), daemon=True)
         resource_tracker.ensure_running()  # it would unblock the signals for the first process
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        before = platform.block_signals(_BLOCKED)
         try:
             self.process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            platform.restore_signals(before)
             theirs.close()
         self.pending: _Pending | None = None
 
@@ -359,10 +360,7 @@ def _steps(connection: Connection) -> Callable[[int, int], None]:
 
 def processors() -> int:
     """Return the number of processes that can work at a time on this machine."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        return os.cpu_count() or 1
+    return platform.processors()
 
 
 @contextlib.contextmanager

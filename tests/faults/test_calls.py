@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from faults.scenarios import OLD, SCENARIOS, SMALLER, complaint, plan, prepare, states, writing
 
+from ckptfix import platform
 from ckptfix.errors import CkptfixError
 from ckptfix.io import copy
 from ckptfix.io import output as io_output
@@ -106,7 +107,7 @@ def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_kernel_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy, "_kernel_means", list)
+    monkeypatch.setattr(platform, "kernel_copies", list)
 
 
 @pytest.mark.campaign

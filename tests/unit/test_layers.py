@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from file_commands import CODES, COMMANDS, arguments
 from forks import Forks
+from lesser_system import MODULES, WINDOWS_OS, WINDOWS_SIGNALS
 
 pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
 
@@ -27,7 +28,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "arguments", "extras", "command_table", "commands", "hooks", "shown", "words", "numbers", "docs"),
-        *("urls", "version"),
+        *("platform", "urls", "version"),
     ),
     ("findings",),
     ("checkpoint", "pickles"),
@@ -464,16 +465,15 @@ def _is_import(node: ast.stmt) -> bool:
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/system.py": "the one place",
+    "platform.py": "folders that are synced, files without a name, the environment of the parent process",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
     "io/remote/fsspec_upload.py": "creates an output in a store",
-    "io/blocks.py": "tries on an unnamed file whether blocks can be shared",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/shared/common.py": "an error message: text",
-    "cli/shared/ranks.py": "whether the parent process is a rank: its environment",
     "cli/fleet/plan.py": "a list of names: text",
     "fleet/locks.py": "creates and holds the locks of a plan",
     "fleet/records.py": "creates the mark of a job that has begun",
@@ -497,6 +497,24 @@ def opening(tree: ast.AST) -> set[str]:
 def test_a_name_is_opened_in_one_place(path: Path) -> None:
     if room(path) != "trainer":
         assert bool(opening(parsed(path))) == (path.relative_to(PACKAGE).as_posix() in OPENED)
+
+
+LOOKED_UP = {
+    "os": {*WINDOWS_OS} - {"listxattr", "SEEK_HOLE", "SEEK_DATA"},
+    "signal": {*WINDOWS_SIGNALS},
+}
+"""What only `platform` looks up; an in-place edit asks for holes after that, and listxattr is looked up by `hasattr`."""
+
+
+@every_module
+def test_one_module_looks_up_what_a_system_may_lack(path: Path) -> None:
+    if path.name == "platform.py" or room(path) == "trainer":
+        return
+    tree = parsed(path)
+    assert not {name.partition(".")[0] for name, _ in imports(tree, path)} & {*MODULES, "ctypes"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.attr not in LOOKED_UP.get(node.value.id, ()), f"line {node.lineno}"
 
 
 @every_module

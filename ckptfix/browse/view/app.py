@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -15,6 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ckptfix.browse.view.browser import Browser
+from ckptfix.platform import STOP_SIGNALS
 
 HELP: tuple[tuple[str, str], ...] = (
     ("Move", ""),
@@ -159,7 +159,7 @@ def run(
 ) -> int | None:
     """Run the browser until the user quits; return the number of the signal that ended it. Raise its error, if any."""
     app = BrowseApp(path, other, at, inside)
-    app.signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    app.signals = STOP_SIGNALS
     app.run()
     if app.failure is not None:
         raise app.failure

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ckptfix import formats
+from ckptfix import formats, platform
 from ckptfix.cli.shared.command_lines import WITHOUT, outputs_of, parsed, verb_called
 from ckptfix.cli.shared.common import Verb, output_options
 from ckptfix.cli.shared.console import Console, pass_console
@@ -107,7 +107,7 @@ def _place() -> str | None:
     """Return the file that the plan goes to, if the system names it; None for a pipe or a terminal."""
     with contextlib.suppress(OSError, ValueError):
         number = sys.stdout.fileno()
-        name = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115
+        name = os.readlink(platform.name_of(number))  # noqa: PTH115
         if stat.S_ISREG(os.fstat(number).st_mode) and os.path.samestat(os.stat(name), os.fstat(number)):  # noqa: PTH116
             return os.path.relpath(name) if os.path.dirname(name) == os.getcwd() else name  # noqa: PTH109, PTH120
     return None

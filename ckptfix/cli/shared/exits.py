@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ckptfix import platform
 from ckptfix.cli.shared.console import Console
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.io.write_log import recorded
@@ -78,7 +79,7 @@ def _tell(console: Console, written: Sequence[str]) -> None:
 def _report(error: Exception, console: Console, arguments: Sequence[str], written: Sequence[str]) -> int:
     if isinstance(error, BrokenPipeError):
         _tell(console, written)
-        return 128 + signal.SIGPIPE
+        return 128 + platform.SIGPIPE
     document = describe(error)
     if isinstance(error, click.ClickException):
         text = StringIO()
@@ -165,7 +166,7 @@ def signals_raise() -> Iterator[None]:
 
     before = {}
     with contextlib.suppress(ValueError):  # only the main thread can handle signals
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in platform.STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import click
 
+from ckptfix import platform
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE, Stopped, describe
 from ckptfix.errors import CkptfixError
@@ -82,8 +82,7 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
 def _nested() -> bool:
     """Return whether the process that started this one is a rank itself."""
     with contextlib.suppress(OSError):
-        values = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
-        return any(value.startswith(b"RANK=") for value in values)
+        return any(value.startswith(b"RANK=") for value in platform.environment_of_parent())
     return False
 
 

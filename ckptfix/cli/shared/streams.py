@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import stat
 import sys
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TextIO
 
 import click
 
+from ckptfix import platform
 from ckptfix.cli.shared.console import Console, is_terminal
 from ckptfix.errors import Unsupported, WriteFailed
 from ckptfix.findings.message_names import MOST_TEXT
@@ -110,7 +110,7 @@ def _regular() -> str | None:
     """Return a name of standard input, if it is an unread file that the system can name; else None."""
     try:
         fd = _binary(sys.stdin, "input").fileno()
-        name = f"/proc/{os.getpid()}/fd/{fd}"
+        name = platform.name_of(fd)
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or os.lseek(fd, 0, os.SEEK_CUR):
             return None
@@ -142,7 +142,7 @@ def _pieces(stream: BinaryIO) -> Iterator[bytes]:
     except (OSError, ValueError):
         fd = -1  # not a file of the system
     while True:
-        while fd >= 0 and not select.select([fd], [], [], LOOK)[0]:
+        while fd >= 0 and not platform.can_read(fd, LOOK):
             pass
         data = os.read(fd, CHUNK) if fd >= 0 else stream.read(CHUNK)
         if not data:
@@ -157,12 +157,12 @@ def _copy_out(path: str) -> None:
     done = 0
     with open(path, "rb") as file:
         try:
-            while count := os.sendfile(stream.fileno(), file.fileno(), done, 1 << 30):
+            while count := platform.send(stream.fileno(), file.fileno(), done, 1 << 30):
                 done += count
             return
         except BrokenPipeError:
             raise
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError):
             file.seek(done)
         shutil.copyfileobj(file, stream, CHUNK)
     stream.flush()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import functools
 import os
-import resource
-import signal
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol
 
+from ckptfix import platform
 from ckptfix.commands import quoted
 from ckptfix.errors import DamagedFile, Refused, Unsupported
 from ckptfix.io.durable import sync_folder
@@ -96,7 +93,7 @@ class RealFile:
     def __init__(self, path: str, *, change: bool = True) -> None:
         self.name = path
         try:
-            self.fd = open_regular(path, os.O_RDWR if change else os.O_RDONLY)
+            self.fd = open_regular(path, platform.TO_EDIT if change else platform.TO_READ)
         except BlockingIOError as error:
             raise busy(path) from error
         try:
@@ -113,7 +110,7 @@ class RealFile:
     def read(self, offset: int, length: int) -> bytes:
         pieces: list[bytes] = []
         while length:
-            data = os.pread(self.fd, length, offset)
+            data = platform.read_at(self.fd, length, offset)
             if not data:
                 break
             pieces.append(data)
@@ -124,7 +121,7 @@ class RealFile:
     def write(self, offset: int, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            count = os.pwrite(self.fd, view[:CHUNK], offset)
+            count = platform.write_at(self.fd, view[:CHUNK], offset)
             view = view[count:]
             offset += count
 
@@ -132,10 +129,10 @@ class RealFile:
         os.ftruncate(self.fd, size)
 
     def insert(self, length: int) -> None:
-        _fallocate(self.fd, INSERT_RANGE, 0, length)
+        platform.fallocate(self.fd, INSERT_RANGE, 0, length)
 
     def remove(self, offset: int, length: int) -> None:
-        _fallocate(self.fd, COLLAPSE_RANGE, offset, length)
+        platform.fallocate(self.fd, COLLAPSE_RANGE, offset, length)
 
     def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         size = self.size
@@ -154,10 +151,7 @@ class RealFile:
 
     def alone(self) -> None:
         try:
-            # A program that opens it meanwhile waits. The signal that reports it must not be SIGIO, which would end
-            # the process.
-            fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)
-            fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+            platform.take_lease(self.fd)
         except OSError as error:
             raise self._not_alone(error.errno or 0) from error
 
@@ -170,30 +164,32 @@ class RealFile:
         return Refused(message, path=self.name, hint="write a copy to OUT")
 
     def sync(self) -> None:
-        os.fsync(self.fd)
+        platform.sync(self.fd)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            with suppress(OSError):
-                fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            platform.end_lease(fd)
             os.close(fd)
 
 
 def _lock(fd: int, path: str, without: frozenset[int] = _NO_LOCKS) -> None:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        platform.lock(fd)
     except OSError as error:
         if error.errno not in without:
             raise busy(path) from error
 
 
 class _RealFolder:
-    """A folder, locked against a second writer."""
+    """A folder, locked against a second writer where the system has locks."""
 
     def __init__(self, path: str) -> None:
+        self._fd = -1
+        if not platform.HAS_LOCKS:
+            return
         with named(path):
-            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._fd = platform.open_folder(path)
         try:
             _lock(self._fd, path, _NO_LOCKS | {errno.EBADF})  # NFS locks only files that are open for writing
         except BaseException:
@@ -201,7 +197,8 @@ class _RealFolder:
             raise
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 class RealDisk:
@@ -220,7 +217,7 @@ class RealDisk:
                 if not stat.S_ISREG(mode):
                     what = "a link" if stat.S_ISLNK(mode) else kind_of(mode)
                     raise Unsupported(f"is {what}, which no in-place edit creates", path=path, hint="remove it")
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+                fd = os.open(path, platform.TO_READ | platform.NOT_A_LINK)
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -238,17 +235,17 @@ class RealDisk:
 
     def create(self, path: str, data: bytes, like: str) -> None:
         status = os.stat(like)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, platform.TO_CREATE, 0o600)
         try:
             with open(fd, "wb", buffering=0) as file:
                 view = memoryview(data)
                 while view:
                     view = view[file.write(view) :]
                 with suppress(OSError):  # only root can
-                    os.fchown(fd, status.st_uid, status.st_gid)
+                    platform.set_owner(fd, status)
                 with suppress(OSError):
-                    os.fchmod(fd, status.st_mode & 0o666)
-                os.fsync(fd)
+                    platform.set_mode(fd, status.st_mode & 0o666)
+                platform.sync(fd)
             sync_folder(os.path.dirname(path))
         except BaseException:
             with suppress(OSError):
@@ -277,17 +274,6 @@ class RealDisk:
 DISK: Disk = RealDisk()
 
 
-FEW = 200
-"""Files that a process can have open on any system."""
-
-
-def _allow_more() -> None:
-    """Raise the limit of this process's open files as far as the system permits."""
-    with suppress(OSError, ValueError):
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 class OpenedFiles:
     """Files that are opened for changes, and closed together."""
 
@@ -305,8 +291,8 @@ class OpenedFiles:
 
     def add(self, path: str) -> EditedFile:
         """Open a file, possibly one of thousands in a folder."""
-        if len(self.files) == FEW:
-            _allow_more()
+        if len(self.files) == platform.FEW:
+            platform.raise_open_file_limit()
         self.files.append(self._disk.open(path))
         return self.files[-1]
 
@@ -322,41 +308,20 @@ class OpenedFiles:
             self._held.pop().close()
 
 
-@functools.cache
-def _library() -> object:
-    import ctypes
-
-    call = ctypes.CDLL(None, use_errno=True).fallocate
-    call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return call
-
-
-def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    import ctypes
-
-    try:
-        call = _library()
-    except (OSError, AttributeError) as error:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) from error
-    while call(fd, mode, offset, length):  # type: ignore[operator]
-        number = ctypes.get_errno()
-        if number != errno.EINTR:
-            raise OSError(number, os.strerror(number))
-
-
 def insertable(folder: str) -> int:
     """Return the block size of the file system of `folder`, in bytes, if it can insert blocks; otherwise 0.
 
     This is tried on a file without a name.
     """
     try:
-        block = os.statvfs(folder).f_bsize
-        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except (OSError, AttributeError):
+        block = platform.block_size(folder, preferred=True)
+        fd = platform.nameless_file(folder, os.O_RDWR)
+    except OSError:
         return 0
+    assert block is not None, "a system with nameless files has statvfs"
     try:
         os.ftruncate(fd, 2 * block)
-        _fallocate(fd, INSERT_RANGE, 0, block)
+        platform.fallocate(fd, INSERT_RANGE, 0, block)
     except OSError:
         return 0
     finally:

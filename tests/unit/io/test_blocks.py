@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, OutputFile, Plan, Segment
 from ckptfix.errors import WriteFailed
-from ckptfix.io import blocks
 from ckptfix.io import write as io_write
 from ckptfix.io.blocks import LARGE, PAGE, SMALL, best_start, block_of, shift_for, whole_blocks
 from ckptfix.io.copy import Sink
@@ -152,7 +152,7 @@ def test_what_is_shared_is_not_waited_for(tmp_path: Path, source: str, monkeypat
 
 
 def test_a_system_without_the_call(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "fcntl", None)
+    monkeypatch.setattr(platform, "fcntl", None)
     write_plan(Plan((OutputFile.of(tmp_path / "out", [ByteRange(source, 0, len(CONTENT))]),)))
     assert (tmp_path / "out").read_bytes() == CONTENT
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ranges import copy_range, read_exact
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, Derived
 from ckptfix.errors import DamagedFile, Truncated, Unsupported, WriteFailed
 from ckptfix.io import copy as io_copy
@@ -39,7 +40,7 @@ def written(fd: int) -> bytes:
 
 
 def without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io_copy, "_kernel_means", list)
+    monkeypatch.setattr(platform, "kernel_copies", list)
 
 
 class TestReading:
@@ -161,13 +162,13 @@ class TestCopying:
         self, source: str, out: int, monkeypatch: pytest.MonkeyPatch, head: int, offset: int, kernel: bool
     ) -> None:
         calls = []
-        means = io_copy._kernel_means()[0]
+        means = platform.kernel_copies()[0]
 
         def counted(*arguments: int) -> int:
             calls.append(arguments)
             return means(*arguments)
 
-        monkeypatch.setattr(io_copy, "_kernel_means", lambda: [counted])
+        monkeypatch.setattr(platform, "kernel_copies", lambda: [counted])
         sink = io_copy.Sink(out, lambda count: None)
         with open_source(source) as reader:
             sink.add(bytes(head))

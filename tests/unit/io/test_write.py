@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ckptfix import platform
 from ckptfix.checkpoint import ByteRange, Derived, OutputFile, Plan, Segment
 from ckptfix.errors import CkptfixError, DamagedFile, Truncated, Unsupported, WouldOverwrite, WriteFailed
 from ckptfix.io import copy, durable, system
@@ -523,7 +524,7 @@ class TestOrder:
         monkeypatch.setattr(copy, "BATCH", 10_000)
         sizes = []
         threads = threading.active_count()
-        monkeypatch.setattr(io_output, "_sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
+        monkeypatch.setattr(platform, "sync_data", lambda fd: sizes.append(os.fstat(fd).st_size))
         write_plan(plan_of(tmp_path / "out", *[bytes(10_000)] * 30))
         assert sizes
         assert 50_000 <= sizes[0] <= 300_000
@@ -537,7 +538,7 @@ class TestOrder:
 
         monkeypatch.setattr(io_output, "SYNC_EVERY", 50_000)
         monkeypatch.setattr(copy, "BATCH", 10_000)
-        monkeypatch.setattr(io_output, "_sync_data", failing)
+        monkeypatch.setattr(platform, "sync_data", failing)
         monkeypatch.setattr(os, "fsync", lambda fd: pytest.fail("synced again"))
         for count in (5, 30):  # the failure is seen at the end, or at the next write
             with pytest.raises(WriteFailed, match="Input/output error") as caught:
