@@ -4,7 +4,7 @@ NAME is a row of `SYSTEMS`; COMMANDS is JSON, a list of command lines. The calls
 imported, as they are on such a system. It prints JSON: for each command line its exit code, and what it wrote.
 """
 
-# ruff: noqa: PTH -- it replaces the calls of `os` that `pathlib` is made of
+# ruff: noqa: PTH112, PTH115, PTH119, PTH208 -- it replaces the calls of `os` that `pathlib` is made of
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _act_as_windows() -> None:
 
     os.open = opened
     shutil.disk_usage = lambda path: SPACE
-    os.symlink = _refused  # type: ignore[assignment]  # only administrators can
+    os.symlink = _refused  # only administrators can
     for name, taken in (("replace", (0, 1)), ("rename", (0, 1)), ("unlink", (0,)), ("remove", (0,)), ("rmdir", (0,))):
         setattr(os, name, _unless_open(getattr(os, name), taken))
     rename = os.rename
@@ -101,7 +101,7 @@ def _act_as_windows() -> None:
             raise FileExistsError(errno.EEXIST, "exists", new)
         rename(old, new, **options)
 
-    os.rename = renamed
+    os.rename = renamed  # type: ignore[assignment]
     mkdir = os.mkdir
 
     def made(path: Any, *rest: Any, **options: Any) -> None:

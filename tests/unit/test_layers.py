@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from file_commands import CODES, COMMANDS, arguments
 from forks import Forks
-from lesser_system import MODULES, WINDOWS_OS, WINDOWS_SIGNALS
+from lesser_system import MODULES as LACKING
+from lesser_system import WINDOWS_OS, WINDOWS_SIGNALS
 
 pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
 
@@ -503,7 +504,7 @@ LOOKED_UP = {
     "os": {*WINDOWS_OS} - {"listxattr", "SEEK_HOLE", "SEEK_DATA"},
     "signal": {*WINDOWS_SIGNALS},
 }
-"""What only `platform` looks up; an in-place edit asks for holes after that, and listxattr is looked up by `hasattr`."""
+"""What only `platform` uses. SEEK_HOLE follows a call that only Linux has, and listxattr is looked up by `hasattr`."""
 
 
 @every_module
@@ -511,7 +512,7 @@ def test_one_module_looks_up_what_a_system_may_lack(path: Path) -> None:
     if path.name == "platform.py" or room(path) == "trainer":
         return
     tree = parsed(path)
-    assert not {name.partition(".")[0] for name, _ in imports(tree, path)} & {*MODULES, "ctypes"}
+    assert not {name.partition(".")[0] for name, _ in imports(tree, path)} & {*LACKING, "ctypes"}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert node.attr not in LOOKED_UP.get(node.value.id, ()), f"line {node.lineno}"
