@@ -12,7 +12,6 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,24 @@ def _again(method: int) -> bytes:
 VARIANTS = {"torch": PLAIN, "zipfile": _again(zipfile.ZIP_STORED), "deflated": _again(zipfile.ZIP_DEFLATED)}
 
 
+M_PERTURB = -6
+"""The parameter of mallopt(3) that fills fresh memory."""
+
+
 @pytest.fixture(scope="module", autouse=True)
-def poison() -> None:
-    """Fresh memory is filled with a pattern, so that memory that was never written to is never right by chance."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).mallopt(-6, 0xA5)
+def poison() -> Iterator[None]:
+    """Fresh memory is filled with a pattern, so that memory that was never written to is never right by chance.
+
+    It ends with these tests: otherwise, torch.empty of gigabytes takes gigabytes in the worker's later tests.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        yield
+        return
+    mallopt(M_PERTURB, 0xA5)
+    yield
+    mallopt(M_PERTURB, 0)
 
 
 def loaded(data: bytes, path: Path | None = None) -> Any:
