@@ -93,7 +93,7 @@ def test_help_imports_nothing_but_the_group() -> None:
     ours = {name for name in loaded if name.startswith("ckptfix")}
     shared = {f"ckptfix.cli.shared.{name}" for name in ("colors", "console", "exits", "terminal_width")}
     cli = {"ckptfix", "ckptfix.cli", "ckptfix.cli.shared"} | shared
-    others = ("command_table", "errors", "hooks", "io", "io.write_log", "urls", "version")
+    others = ("command_table", "errors", "hooks", "io", "io.write_log", "platform", "urls", "version")
     assert ours == cli | {f"ckptfix.{name}" for name in others}
     assert not {"torch", "numpy", "safetensors", "json"} & set(loaded)
 
