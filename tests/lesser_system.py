@@ -79,6 +79,8 @@ def _no_library(*arguments: Any, **options: Any) -> Any:
 def _act_as_windows() -> None:
     """Refuse what Windows refuses: folders that are opened, names with a colon, changes of a file that is open."""
     shutil._use_fd_functions = False  # type: ignore[attr-defined]  # decided when shutil was imported
+    if hasattr(shutil, "_rmtree_impl"):  # Python 3.13 and later
+        shutil._rmtree_impl = shutil._rmtree_unsafe  # type: ignore[attr-defined]
     open_file = os.open
 
     def opened(path: Any, flags: int, *rest: Any, **options: Any) -> int:

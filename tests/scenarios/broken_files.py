@@ -268,6 +268,12 @@ def script(folder: Path) -> Path:
     return written(folder, gone("__main__", "NetOfAScript", make, nn.Module))
 
 
+@case(9, "whole-module", "AttributeError: module '__main__' has no attribute 'NetOfAScript'",
+      fails=(unpickled, "attribute|No module"), loads=load)  # fmt: skip
+def script_on_a_newer_python(folder: Path) -> Path:
+    return script(folder)
+
+
 @case(9, "foreign-global", "AttributeError: Can't get attribute 'RecorderMeter' on <module '__main__'>",
       fails=(unpickled, "RecorderMeter"), loads=load)  # fmt: skip
 def meter(folder: Path) -> Path:

@@ -55,7 +55,9 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"No module named '?(pytorch_lightning|lightning|omegaconf|mmcv|mmengine|wandb|hydra|utils)",
      (E.PACKAGE_MISSING, E.WHOLE_MODEL)),
     (r"No module named|ModuleNotFoundError", (E.WHOLE_MODEL, E.PACKAGE_MISSING)),
-    (r"Can't get attribute|has no attribute '\w+' on <module '__main__'", (E.CLASS_OF_SCRIPT,)),
+    # Python 3.14 writes the last form.
+    (r"Can't get attribute|has no attribute '\w+' on <module '__main__'|\bmodule '[\w.]+' has no attribute '\w+'",
+     (E.CLASS_OF_SCRIPT,)),
     (r"Weights only load failed.*Unsupported (global|class)|Unsupported (global|class|type)|add_safe_globals|"
      r"was not an allowed global|weights_only.*(arbitrary code|untrusted)", (E.NOT_ALLOWED,)),
     (r"Weights only load failed", (E.NOT_ALLOWED, E.LFS_POINTER, E.NOT_A_CHECKPOINT, E.PICKLE_DUMP)),

@@ -125,6 +125,8 @@ def test_doctor_has_a_finding_and_sanitize_exits_3(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", [name for name, (id, _) in BAD.items() if id != "memory-bomb"])
 def test_torch_does_fail(name: str, tmp_path: Path) -> None:
+    if name == "device of a number" and torch.version.cuda:
+        pytest.skip("a build for CUDA takes any number for a device")
     path = written(tmp_path / "in.pth", BAD[name][1])
     with pytest.raises((RuntimeError, TypeError, ValueError, AttributeError)):
         torch.load(path, weights_only=True)

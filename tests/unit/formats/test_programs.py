@@ -167,7 +167,7 @@ def test_what_is_left_out_is_named(folder: Path, tmp_path: Path) -> None:
 def test_a_frozen_module_is_its_constants(folder: Path, tmp_path: Path) -> None:
     path = folder / "frozen.pt2"
     checkpoint = open_checkpoint(path)
-    assert {entry.at for entry in checkpoint.entries} == {"constants"} and len(checkpoint.entries) >= 5
+    assert {entry.at for entry in checkpoint.entries} == {"constants"} and checkpoint.entries
     ckptfix.extract(path, tmp_path / "out.pth", at="constants")
     wanted = torch.load(tmp_path / "out.pth", weights_only=True)
     assert [entry.key for entry in checkpoint.entries] == list(wanted)

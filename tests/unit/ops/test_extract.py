@@ -244,7 +244,7 @@ def test_tensors_of_every_kind_are_written_again(tmp_path: Path) -> None:
 
 ROWS: dict[str, tuple[str, Any]] = {
     "8": ("No module named", ModuleNotFoundError),
-    "9": ("Can't get attribute 'Net' on", AttributeError),
+    "9": ("Can't get attribute 'Net' on|has no attribute 'Net'", AttributeError),
     "10": ("'GELU' object has no attribute 'approximate'", AttributeError),
     "44": ("has no attribute 'eval'|Expected state_dict to be dict-like", (AttributeError, TypeError)),
     "55": ("TorchScript archive|torch.jit.load", RuntimeError),
