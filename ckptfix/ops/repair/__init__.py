@@ -28,6 +28,7 @@ from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned
 from ckptfix.ops.repair.shards import is_sharded
+from ckptfix.ops.repair.survivors import survivors
 from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -188,7 +189,7 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     if found.left_out:
         line += f"; left out because it can run code: {listed(found.left_out)}"
     notes = [note.message for note in found.notes if note.severity == "info"]
-    return (line, *([f"note: {'; '.join(notes)}"] if notes else []))
+    return (line, *([survivors(found)] if found.losses else ()), *([f"note: {'; '.join(notes)}"] if notes else []))
 
 
 _STATE = re.compile(r"(?:(.*)/)?state/\d+/[^/]+", re.ASCII)
