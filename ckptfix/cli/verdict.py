@@ -54,7 +54,7 @@ class _Look(Verb):
 
 look = _Look(
     "doctor",
-    example=doctor.example,
+    examples=doctor.examples,
     operands=doctor.operands,
     params=doctor.params,
     callback=doctor.callback,

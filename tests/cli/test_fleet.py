@@ -132,7 +132,7 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         (["to-cpu", "-o", "{parent}/{name}"], "the output is the input"),
         (["to-cpu", "-o", "{name}", "--out-dir", "out"], "given twice"),
         (["to-cpu", "--out-dir", "out", "--jobs", "3"], "fleet run"),
-        (["to-cpu", "--out-dir", "out", "in/2.pth"], "More than two names"),
+        (["to-cpu", "--out-dir", "out", "in/2.pth"], "Unexpected argument"),
         (["doctor", "in/2.pth"], "name the inputs before --"),
         (["doctor", "--error", "-"], "stream"),
         (["stats", "--out-dir", "out"], "No such option"),

@@ -41,7 +41,7 @@ ROOMS = {
 BOUNDS = {
     "--help": 15,
     "to-cpu": 125,
-    "inspect": 130,
+    "inspect": 131,
     "strip-module": 135,
     "ls": 160,
     "ls FOLDER": 165,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -14,7 +14,8 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.colors import When
 from ckptfix.cli.shared.console import Console, pass_console
-from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
+from ckptfix.cli.shared.help_text import ShortHelp
+from ckptfix.cli.shared.operands import CommonOption, InAndOut, Operands, Others, folder_options
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Unsupported, printable
 
@@ -53,8 +54,8 @@ class Written(Protocol):
     def as_dict(self) -> Mapping[str, Any]: ...
 
 
-class Verb(click.Command):
-    """A command whose help ends with an example, and that accepts ``-`` for a stream.
+class Verb(ShortHelp, click.Command):
+    """A command that accepts ``-`` for a stream.
 
     Attributes:
         operands: how it reads its inputs from the command line; None if their number is fixed.
@@ -63,10 +64,20 @@ class Verb(click.Command):
 
     shares = False
 
-    def __init__(self, name: str, *, example: str, operands: Operands | None = None, **attributes: Any) -> None:
+    def __init__(
+        self, name: str, *, examples: Sequence[str], operands: Operands | None = None, **attributes: Any
+    ) -> None:
         super().__init__(name, **attributes)
-        self.example = example
+        self.examples = examples
         self.operands = operands
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from ckptfix.cli.shared.wrong_words import wrong_option
+
+            raise wrong_option(error, str(self.name), ctx) from None
 
     def invoke(self, ctx: click.Context) -> int:
         console = ctx.ensure_object(Console)
@@ -104,9 +115,6 @@ class Verb(click.Command):
         super().format_usage(ctx, formatter)
         if self.operands is not None and self.operands.usage:
             formatter.write_usage(ctx.command_path, f"[OPTIONS] {self.operands.usage}", " " * len("Usage: "))
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write(f"\nExample:\n  {self.example}\n")
 
 
 class FileName(click.Path):
@@ -166,14 +174,14 @@ def output_options() -> list[click.Parameter]:
     """Return --quiet, --json and --color, whose values the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
-        click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Show only warnings and errors.", **shared),
-        click.Option(
+        CommonOption(["-q", "--quiet"], callback=_set("quiet"), help="Show only warnings and errors.", **shared),
+        CommonOption(
             ["--json"],
             callback=_set("json"),
             help="Print the result as one JSON object; with several inputs, one object per line.",
             **shared,
         ),
-        click.Option(
+        CommonOption(
             ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
             is_eager=True, expose_value=False, callback=_set_color, help="Use color; auto means on a terminal.",
         ),
@@ -183,21 +191,20 @@ def output_options() -> list[click.Parameter]:
 def reads(
     name: str,
     *params: click.Parameter,
-    example: str | None = None,
+    examples: Sequence[str] | None = None,
     output: bool = True,
     operands: Operands | None = None,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command from a function that gets the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, followed by `example`, by default that of its row in the table of commands. `output`
-    adds --quiet, --json and --color; `operands` defines
-    how it runs on several inputs.
+    Its docstring is the help text, followed by `examples`, by default those of its row in the table of commands.
+    `output` adds --quiet, --json and --color; `operands` defines how it runs on several inputs.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:
         return Verb(
             name,
-            example=COMMANDS[name].example if example is None else example,
+            examples=COMMANDS[name].all_examples if examples is None else examples,
             operands=operands,
             params=[*params, *(output_options() if output else [])],
             callback=pass_console(function),
@@ -211,19 +218,19 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
     """Return OUT, --output, --force, --dry-run and --out-dir; pass the values of the first three to `where_to`."""
     return [
         click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName(output=True)),
-        click.Option(
+        CommonOption(
             ["-o", "--output", "output"],
             metavar="OUT",
             type=FileName(output=True),
             help="Path of the output; with --force, an old file is replaced without a backup.",
         ),
-        click.Option(
+        CommonOption(
             ["-f", "--force"],
             is_flag=True,
             help="Replace OUT if it exists. An old checkpoint is kept as OUT.~1~, unless you use -o.",
         ),
-        click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
-        click.Option(
+        CommonOption(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
+        CommonOption(
             ["--record"], is_flag=True, is_eager=True, expose_value=False, callback=_set("record"),
             help="Save a record next to OUT: SHA-256 of the inputs, command, version.",
         ),
