@@ -117,7 +117,7 @@ def overview() -> Iterator[str]:
     yield "Topics:"
     yield from (f"  {topic.ljust(width)}  {summary}" for topic, summary in topics.items())
     yield ""
-    yield "`ckptfix help TOPIC` shows a topic, `ckptfix help COMMAND` explains a command, and `ckptfix help options` the"
+    yield "`ckptfix help TOPIC` shows a topic, `ckptfix help COMMAND` explains a command, `ckptfix help options` the"
     yield "options of many commands. Other words are searched: `ckptfix help resume`."
 
 

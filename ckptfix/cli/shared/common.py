@@ -215,19 +215,24 @@ def reads(
 
 
 def destination(*, optional: bool = False) -> list[click.Parameter]:
-    """Return OUT, --output, --force, --dry-run and --out-dir; pass the values of the first three to `where_to`."""
+    """Return OUT, --output, --force, --backup, --dry-run and --out-dir; pass the first two to `where_to`."""
     return [
         click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName(output=True)),
         CommonOption(
             ["-o", "--output", "output"],
             metavar="OUT",
             type=FileName(output=True),
-            help="Path of the output; with --force, an old file is replaced without a backup.",
+            help="Path of the output, instead of OUT.",
         ),
         CommonOption(
             ["-f", "--force"],
             is_flag=True,
-            help="Replace OUT if it exists. An old checkpoint is kept as OUT.~1~, unless you use -o.",
+            help="Replace OUT if it exists.",
+        ),
+        CommonOption(
+            ["-b", "--backup"],
+            is_flag=True,
+            help="Replace OUT if it exists, and keep the old one as OUT.~1~ or with the next unused number, as cp does.",
         ),
         CommonOption(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
         CommonOption(
@@ -238,10 +243,8 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
-    """Return the output, and whether to keep a checkpoint that it replaces.
-
-    IN and OUT in one command line may come from a shell that expanded ``*.pth``: then the user named no output.
+def where_to(dest: str | None, output: str | None, *, without: str | None = "") -> str | None:
+    """Return the output.
 
     Args:
         without: the options that make OUT unnecessary; None if they are given.
@@ -253,7 +256,7 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
         raise click.UsageError("The output is given twice: as OUT and with --output.")
     if dest is None and output is None and without is not None:
         raise click.UsageError(f"OUT is required unless you use {without}." if without else "Missing argument 'OUT'.")
-    return (dest, force) if output is None else (output, False)
+    return dest if output is None else output
 
 
 class _Name(NamedTuple):
@@ -326,6 +329,7 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
             output: str | None,
             *,
             force: bool,
+            backup: bool,
             dry_run: bool,
             **options: Any,
         ) -> int:
@@ -340,7 +344,7 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             in_place = options.pop("in_place", False)
             needed = None if optional or in_place else "--output or --out-dir"
-            out, keep_old = where_to(dest, output, force=force, without=needed)
+            out = where_to(dest, output, without=needed)
             named = out is None and not in_place
             if named:
                 out = default_name(name, source, options)
@@ -349,8 +353,9 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
             with console.progress(at_end="flushing to disk") as progress:
                 link = options.pop("link", False)
                 how = WriteOptions(
-                    force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress
-                )
+                    force=force or backup, keep_old=backup, dry_run=dry_run, in_place=in_place, link=link,
+                    progress=progress,
+                )  # fmt: skip
                 result = function(source, out, how, **options)
             return show(console, result, named=named)
 
