@@ -232,7 +232,7 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
         CommonOption(
             ["-b", "--backup"],
             is_flag=True,
-            help="Replace OUT if it exists, and keep the old one as OUT.~1~ or with the next unused number, as cp does.",
+            help="Replace OUT if it exists, and keep the old one as OUT.~1~, or with the next unused number.",
         ),
         CommonOption(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
         CommonOption(
@@ -333,20 +333,24 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
             dry_run: bool,
             **options: Any,
         ) -> int:
+            named = False
             for param in rest_of_line:
                 assert param.name is not None
                 if output is not None and dest is not None:
                     # With --output, the word in OUT's position is the first of these.
                     dest, options[param.name] = None, (dest, *options[param.name])
                 if is_more(param) and options[param.name] and output is None:
-                    raise click.UsageError("Missing -o OUT: several inputs need a named output.")
+                    # Of three names and more all are inputs, and the output is named after the last.
+                    options[param.name], dest = (dest, *options[param.name]), None
+                    output = default_name(name, options[param.name][-1], options)
+                    named = True
                 if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             in_place = options.pop("in_place", False)
             needed = None if optional or in_place else "--output or --out-dir"
             out = where_to(dest, output, without=needed)
-            named = out is None and not in_place
-            if named:
+            named = named or (out is None and not in_place)
+            if out is None and named:
                 out = default_name(name, source, options)
             from ckptfix.ops.writing import WriteOptions
 
