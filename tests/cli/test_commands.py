@@ -54,7 +54,7 @@ TITLES = ["Options:", "Common options:", "Commands:", "Examples:"]
 
 def test_most_helps_have_twenty_five_lines(program: Forks) -> None:
     shown = (program(MAIN, [name, "--help"], environment={"COLUMNS": "100"}).stdout for name in COMMANDS)
-    assert [len(text.splitlines()) <= 25 for text in shown].count(False) <= 3
+    assert [len(text.splitlines()) <= 25 for text in shown].count(False) <= 4
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
+from ckptfix.names.groups import layer_of
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
@@ -183,7 +184,7 @@ def stats(
     placed = [(tensor_id(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
         for entry, member in zip(entries, placed, strict=True):
-            groups.setdefault(_group(entry, depth), []).append(member)
+            groups.setdefault(address.join(entry.at, layer_of(entry.key, depth)), []).append(member)
     return Statistics(
         path=checkpoint.path,
         rows=rows,
@@ -191,18 +192,6 @@ def stats(
         total=_joined("", placed),
         findings=(*unused, *(choose.remarks(checkpoint) if at is None else ())),
     )
-
-
-def _group(entry: TensorEntry, depth: int | None) -> str:
-    """Return the part of a name that its group shares: `depth` components, or those up to the first number."""
-    parts = entry.key.split(".")
-    module = parts[:-1] or parts
-    if depth is not None:
-        module = module[:depth]
-    else:
-        first = next((index for index, part in enumerate(module) if part.isdecimal()), None)
-        module = module if first is None else module[: first + 1]
-    return address.join(entry.at, ".".join(module))
 
 
 def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorStats:
