@@ -133,7 +133,7 @@ def command(
     if rules_file and not (dry_run or found.refusals):
         matching.write_rules(found, rules_file, force=force)
     if writing and not found.refusals:
-        with console.progress(at_end="flushing to disk") as progress:
+        with console.progress("flushing to disk", ("writing",)) as progress:
             how = WriteOptions(force=force, keep_old=backup, dry_run=dry_run, in_place=in_place, progress=progress)
             result = matching.write(found, dest, how)
     else:

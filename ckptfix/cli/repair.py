@@ -73,7 +73,7 @@ def command(
     named = dest is None and not check_only
     if named:
         dest = default_name("repair", source, {})
-    with console.progress(at_end="flushing to disk") as progress:
+    with console.progress("flushing to disk", ("writing",)) as progress:
         result = repair.repair(
             source,
             dest,

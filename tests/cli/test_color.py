@@ -81,3 +81,12 @@ def test_what_diff_finds_on_one_side(cli: Cli, tmp_path: Path) -> None:
     painted = [line for line in lines if "\x1b" in line]
     assert [line.split()[0] for line in painted] == [f"{REMOVED}Only", f"{REMOVED}old", f"{ADDED}Only", f"{ADDED}new"]
     assert all(line.endswith(END) for line in painted)
+
+
+def test_nan_and_warnings_in_tables(cli: Cli, tmp_path: Path) -> None:
+    torch.save({"bad": torch.tensor([float("nan"), 1]), "good": torch.ones(3)}, tmp_path / "a.pth")
+    lines = cli("stats", tmp_path / "a.pth", "--color", "always").stdout.splitlines()
+    assert [line.split()[0] for line in lines if "\x1b" in line] == [f"{DAMAGE}bad", f"{DAMAGE}(all)"]
+    torch.save({"module.w": torch.ones(2)}, tmp_path / "b.pth")
+    lines = cli("ls", tmp_path / "b.pth", "--color", "always").stdout.splitlines()
+    assert [line.startswith(WARNING) for line in lines] == [False, False, True]

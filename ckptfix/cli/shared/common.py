@@ -312,11 +312,16 @@ def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
     return name_kept(source, name.word, name.suffix, folder=name.folder)
 
 
-def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Written]], Verb]:
+def writes(
+    name: str, *params: click.Parameter, phases: Sequence[str] = ("writing",)
+) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN [OUT]`` from a function (source, dest, how, `params`) that returns what it wrote.
 
     An argument among `params` gets the rest of the line. It must not be empty, and OUT is then required. An argument
-    called ``[...]`` is for further inputs instead, which need --output.
+    called ``[...]`` is for further inputs instead.
+
+    Args:
+        phases: as in `Console.progress`.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -354,7 +359,7 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
                 out = default_name(name, source, options)
             from ckptfix.ops.writing import WriteOptions
 
-            with console.progress(at_end="flushing to disk") as progress:
+            with console.progress("flushing to disk", phases) as progress:
                 link = options.pop("link", False)
                 how = WriteOptions(
                     force=force or backup, keep_old=backup, dry_run=dry_run, in_place=in_place, link=link,

@@ -180,10 +180,11 @@ class Console:
             self.note(f"... {len(shown) - most:,} more findings (--json has all)")
 
     @contextlib.contextmanager
-    def progress(self, at_end: str = "") -> Iterator[Progress | None]:
+    def progress(self, at_end: str = "", phases: Sequence[str] = ("reading",)) -> Iterator[Progress | None]:
         """Yield a function (bytes done, total bytes) that draws on stderr; None if nobody would see it.
 
         Args:
+            phases: what the command does, one word for each pass over the bytes.
             at_end: text to show when all bytes are done but the command still works.
         """
         if self.quiet or self.silent or not is_terminal(sys.stderr):
@@ -191,7 +192,7 @@ class Console:
             return
         from ckptfix.cli.shared.progress import Progress
 
-        bar = self._bar = Progress(sys.stderr, at_end=at_end)
+        bar = self._bar = Progress(sys.stderr, at_end=at_end, phases=phases)
         try:
             yield bar
         finally:

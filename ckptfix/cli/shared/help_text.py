@@ -32,7 +32,8 @@ class ShortHelp(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the command; the common ones share a line, unless all of the help is asked for."""
-        own, common = [], []
+        own: list[tuple[click.Parameter, tuple[str, str]]] = []
+        common: list[tuple[click.Parameter, tuple[str, str]]] = []
         for param in self.get_params(ctx):
             row = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if row is not None:
