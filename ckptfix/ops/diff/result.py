@@ -149,6 +149,7 @@ class ComparedEntries:
         only_a, only_b: those without a counterpart.
         byteorders: of A and B.
         files: the files that the checkpoints were read from.
+        holds: the temporary files among them, which live as long as this.
     """
 
     compared: tuple[Compared, ...] = ()
@@ -156,6 +157,7 @@ class ComparedEntries:
     only_b: tuple[TensorEntry, ...] = ()
     byteorders: tuple[str, str] = ("little", "little")
     files: tuple[FileVersion, ...] = ()
+    holds: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ckptfix.arguments import checks_types
+from ckptfix.arguments import LIVE, Model, checks_types, takes_model
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
@@ -17,12 +17,13 @@ from ckptfix.pickles.collector import gc_paused
 
 
 @checks_types
+@takes_model
 @gc_paused
 @shares_open_files()
 def doctor(
     path: StrPath,
     *,
-    like: StrPath | None = None,
+    like: StrPath | Model | None = None,
     error: str | None = None,
     fast: bool = False,
     at: str | None = None,
@@ -57,7 +58,12 @@ def doctor(
         if (run := runs.diagnosis_of(file_name(path))) is not None:
             return run
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    return finished(diagnose(path, error=error, fast=fast, progress=progress, **options), fast=fast)
+    done = finished(diagnose(path, error=error, fast=fast, progress=progress, **options), fast=fast)
+    if not isinstance(like, str) or like not in LIVE:
+        return done
+    from ckptfix.ops.doctor.rehearsal import in_python
+
+    return in_python(done, like)
 
 
 def finished(done: Diagnosis, *, fast: bool = False) -> Diagnosis:

@@ -19,7 +19,7 @@ from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import BESIDE, OF_THE_FORMAT, TOLD, FindingGroup, grouped
 from ckptfix.shown import html, page
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
     from ckptfix.ops.doctor.run_report import RunReport
@@ -115,7 +115,13 @@ class Diagnosis:
         return "\n".join(line.text for line in self.lines())
 
     def __repr__(self) -> str:
-        return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
+        parts = []
+        for severity, word in _WORDS.items():
+            ids = list(dict.fromkeys(finding.id for finding in self.findings if finding.severity == severity))
+            count = sum(finding.severity == severity for finding in self.findings)
+            if count:
+                parts.append(f"{plural(count, word)} ({some(ids, 4)})")
+        return f"<Diagnosis of {self.path!r}: {', '.join(parts) or 'no problems found'}>"
 
     def _repr_html_(self) -> str:
         rows = [
