@@ -63,6 +63,8 @@ class CommandGroup(click.Group):
             near = [meant] if meant in COMMANDS else meant_by(meant)
             near = near or get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
+            if len(near) == 1 and (shown := [line for line in COMMANDS[near[0]].all_examples if meant in line]):
+                advice += f" For example: {shown[0]}"
             kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122
             raise click.UsageError(f"No such {kind} {name!r}.{advice}", ctx)
         return super().resolve_command(ctx, args)

@@ -94,3 +94,5 @@ def test_an_average_is_named_after_its_inputs(cli: Cli, tmp_path: Path, suffix: 
     assert done.exit_code == 0 and f"output: {run}/epoch_2.averaged{suffix}" in done.stdout
     assert ckptfix.load_checkpoint(run / f"epoch_2.averaged{suffix}")["weight"][0] == 1.0
     assert cli("average", *paths[:2]).exit_code == 2, "the second name may be IN or OUT"
+    again = cli("average", run, "--last", 2, "--force", "-o", tmp_path / "again.pth")
+    assert again.exit_code == 0, "an average in the folder is not one of its checkpoints"

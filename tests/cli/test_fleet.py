@@ -546,6 +546,7 @@ def test_people_see_files_bytes_and_failures() -> None:
     now = iter((0.0, 0.0, 1.0))
     bar = Bar(stream, clock=lambda: next(now), columns=100)
     bar.report = fleet.FleetReport(jobs=2000, bytes=4_000_000, codes={0: 990, 2: 10}, done_bytes=2_000_000)
+    bar(0, 4_000_000)
     bar(2_000_000, 4_000_000)
     assert stream.getvalue().strip() == "1,000 of 2,000 files  2.00 MB of 4.00 MB  2.00 MB/s  1 s left  10 failed"
 

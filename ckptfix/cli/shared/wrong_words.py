@@ -20,14 +20,19 @@ MOST_NAMES = 10_000
 _SED = re.compile(r"s(?P<mark>[/|#,])(?P<old>.+)(?P=mark)(?P<new>.*)(?P=mark)[gi]*")
 
 
-def wrong_option(error: click.NoSuchOption, command: str, ctx: click.Context) -> click.UsageError:
+def wrong_option(error: click.NoSuchOption, command: str, ctx: click.Context) -> click.NoSuchOption:
     """Return the error for an option that `command` lacks: it names its own option, or the command that has it."""
+    typed = error.option_name
+    return click.NoSuchOption(typed, f"No such option '{typed}'.{_advice(error, command, ctx)}", ctx=ctx)
+
+
+def _advice(error: click.NoSuchOption, command: str, ctx: click.Context) -> str:
     typed = error.option_name
     row = COMMANDS.get(command)
     own = dict(row.other_options).get(typed) if row is not None else None
-    if own is not None:
-        shown = [line for line in row.all_examples if own.split()[0] in line.split()] if row is not None else []
-        return click.UsageError(f"No such option '{typed}'. Use {own}{f': `{shown[0]}`' if shown else ''}.", ctx)
+    if row is not None and own is not None:
+        shown = [line for line in row.all_examples if own.split()[0] in line.split()]
+        return f" Use {own}{f': `{shown[0]}`' if shown else ''}."
     others = [
         f"`ckptfix {name}` has {dict(other.other_options)[typed]}"
         for name, other in COMMANDS.items() if typed in dict(other.other_options)
@@ -35,9 +40,8 @@ def wrong_option(error: click.NoSuchOption, command: str, ctx: click.Context) ->
     others = others or [f"`ckptfix {name}`?" for name in meant_by(typed.strip("-")) if name != command]
     near = error.possibilities or []
     if near and (not others or typed.startswith(near[0])):
-        return click.UsageError(f"No such option '{typed}'. Did you mean {' or '.join(sorted(near))}?", ctx)
-    advice = f" {'; '.join(others[:MOST])}." if others else f" `ckptfix {command} --help` lists them."
-    return click.UsageError(f"No such option '{typed}'.{advice}", ctx)
+        return f" Did you mean {' or '.join(sorted(near))}?"
+    return f" {'; '.join(others[:MOST])}." if others else f" `ckptfix {command} --help` lists them."
 
 
 def _with_option(typed: str, ctx: click.Context) -> list[str]:
