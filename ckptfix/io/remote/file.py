@@ -22,7 +22,7 @@ from itertools import pairwise
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import CkptfixError
 from ckptfix.io.open_files import far
-from ckptfix.io.remote.clients import object_of
+from ckptfix.io.remote.clients import store_of
 from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source
 
@@ -104,7 +104,7 @@ class _Kept:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.object = object_of(name)
+        self.object = store_of(name).object_of(name)
         self._stopped = False
         self._starts: list[int] = []
         self._blocks: dict[int, _Block] = {}

@@ -36,7 +36,7 @@ class Listing:
     def __init__(self, folder: str) -> None:
         rows: Iterator[tuple[str, Facts]] = iter(())
         if scheme_of(folder) not in UNLISTED:
-            rows = clients.listing(folder)
+            rows = clients.store_of(folder).listing(folder)
         self.files: dict[str, Facts] = dict(islice(rows, MOST + 1))
         if len(self.files) > MOST:
             raise Unsupported(f"it holds more than {MOST:,} objects", path=folder, hint="pass a folder inside it")

@@ -1,8 +1,9 @@
-"""Stores whose files are complete when they are closed: an output is whole, or nothing of it has its name."""
+"""Stores whose files are complete when they are closed or committed: an output is whole, or nothing has its name."""
 
 from __future__ import annotations
 
 import errno
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.checkpoint.byte_ranges import Derived
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.folders import write_folder
+from ckptfix.io.remote import multipart
 from ckptfix.io.write import write_plan
 
 spec: Any = pytest.importorskip("fsspec.spec")
@@ -32,12 +34,28 @@ class _File(spec.AbstractBufferedFile):  # type: ignore[misc]
         return True
 
 
+class _Committed(_File):
+    """Gets its name when it is committed, as an object of Google does."""
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.blocks.append(self.buffer.getvalue())
+        return True
+
+    def commit(self) -> None:
+        STORE[self.path] = b"".join(self.blocks)
+
+    def discard(self) -> None:
+        self.blocks.clear()
+
+
 class _System(spec.AbstractFileSystem):  # type: ignore[misc]
     protocol = "dbfs"
     cachable = False
+    files: type[_File] = _File
 
     def _open(self, path: str, mode: str = "rb", **more: Any) -> _File:
-        return _File(self, path, mode, block_size=1 << 20)
+        assert more["autocommit"] is False or mode == "rb"
+        return self.files(self, path, mode, block_size=1 << 20)
 
     def info(self, path: str, **more: Any) -> dict[str, Any]:
         if path not in STORE:
@@ -89,15 +107,16 @@ def test_what_is_replaced_stays_when_that_fails(store: dict[str, bytes]) -> None
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "broken"), ConnectionError("broken"), TimeoutError("broken")])
-@pytest.mark.parametrize("at", ["write", "close", "end"])
+@pytest.mark.parametrize("at", ["write", "close", "commit"])
 def test_a_store_that_fails_while_it_is_written_to_is_one_error(
     store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, error: OSError, at: str
 ) -> None:
     def fail(*args: Any, **more: Any) -> None:
         raise error
 
-    owner, name = {"write": (_File, "write"), "close": (_File, "close"), "end": (_System, "end_transaction")}[at]
-    monkeypatch.setattr(owner, name, fail)
+    if at == "commit":
+        monkeypatch.setattr(_System, "files", _Committed)
+    monkeypatch.setattr(_File if at != "commit" else _Committed, at, fail)
     with pytest.raises(WriteFailed, match="broken") as raised:
         write_plan(Plan((OutputFile.of("dbfs://b/one", [b"data"]),)))
     assert raised.value.path == "dbfs://b/one"
@@ -127,18 +146,39 @@ def test_what_a_store_is_asked_before_is_asked_again(
     assert store == ({} if times > 2 else {"b/one": b"data"})
 
 
+@pytest.mark.parametrize(("kind", "step"), [(_File, "close"), (_Committed, "commit")])
 def test_a_name_that_cannot_be_given_takes_the_others_back(
-    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, kind: type[_File], step: str
 ) -> None:
-    given = _File._upload_chunk
+    given = getattr(kind, step)
 
-    def upload(self: Any, final: bool = False) -> bool:
-        if final and self.path.endswith("part1"):
+    def give(self: Any) -> None:
+        if self.path.endswith("part1"):
             raise FileExistsError(self.path)
-        return bool(given(self, final))
+        given(self)
 
-    monkeypatch.setattr(_File, "_upload_chunk", upload)
-    files = [OutputFile.of(f"dbfs://b/out/part{number}", [b"data"]) for number in range(2)]
+    monkeypatch.setattr(_System, "files", kind)
+    monkeypatch.setattr(kind, step, give)
+    files = [OutputFile.of(f"dbfs://b/out/part{number}", [b"data"]) for number in range(3)]
     with pytest.raises(WouldOverwrite, match="appeared"):
         write_folder(Plan(tuple(files)), "dbfs://b/out")
+    monkeypatch.undo()
+    gc.collect()
     assert store == {}
+
+
+@pytest.mark.parametrize("kind", [_File, _Committed])
+def test_a_stream_is_computed_once(
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, kind: type[_File]
+) -> None:
+    monkeypatch.setattr(_System, "files", kind)
+    monkeypatch.setattr(multipart, "PART", 1000)
+    runs = []
+
+    def chunks() -> Iterator[bytes]:
+        runs.append(0)
+        for number in range(40):
+            yield bytes([number]) * 333
+
+    write_plan(Plan((OutputFile("dbfs://b/one", (b"head", Derived(40 * 333, chunks)), 4 + 40 * 333),)))
+    assert runs == [0] and store == {"b/one": b"head" + b"".join(bytes([number]) * 333 for number in range(40))}
