@@ -153,7 +153,7 @@ class NewObject(ABC):
 
     @abstractmethod
     def publish(self) -> None:
-        """Give it its name, in one step.
+        """Publish it under its name, in one step.
 
         Raises:
             WouldOverwrite: an object with the name has appeared meanwhile, and must not be replaced.

@@ -16,16 +16,15 @@ from ckptfix.errors import CkptfixError, Refused, Unsupported, WouldOverwrite, f
 from ckptfix.io import ranks
 from ckptfix.io.background_checks import Checking
 from ckptfix.io.durable import Undisturbed
-from ckptfix.io.open_files import forget
 from ckptfix.io.read import Progress
 from ckptfix.io.remote import folders, rank_folder
-from ckptfix.io.remote.clients import writable
+from ckptfix.io.remote.clients import client_of, writable
 from ckptfix.io.remote.rank_folder import Steps
 from ckptfix.io.remote.upload import Uploader
 from ckptfix.io.source import shares_open_files
 from ckptfix.io.sources import Sources
 from ckptfix.io.write_log import note, record
-from ckptfix.urls import READ_ONLY, as_path, scheme_of
+from ckptfix.urls import READ_ONLY, scheme_of
 
 NOT_KEPT = "the old object is not kept, unless the bucket has versioning turned on"
 
@@ -41,11 +40,19 @@ def check_destination(
 
     With `overwrite`, an object can replace itself: the old one exists until the new one is complete.
     """
+    _check_name(path, sources, overwrite=overwrite, folder=folder)
+    bare = path.rstrip("/")
+    if not overwrite and (folders.listing(bare).files if folder else writable(path).is_taken(bare)):
+        raise WouldOverwrite("exists", path=path, hint="choose a different name, or add --force to replace it")
+
+
+def _check_name(path: str, sources: Iterable[Any], *, overwrite: bool, folder: bool = False) -> None:
+    """Check a URL like `check_destination`, without asking whether it exists."""
     scheme = scheme_of(path)
     if scheme in READ_ONLY:
         hint = "write a file, and `hf upload` it" if scheme == "hf" else "write a file, and upload it"
         raise Refused(f"{scheme}:// is read-only", path=path, hint=hint)
-    store = writable(path)
+    client_of(path)
     bare = path.rstrip("/")
     if bare.count("/") < 3 and not (folder and bare.count("/") == 2):
         raise Unsupported("does not name an object in a bucket", path=path)
@@ -57,8 +64,6 @@ def check_destination(
             raise WouldOverwrite(f"the input is in it: {source}", path=path, hint="choose a different output name")
         if same and not overwrite:
             raise WouldOverwrite("the output is the input", path=path, hint="choose a different name, or add --force")
-    if not overwrite and (folders.listing(bare).files if folder else store.is_taken(bare)):
-        raise WouldOverwrite("exists", path=path, hint="choose a different name, or add --force to replace it")
 
 
 @shares_open_files()
@@ -73,7 +78,7 @@ def write_plan(
     """Write files to a store, like `io.write.write_plan`; a store keeps no old files beside new ones."""
     sources = Sources(plan, inputs or {})
     for file in plan.files:
-        check_destination(file.path, sources.stamps, overwrite=overwrite)
+        _check_name(file.path, sources.stamps, overwrite=overwrite)
     replaced = _write(plan, sources, overwrite, progress)
     if keep_old is not None and replaced:
         note(NOT_KEPT)
@@ -103,11 +108,11 @@ def write_folder(
         rank_folder.write_with(team, plan, dest, overwrite, inputs or {}, progress, _write)
     else:
         _write(plan, Sources(plan, inputs or {}), overwrite, progress)
-    forget(f"{dest.rstrip('/')}/")
+    folders.forget(dest)
     if team is not None and team.rank:
         return
     for path in sorted(before - {file.path for file in plan.files}):
-        forget(path)
+        folders.forget(path)
         writable(path).remove(path)
     if keep_old and taken:
         note(NOT_KEPT)
@@ -151,8 +156,7 @@ def _write(
                 _abort(outputs)
             raise
     for file in plan.files:
-        forget(file.path)
-        forget(f"{as_path(file.path).parent}/")
+        folders.forget(file.path)
         record(f"{file.path} is complete: it was written before that")
     _note_copies(outputs)
     return not all(output.is_new for output in outputs)
