@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +31,7 @@ _GCS = Client("fsspec_store", "gcsfs", "gcsfs")
 _AZURE = Client("fsspec_store", "adlfs", "adlfs")
 _SSH = Client("fsspec_store", "paramiko", "paramiko")
 
-CLIENTS: Mapping[str, Client] = {
+CLIENTS: dict[str, Client] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     **dict.fromkeys(("gs", "gcs"), _GCS),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), _AZURE),

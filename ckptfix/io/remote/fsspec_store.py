@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from ckptfix.errors import CkptfixError, MissingExtra, NoSuchFile, NotPermitted, WouldOverwrite, WriteFailed
+from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.remote.multipart import MOST_PARTS, PART
 from ckptfix.io.remote.store import (
     Facts,
@@ -27,6 +30,9 @@ from ckptfix.urls import redacted, scheme_of, secret_of
 
 AZURE = frozenset(("az", "abfs", "abfss", "adl"))
 """Schemes whose files can be opened as new ones (``xb``), and are uploaded in blocks of a given size."""
+
+NAMED_AT_ONCE = frozenset(("hdfs",))
+"""Schemes whose files have their name as soon as they are opened. Each is written under another name, and renamed."""
 
 _TAGS = ("ETag", "etag", "e_tag", "generation", "version_id", "content_md5", "md5Hash")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
@@ -134,8 +140,9 @@ class FileSystemObject(Object):
 class NewFileSystemObject(NewObject):
     """A file of a file system of fsspec, which is written from front to back.
 
-    Some files get their name when they are committed. Those of other file systems, such as adlfs, are complete when
-    they are closed: they stay open until then, and after a failure the data that they hold back is never sent.
+    Some files get their name when they are committed, others (`NAMED_AT_ONCE`) when they are renamed. Those of other
+    file systems, such as adlfs, are complete when they are closed: they stay open until then, and after a failure the
+    data that they hold back is never sent.
     """
 
     def __init__(self, name: str, *, overwrite: bool) -> None:
@@ -144,32 +151,56 @@ class NewFileSystemObject(NewObject):
         self._system, self._path = file_system(name)
         self.is_new = not asked_again(name, lambda: self._system.exists(self._path))
         self._file: Any = None
-        self._commits = False
+        self._publish: Callable[[], object]
+        self._discard: Callable[[], object] | None = None
 
     def begin(self, nbytes: int, like: str | None) -> None:
         how: dict[str, Any] = {"mode": "wb"}
         if scheme_of(self.name) in AZURE:
             how = {"mode": "wb" if self._overwrite else "xb", "block_size": max(PART, -(-nbytes // MOST_PARTS))}
-        self._file = asked_once(self.name, lambda: _opened(self._system, self._path, how))
-        self._commits = _has_commit(self._file)
+        path = self._path
+        if scheme_of(self.name) in NAMED_AT_ONCE:
+            folder, _, last = path.rpartition("/")
+            path = f"{folder}/.{last[:40]}.{os.urandom(8).hex()}{TEMP_SUFFIX}"
+            self._publish, self._discard = partial(self._rename, path), partial(self._system.rm_file, path)
+        file = self._file = asked_once(self.name, lambda: _opened(self._system, path, how))
+        if path != self._path:
+            return
+        if _is_buffered(file) and not _has_commit(file):
+            self._publish = file.close
+        else:
+            self._publish, self._discard = file.commit, file.discard
 
     def put(self, number: int, data: bytes) -> None:
         asked_once(self.name, lambda: self._file.write(data))
 
     def end(self) -> None:
-        if self._commits:
+        if self._discard is not None:
             asked_once(self.name, self._file.close)
 
     def publish(self) -> None:
-        asked_once(self.name, self._file.commit if self._commits else self._file.close)
+        asked_once(self.name, self._publish)
         self._file = None
+
+    def _rename(self, temp: str) -> None:
+        if not self._overwrite and self._system.exists(self._path):
+            raise FileExistsError
+        self._system.mv(temp, self._path)
 
     def abort(self) -> None:
         file, self._file = self._file, None
-        if file is not None and self._commits:
-            asked_once(self.name, file.discard)
-        elif file is not None:
-            file.closed = True  # closing it would send the rest, and publish its name
+        if file is None:
+            return
+        buffered = _is_buffered(file)
+        if not buffered:
+            with suppress(Exception):
+                file.close()
+        try:
+            if self._discard is not None:
+                asked_once(self.name, self._discard)
+        finally:
+            if buffered:
+                file.closed = True  # closing it would send the rest, and publish its name
 
 
 def _opened(system: Any, path: str, how: Mapping[str, Any]) -> Any:
@@ -187,11 +218,18 @@ def _opened(system: Any, path: str, how: Mapping[str, Any]) -> Any:
             system._intrans = False
 
 
-def _has_commit(file: Any) -> bool:
-    """Return whether a file gets its name when it is committed rather than when it is closed."""
+def _is_buffered(file: Any) -> bool:
+    """Return whether a file is of fsspec's own class, which holds data back and sends it when it is closed."""
     from fsspec.spec import AbstractBufferedFile
 
-    return not isinstance(file, AbstractBufferedFile) or type(file).commit is not AbstractBufferedFile.commit
+    return isinstance(file, AbstractBufferedFile)
+
+
+def _has_commit(file: Any) -> bool:
+    """Return whether a buffered file gets its name when it is committed rather than when it is closed."""
+    from fsspec.spec import AbstractBufferedFile
+
+    return type(file).commit is not AbstractBufferedFile.commit
 
 
 class FileSystemStore(WritableStore):

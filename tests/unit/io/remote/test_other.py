@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from ckptfix.checkpoint import OutputFile, Plan
 from ckptfix.checkpoint.byte_ranges import Derived
 from ckptfix.errors import WouldOverwrite, WriteFailed
 from ckptfix.io.folders import write_folder
-from ckptfix.io.remote import multipart
+from ckptfix.io.remote import clients, multipart
 from ckptfix.io.write import write_plan
 
 spec: Any = pytest.importorskip("fsspec.spec")
@@ -48,12 +49,28 @@ class _Committed(_File):
         self.blocks.clear()
 
 
+class _Named(io.BytesIO):
+    """Has its name as soon as it is opened, as a file of Hadoop does; it knows no commit."""
+
+    def __init__(self, system: Any, path: str, mode: str, block_size: int) -> None:
+        super().__init__(STORE[path] if mode == "rb" else b"")
+        self.path = path
+        STORE.setdefault(path, b"")
+        if mode == "wb":
+            STORE[path] = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            STORE[self.path] = self.getvalue()
+        super().close()
+
+
 class _System(spec.AbstractFileSystem):  # type: ignore[misc]
     protocol = "dbfs"
     cachable = False
-    files: type[_File] = _File
+    files: type[_File | _Named] = _File
 
-    def _open(self, path: str, mode: str = "rb", **more: Any) -> _File:
+    def _open(self, path: str, mode: str = "rb", **more: Any) -> _File | _Named:
         assert more["autocommit"] is False or mode == "rb"
         return self.files(self, path, mode, block_size=1 << 20)
 
@@ -68,12 +85,16 @@ class _System(spec.AbstractFileSystem):  # type: ignore[misc]
     def rm_file(self, path: str) -> None:
         del STORE[path]
 
+    def mv(self, path1: str, path2: str, **more: Any) -> None:
+        STORE[path2] = STORE.pop(path1)
+
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     STORE.clear()
     one = _System()
-    monkeypatch.setattr("ckptfix.io.remote.fsspec_store.file_system", lambda name: (one, name.removeprefix("dbfs://")))
+    monkeypatch.setattr("ckptfix.io.remote.fsspec_store.file_system", lambda name: (one, name.partition("://")[2]))
+    monkeypatch.setitem(clients.CLIENTS, "hdfs", clients.CLIENTS["dbfs"])  # without the package that it needs
     return STORE
 
 
@@ -121,6 +142,32 @@ def test_a_store_that_fails_while_it_is_written_to_is_one_error(
         write_plan(Plan((OutputFile.of("dbfs://b/one", [b"data"]),)))
     assert raised.value.path == "dbfs://b/one"
     assert store == {}
+
+
+def test_a_file_that_has_its_name_when_it_is_opened_is_renamed(
+    store: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_System, "files", _Named)
+    whole, broken = OutputFile.of("hdfs://b/one", [b"data"]), OutputFile("hdfs://b/one", BROKEN, 4 << 20)
+    with pytest.raises(OSError, match="broken"):
+        write_plan(Plan((broken,)))
+    assert store == {}
+    write_plan(Plan((whole,)))
+    assert store == {"b/one": b"data"}
+    with pytest.raises(OSError, match="broken"):
+        write_plan(Plan((broken,)), overwrite=True)
+    assert store == {"b/one": b"data"}
+    write_plan(Plan((OutputFile.of("hdfs://b/one", [b"new"]),)), overwrite=True)
+    assert store == {"b/one": b"new"}
+
+    def late(self: Any, path: str, **more: Any) -> bool:
+        return bool(store.setdefault(path, b"theirs")) if any(name.endswith("-tmp") for name in store) else False
+
+    del store["b/one"]
+    monkeypatch.setattr(_System, "exists", late)
+    with pytest.raises(WouldOverwrite, match="appeared"):
+        write_plan(Plan((whole,)))
+    assert store == {"b/one": b"theirs"}
 
 
 @pytest.mark.parametrize("times", [2, 99])
