@@ -289,10 +289,11 @@ def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool
             refuse_damaged(checkpoint, MISREAD, address.given(at or ""))
         else:
             refuse_damaged(checkpoint, listed=verb not in ("sanitize", "slim"))
-        if planned and verb == "convert" and line.dest.endswith(".safetensors"):
+        target = FORMATS.with_suffix(line.dest) if planned and verb == "convert" else None
+        if target is not None and "objects" not in target.states:
             from ckptfix.ops.convert import refuse_state_dict
 
-            refuse_state_dict(checkpoint, FORMATS["safetensors"], at)
+            refuse_state_dict(checkpoint, target, at)
     except CkptfixError:
         return True
     return False
