@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ckptfix.arguments import checks_types
 from ckptfix.errors import StrPath, file_name
@@ -13,6 +13,9 @@ from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.pickles.collector import gc_paused
+
+if TYPE_CHECKING:
+    from ckptfix.ops.target.targets import ExpectedModel
 
 
 @checks_types
@@ -55,8 +58,8 @@ def doctor(
 
         if (run := runs.diagnosis_of(file_name(path))) is not None:
             return run
-    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    done = diagnose(path, error=error, fast=fast, progress=progress, **options)
+    target = expected(like, like_at, allow_import=allow_import)
+    done = examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
     if all(finding.severity != "error" for finding in done.findings):
         return done
     from ckptfix.ops.doctor.rehearsal import rehearsed
@@ -64,24 +67,13 @@ def doctor(
     return rehearsed(done)
 
 
-def diagnose(
-    path: StrPath,
-    *,
-    like: StrPath | None = None,
-    error: str | None = None,
-    fast: bool = False,
-    at: str | None = None,
-    like_at: str | None = None,
-    allow_import: bool = False,
-    progress: Progress | None = None,
-) -> Diagnosis:
-    """Do as `doctor`, without a rehearsal of the commands."""
-    target = None
-    if like is not None:
-        from ckptfix.ops.target import targets
+def expected(like: StrPath | None, like_at: str | None, *, allow_import: bool) -> ExpectedModel | None:
+    """Read the model that a checkpoint is meant for; None without `like`. Raises like `targets.read`."""
+    if like is None:
+        return None
+    from ckptfix.ops.target import targets
 
-        target = targets.read(like, at=like_at, allow_import=allow_import)
-    return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
+    return targets.read(like, at=like_at, allow_import=allow_import)
 
 
 def message(error: str) -> Diagnosis:
