@@ -233,13 +233,13 @@ if os.environ.get("RANK") == "{other}":
 
     rank_folder.CLOCKS = timedelta(days=36_500)  # moto says that every upload began in 2010
 if first and os.environ.get("RANK") == "{rank}":
-    from ckptfix.io.remote import s3_upload
+    from ckptfix.io.remote.s3 import NewS3Object
     import ckptfix.io.folders as folders
 
     def killed(*args, **more):
         os.kill(os.getpid(), 9)
 
-    s3_upload.UploadWriter._put = killed
+    NewS3Object.put = killed
     folders.write_plan = killed
 """
 

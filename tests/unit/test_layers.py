@@ -469,7 +469,7 @@ OPENED = {
     "platform.py": "folders that are synced, files without a name, the environment of the parent process",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
-    "io/remote/fsspec_upload.py": "creates an output in a store",
+    "io/remote/fsspec_store.py": "creates an output in a store",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",
