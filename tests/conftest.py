@@ -9,7 +9,9 @@ import re
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -106,6 +108,24 @@ def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.
         (rest if values <= seen else first).append(item)
         seen |= values
     return [*first, *rest][:count]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _numbered_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Number the folders of tests by a count: pytest lists what all tests before have left to number one more."""
+    made = Counter[str]()
+
+    def mktemp(basename: str, numbered: bool = True) -> Path:
+        while True:
+            path = tmp_path_factory.getbasetemp() / (f"{basename}{made[basename]}" if numbered else basename)
+            made[basename] += 1
+            with suppress(FileExistsError) if numbered else nullcontext():
+                path.mkdir(0o700)
+                return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tmp_path_factory, "mktemp", mktemp)
+        yield
 
 
 @pytest.fixture(scope="session")
