@@ -95,7 +95,7 @@ def ranks(size: int, *words: object, site: Path | None = None, timeout: int = 40
         for rank in range(size)
     ]  # fmt: skip
     try:
-        said = [one.communicate(timeout=60) for one in started]
+        said = [one.communicate(timeout=240) for one in started]
     finally:
         for one in started:
             one.kill()
