@@ -138,14 +138,15 @@ def together(size: int, plans: list[Plan], dest: str, **how: Any) -> list[BaseEx
         finally:
             team.end()
 
-    with ThreadPoolExecutor(size) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(size) as pool:
+        patch.setattr(ranks, "PATIENCE", 60)  # no rank is gone, and a busy machine may hold one for seconds
         return [*pool.map(one, range(size))]
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(ranks, "BEAT", 0.05)
-    monkeypatch.setattr(ranks, "PATIENCE", 60)  # no rank is gone, and a busy machine may hold one for seconds
+    monkeypatch.setattr(ranks, "PATIENCE", 0.5)
     path = tmp_path / "source"
     path.write_bytes(bytes(range(100)))
     return path
