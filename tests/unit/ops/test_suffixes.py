@@ -87,7 +87,7 @@ def test_to_is_not_written_under_another_s_name(tmp_path: Path, verb: Callable[.
         assert formats.detect(dest).name == to
 
 
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("name", TORCH_NAMES)
 @pytest.mark.parametrize("command", EDITS)

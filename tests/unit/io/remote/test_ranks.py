@@ -131,7 +131,7 @@ def together(size: int, plans: list[Plan], dest: str, **how: Any) -> list[BaseEx
     store = Shared()
 
     def one(rank: int) -> BaseException | str | None:
-        team = Team(store, rank, size, timeout=5)
+        team = Team(store, rank, size, timeout=60)
         try:
             with joined(team):
                 return write_folder(plans[rank], dest, **how)
@@ -140,7 +140,8 @@ def together(size: int, plans: list[Plan], dest: str, **how: Any) -> list[BaseEx
         finally:
             team.end()
 
-    with ThreadPoolExecutor(size) as pool:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(size) as pool:
+        patch.setattr(ranks, "PATIENCE", 60)  # no rank is gone, and a busy machine may hold one for seconds
         return [*pool.map(one, range(size))]
 
 
