@@ -15,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Thread:
-    """A row; `url` is under https://github.com/."""
+    """A row; `url` is under https://github.com/, `optimizer` the class whose state the file has."""
 
     url: str
     framework: str
@@ -24,6 +24,7 @@ class Thread:
     outcome: str
     want: Shapes = field(default_factory=dict)
     at: str = ""
+    optimizer: str = ""
 
 
 def quoted(names: list[str]) -> str:
