@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from ckptfix.align.result import Matching
 from ckptfix.names.operations import HALF, INTERLEAVED
 from ckptfix.names.slots import Slot
-from ckptfix.names.spellings import FUSED_QKV, HEAD_BY_HEAD, NEIGHBOURS, NEIGHBOURS_OF_TORCHTUNE, OWN_ORDER, UNTOLD
+from ckptfix.names.spellings import (
+    ADAPTER_OF_TORCHTUNE,
+    FUSED_QKV,
+    HEAD_BY_HEAD,
+    NEIGHBOURS,
+    NEIGHBOURS_OF_TORCHTUNE,
+    OWN_ORDER,
+    UNTOLD,
+)
 
 
 def module_of(name: str) -> tuple[str, str, str]:
@@ -61,11 +69,12 @@ def rotary(source: Sequence[Slot], target: Sequence[Slot]) -> str | None:
 
 def neighbours(slots: Sequence[Slot]) -> frozenset[str]:
     """Return the queries and keys of a model that rotates neighbors."""
-    torchtune = any("tok_embeddings" in slot.name for slot in slots)
+    torchtune = any("tok_embeddings" in slot.name or ADAPTER_OF_TORCHTUNE.search(slot.name) for slot in slots)
     return frozenset(
         slot.name
         for slot in slots
-        if NEIGHBOURS.search(slot.name) or (torchtune and NEIGHBOURS_OF_TORCHTUNE.search(slot.name))
+        if (NEIGHBOURS.search(slot.name) or (torchtune and NEIGHBOURS_OF_TORCHTUNE.search(slot.name)))
+        and ".lora_a." not in slot.name.lower()
     )
 
 

@@ -24,6 +24,8 @@ class LibraryChange:
         forward: from the old keys to the new ones.
         back: from the new keys to the old ones.
         source: where the change is described.
+        mark: a regular expression for keys that only these models have: the file or the model must have one; empty if
+            the substitutions themselves are as particular.
     """
 
     id: str
@@ -32,6 +34,7 @@ class LibraryChange:
     forward: Substitutions
     back: Substitutions
     source: str
+    mark: str = ""
 
 
 _VISION = "vision_tower|multi_modal_projector|vision_model|connector|audio_tower|qformer"
@@ -94,6 +97,65 @@ CHANGES: tuple[LibraryChange, ...] = (
         (("^sem_seg_head[.](?!predictor[.]|pixel_decoder[.])", "sem_seg_head.pixel_decoder."),),
         (("^sem_seg_head[.]pixel_decoder[.]", "sem_seg_head."),),
         "facebookresearch/Mask2Former, mask_former_head.py",
+    ),
+    LibraryChange(
+        "meta-llama", "Meta's LLaMA", "its own files have layers.N.attention.wq, feed_forward.w1 and attention_norm, "
+        "and transformers model.layers.N.self_attn.q_proj, mlp.gate_proj and input_layernorm",
+        ((r"^tok_embeddings[.]", "model.embed_tokens."), ("^norm[.]", "model.norm."), ("^output[.]", "lm_head."),
+         (r"^layers[.](\d+)[.]attention[.]w([qkvo])[.]", r"model.layers.\1.self_attn.\2_proj."),
+         (r"^layers[.](\d+)[.]feed_forward[.]w1[.]", r"model.layers.\1.mlp.gate_proj."),
+         (r"^layers[.](\d+)[.]feed_forward[.]w2[.]", r"model.layers.\1.mlp.down_proj."),
+         (r"^layers[.](\d+)[.]feed_forward[.]w3[.]", r"model.layers.\1.mlp.up_proj."),
+         (r"^layers[.](\d+)[.]attention_norm[.]", r"model.layers.\1.input_layernorm."),
+         (r"^layers[.](\d+)[.]ffn_norm[.]", r"model.layers.\1.post_attention_layernorm.")),
+        ((r"^model[.]embed_tokens[.]", "tok_embeddings."), ("^model[.]norm[.]", "norm."), ("^lm_head[.]", "output."),
+         (r"^model[.]layers[.](\d+)[.]self_attn[.]([qkvo])_proj[.]", r"layers.\1.attention.w\2."),
+         (r"^model[.]layers[.](\d+)[.]mlp[.]gate_proj[.]", r"layers.\1.feed_forward.w1."),
+         (r"^model[.]layers[.](\d+)[.]mlp[.]down_proj[.]", r"layers.\1.feed_forward.w2."),
+         (r"^model[.]layers[.](\d+)[.]mlp[.]up_proj[.]", r"layers.\1.feed_forward.w3."),
+         (r"^model[.]layers[.](\d+)[.]input_layernorm[.]", r"layers.\1.attention_norm."),
+         (r"^model[.]layers[.](\d+)[.]post_attention_layernorm[.]", r"layers.\1.ffn_norm.")),
+        "huggingface/transformers, models/llama/convert_llama_weights_to_hf.py",
+        r"^layers[.]\d+[.]attention[.]w[qkvo][.]",
+    ),
+    LibraryChange(
+        "torchtune", "torchtune", "its models have layers.N.attn.q_proj, mlp.w1 and sa_norm.scale, and transformers "
+        "model.layers.N.self_attn.q_proj, mlp.gate_proj and input_layernorm.weight",
+        ((r"^model[.]embed_tokens[.]", "tok_embeddings."), ("^model[.]norm[.]weight$", "norm.scale"),
+         ("^lm_head[.]", "output."), (r"^model[.]layers[.](\d+)[.]self_attn[.]([qkv])_proj[.]", r"layers.\1.attn.\2_proj."),
+         (r"^model[.]layers[.](\d+)[.]self_attn[.]o_proj[.]", r"layers.\1.attn.output_proj."),
+         (r"^model[.]layers[.](\d+)[.]mlp[.]gate_proj[.]", r"layers.\1.mlp.w1."),
+         (r"^model[.]layers[.](\d+)[.]mlp[.]down_proj[.]", r"layers.\1.mlp.w2."),
+         (r"^model[.]layers[.](\d+)[.]mlp[.]up_proj[.]", r"layers.\1.mlp.w3."),
+         (r"^model[.]layers[.](\d+)[.]input_layernorm[.]weight$", r"layers.\1.sa_norm.scale"),
+         (r"^model[.]layers[.](\d+)[.]post_attention_layernorm[.]weight$", r"layers.\1.mlp_norm.scale")),
+        ((r"^tok_embeddings[.]", "model.embed_tokens."), ("^norm[.]scale$", "model.norm.weight"),
+         ("^output[.]", "lm_head."), (r"^layers[.](\d+)[.]attn[.]([qkv])_proj[.]", r"model.layers.\1.self_attn.\2_proj."),
+         (r"^layers[.](\d+)[.]attn[.]output_proj[.]", r"model.layers.\1.self_attn.o_proj."),
+         (r"^layers[.](\d+)[.]mlp[.]w1[.]", r"model.layers.\1.mlp.gate_proj."),
+         (r"^layers[.](\d+)[.]mlp[.]w2[.]", r"model.layers.\1.mlp.down_proj."),
+         (r"^layers[.](\d+)[.]mlp[.]w3[.]", r"model.layers.\1.mlp.up_proj."),
+         (r"^layers[.](\d+)[.]sa_norm[.]scale$", r"model.layers.\1.input_layernorm.weight"),
+         (r"^layers[.](\d+)[.]mlp_norm[.]scale$", r"model.layers.\1.post_attention_layernorm.weight")),
+        "pytorch/torchtune, models/convert_weights.py", r"^layers[.]\d+[.]attn[.](?:[qkv]|output)_proj[.]weight$",
+    ),
+    LibraryChange(
+        "torchtune-adapter", "torchtune", "its adapters have layers.N.attn.q_proj.lora_a, and PEFT's "
+        "base_model.model.model.layers.N.self_attn.q_proj.lora_A",
+        ((r"^base_model[.]model[.]model[.]layers[.](\d+)[.]", r"layers.\1."), ("^base_model[.]model[.]lm_head[.]", "output."),
+         (r"^(layers[.]\d+)[.]self_attn[.]([qkv])_proj[.]", r"\1.attn.\2_proj."),
+         (r"^(layers[.]\d+)[.]self_attn[.]o_proj[.]", r"\1.attn.output_proj."),
+         (r"^(layers[.]\d+)[.]mlp[.]gate_proj[.]", r"\1.mlp.w1."), (r"^(layers[.]\d+)[.]mlp[.]down_proj[.]", r"\1.mlp.w2."),
+         (r"^(layers[.]\d+)[.]mlp[.]up_proj[.]", r"\1.mlp.w3."), ("[.]lora_A[.]", ".lora_a."), ("[.]lora_B[.]", ".lora_b."),
+         ("[.]lora_magnitude_vector$", ".magnitude")),
+        (("[.]lora_a[.]", ".lora_A."), ("[.]lora_b[.]", ".lora_B."), ("[.]magnitude$", ".lora_magnitude_vector"),
+         (r"^(layers[.]\d+)[.]attn[.]([qkv])_proj[.]", r"\1.self_attn.\2_proj."),
+         (r"^(layers[.]\d+)[.]attn[.]output_proj[.]", r"\1.self_attn.o_proj."),
+         (r"^(layers[.]\d+)[.]mlp[.]w1[.]", r"\1.mlp.gate_proj."), (r"^(layers[.]\d+)[.]mlp[.]w2[.]", r"\1.mlp.down_proj."),
+         (r"^(layers[.]\d+)[.]mlp[.]w3[.]", r"\1.mlp.up_proj."), (r"^layers[.](\d+)[.]", r"base_model.model.model.layers.\1."),
+         ("^output[.]", "base_model.model.lm_head.")),
+        "pytorch/torchtune, models/convert_weights.py tune_to_peft_adapter_weights",
+        r"^layers[.]\d+[.](?:attn|mlp)[.]\w+[.]lora_[ab][.]",
     ),
 )  # fmt: skip
 """The renamings of known versions."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ckptfix.align import layouts
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import observers
@@ -21,7 +22,7 @@ from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.names import bases, library_names, lines, no_weights, rules, spellings, typed
-from ckptfix.names.operations import Operation
+from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
@@ -309,9 +310,12 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _An
     result = solve.solve(have, missing, over, complete=side.complete)
     if not missing and over:
         result = _known_change(have, over, names) or _main_module(side, names) or result
-    answer.subs = result.subs
     current = result.names
     left = [name for name in missing if name not in result.made]
+    if (heads := _rotary(checkpoint, side, result, names, answer)) is not None:
+        _say_names(side, result, missing, left, [], names, answer, heads)
+        return
+    answer.subs = result.subs
     rest = [name for name in (over or have) if current[name] not in result.made and current[name] == name]
     made = {new: side.shapes[old] for old, new in current.items()}
     fused = list(_fused(list(made), left, made)) if left else []
@@ -321,8 +325,12 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _An
         new = {name for _, _, news in fused for name in news}
         rest = [name for name in rest if current[name] not in used]
         left = [name for name in left if name not in new]
+    if 2 * len(left) > len(missing) and solve.contradicts(left, [name for name in rest if name in side.over]):
+        answer.subs, answer.lines = (), []
+        _say_unlike(missing, over, answer)
+        return
     _say_names(side, result, missing, left, fused, names, answer)
-    left = _tie(checkpoint, current, left, answer)
+    left = _tie(checkpoint, side, current, rest, left, answer)
     if over:
         _drop(checkpoint, side, names, current, rest, left, answer)
     _say_left(side, left, of_base, rest if over else [], answer)
@@ -343,6 +351,54 @@ def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: _Answer) -
         answer.say("model-side", f"the file was saved after its convolutions were fused with their BatchNorm: it has "
                    f"{biases[0]}, and the model {left[0]}", "fuse the model too before loading (model.fuse()), or use "
                    "a file that was saved before; fused layers cannot be taken apart")  # fmt: skip
+
+
+def _say_unlike(missing: Sequence[str], over: Sequence[str], answer: _Answer) -> None:
+    """Report that file and model name nearly everything differently, so that the message alone decides nothing."""
+    answer.say("missing-keys", f"the model names its tensors differently: the file has {over[0]} where the model may have "
+               f"{missing[0]}; the keys of the message do not show which is which",
+               "with the model, or any file that it loads: ckptfix match {source} OUT --like MODEL")  # fmt: skip
+
+
+def _rotary(
+    checkpoint: Checkpoint, side: MessageSide, result: solve.Substituted, names: Listed, answer: _Answer
+) -> str | None:
+    """Add lines that reorder the rows of queries and keys, if only one of two implementations rotates neighbors.
+
+    Returns:
+        What to do instead, where the number of heads is unknown; None where a command can be given, or nothing need be
+        reordered.
+    """
+    moved = {old: new for old, new in result.names.items() if old != new}
+    near = [layouts.neighbours([Slot(name, ()) for name in (*keys, *more)])
+            for keys, more in ((moved, side.shapes), (moved.values(), (*names.missing, *result.made)))]  # fmt: skip
+    rows = [(old, new) for old, new in moved.items() if (old in near[0]) != (new in near[1])]
+    if not rows:
+        return None
+    layout = HALF if rows[0][0] in near[0] else INTERLEAVED
+    heads = _heads(checkpoint)
+    if heads is None or any(side.shapes[old][0] % (2 * count) for old, new in rows if (count := heads[bool(_KEYS.search(new))])):
+        return (
+            "the rows of queries and keys are in a different order too, because only one side rotates neighboring "
+            "values: with the model, and its number of heads: ckptfix match {source} OUT --like MODEL --heads N"
+        )
+    made = [(new, new, f"| rope heads={heads[bool(_KEYS.search(new))]} to={layout}") for _, new in rows]
+    answer.lines += [f"{old} -> {new} {end}" for old, new, end in lines.joined(made)]
+    return None
+
+
+_KEYS = re.compile(r"\.(?:wk|k_proj)\.")
+"""The keys of attention, which may have fewer heads than its queries."""
+
+
+def _heads(checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Return the number of heads of queries, and of keys, from config.json or Meta's params.json beside the file."""
+    params = _beside(checkpoint, "params.json")
+    config = {**(params if isinstance(params, dict) else {}), **_config(checkpoint)}
+    query = config.get("num_attention_heads", config.get("n_heads"))
+    key = config.get("num_key_value_heads", config.get("n_kv_heads")) or query
+    whole = isinstance(query, int) and isinstance(key, int) and query > 0 and key > 0
+    return (query, key) if whole and isinstance(query, int) and isinstance(key, int) else None
 
 
 def _without_wrappers(side: MessageSide, missing: Sequence[str]) -> bool:
@@ -409,7 +465,13 @@ def _say_names(
     fused: Sequence[Fused],
     names: Listed,
     answer: _Answer,
+    advice: str | None = None,
 ) -> None:
+    """Report the keys that are called differently.
+
+    Args:
+        advice: what to do instead of the command.
+    """
     if not result.subs and not fused:
         return
     pairs = [(old, new) for old, new in result.pairs if old != new]
@@ -422,16 +484,16 @@ def _say_names(
     example = f"{pairs[0][0]}, there {pairs[0][1]}" if pairs else ""
     if change is not None:
         message = f"keys changed by {change.since}: {change.about}"
-        answer.say("library-names", f"{message} ({verified})" if verified else message)
+        answer.say("library-names", f"{message} ({verified})" if verified else message, advice)
     elif pairs:
         prefix = _prefix(side, result)
         why = f": {verified}" if verified else ""
-        if prefix is not None:
+        if prefix is not None and advice is None:
             one = prefix.step.having(partial=True) if prefix.in_file and _others(side, prefix) else prefix.step
             answer.say("names-prefixed", f"{prefix.meaning}{why}", (one,))
         else:
             count = sum(old != new for old, new in result.names.items())
-            answer.say("other-spelling", f"{count:,} keys are called differently in the model: {example}{why}")
+            answer.say("other-spelling", f"{count:,} keys are called differently in the model: {example}{why}", advice)
     if fused:
         (old, new, _), _, news = fused[0]
         experts = any(".experts." in name for name in news)
@@ -530,9 +592,17 @@ def _experts(have: Sequence[str], wanted: _Kinds) -> Iterator[Fused]:
                 yield made, tuple(olds), (new,)
 
 
-def _tie(checkpoint: Checkpoint, current: Mapping[str, str], left: list[str], answer: _Answer) -> list[str]:
-    """Add an output head that the file stores only as the embedding, or the reverse; return the other keys."""
-    if _config(checkpoint).get("tie_word_embeddings") is False:
+def _tie(
+    checkpoint: Checkpoint, side: MessageSide, current: Mapping[str, str], rest: Sequence[str], left: list[str],
+    answer: _Answer,
+) -> list[str]:
+    """Add an output head that the file stores only as the embedding, or the reverse; return the other keys.
+
+    Args:
+        rest: keys of the file that the model lacks, and that have no new name: one may be the head itself.
+    """
+    unused = any(_module(name) in (*_HEADS, *_EMBEDDINGS) for name in rest if name in side.over)
+    if unused or _config(checkpoint).get("tie_word_embeddings") is False:
         return left
     tied: dict[str, str] = {}
     for name in left:

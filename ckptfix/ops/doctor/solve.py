@@ -2,7 +2,8 @@
 
 Candidates are the renamings of known library versions, and the components in which a missing key differs from the most
 similar key of the file. A candidate counts only by its effect: how many missing keys it makes, and that it changes no
-key on which file and model agree.
+key on which file and model agree. One word in the place of another is a guess: it counts only where no other key of
+the file, and no other missing key, fits as well, and where no key is left over that contradicts it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ckptfix.names.library_names import Substitutions
 
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 
-_SYNTAX = re.compile(r"\(\\d\+\)|\\\d|[^\w.]")
+_SYNTAX = re.compile(r"\(\\d\+\)|\\g<\d>|\\\d|[^\w.]")
 """Whatever in a pattern or a replacement is not part of a key."""
 
 MANY = 600
@@ -34,6 +35,12 @@ RIVALS = 60
 
 ALIKE = 0.6
 """Least similarity of two components, from 0 to 1, at which one may be the other's new name without more evidence."""
+
+MARGIN = 0.15
+"""Least difference between the similarity of a pair of keys and that of the second best pair."""
+
+COMPANION = re.compile(r"(?:^|[.])(?:weight|bias)_\w+$|[.](?:weight|bias)[.]\w+$")
+"""A key that belongs to a weight or bias, such as its scale, its mask or its quantization state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,8 @@ def solve(have: Sequence[str], missing: Collection[str], over: Collection[str], 
     best = _effect((), have, wanted, agreed)
     assert best is not None
     for change in library_names.CHANGES:
+        if change.mark and not any(re.search(change.mark, name) for name in (*have, *missing)):
+            continue
         for subs in (change.forward, change.back):
             # A pasted message is often a part of the original, so a known change outweighs keys that it does not list.
             made = _effect(used(subs, have), have, wanted, frozenset())
@@ -140,27 +149,81 @@ def _derived(
     complete: bool,
 ) -> Substituted:
     """Return `best` with further substitutions, as long as they make more of the `wanted` keys."""
-    known = best
+    known = plain = best
     for _ in range(ROUNDS):
         left = sorted(wanted - best.made)
         sources = [new for old, new in best.names.items() if new not in wanted and (not over or old in over)]
         tried: dict[Substitutions, None] = {}
         for name in _spread(left):
             for source in _similar(name, sources):
-                tried |= dict.fromkeys(_between(source, name, loose=bool(over)))
-        better = best
-        for subs in tried:
+                pairs = _between(source, name, loose=bool(over))
+                tried |= dict.fromkeys(((subs, source, name) for subs in pairs))
+        better, moves = best, False
+        for subs, source, name in tried:
             made = _effect((*best.subs, *subs), have, wanted, agreed)
             if made is None or len(made.made) <= len(better.made) or _takes_apart(made) or _takes_part(made):
                 continue
-            if _is_sure(subs) or _is_supported(best, made, complete=complete):
-                better = made
+            if not _is_sure(subs) and not _is_supported(best, made, complete=complete):
+                continue
+            only_moves = _only_moves(subs)
+            if only_moves or not _is_in_doubt(source, name, made, sources, left):
+                better, moves = made, only_moves
         if better is best:
             break
+        plain = better if moves and plain is best else plain
         best = better
         if best.made == wanted:
             break
-    return best if over or best.made == wanted else known  # without `over`, nothing else supports a renaming
+    if not over and best.made != wanted:
+        return known  # without `over`, nothing else supports a renaming
+    used = {old for old, _ in best.pairs}
+    return plain if contradicts(wanted - best.made, over - used) else best
+
+
+def _only_moves(subs: Substitutions) -> bool:
+    """Return whether the substitutions only add or remove components."""
+    rows = ([set(filter(None, _SYNTAX.sub("", text).split("."))) for text in pair] for pair in subs)
+    return all(old <= new or new <= old for old, new in rows)
+
+
+def _is_in_doubt(source: str, name: str, made: Substituted, sources: Sequence[str], left: Sequence[str]) -> bool:
+    """Return whether another key of the file may be the old one of `name`, or another missing key the new one.
+
+    Args:
+        made: the effect of the renaming; keys that it accounts for are no rivals.
+        sources: keys of the file that no missing key is made of yet.
+        left: missing keys that are not made yet.
+    """
+    known = {old for old, new in made.pairs}
+    mine = _likeness(source, name)
+    ours = [other for other in sources if other != source and other not in known and _is_rival(other, source)]
+    theirs = [other for other in left if other != name and other not in made.made and _is_rival(other, name)]
+    second = [*(_likeness(other, name) for other in ours), *(_likeness(source, other) for other in theirs)]
+    return bool(second) and (mine < ALIKE + MARGIN or max(second) > mine - MARGIN)
+
+
+def _is_rival(one: str, other: str) -> bool:
+    """Return whether two keys of one side may be taken for each other: the same last component, and the same numbers."""
+    return _place(one) == _place(other)
+
+
+def _place(name: str) -> tuple[str, ...]:
+    """Return the last component and the numbers of a key."""
+    return (name.rpartition(".")[2], *_NUMBER.findall(name))
+
+
+def _likeness(one: str, other: str) -> float:
+    """Return the similarity of the components in which two keys differ, from 0 to 1; case is ignored."""
+    ours, theirs = one.lower().split("."), other.lower().split(".")
+    left = [part for part in ours if part not in theirs]
+    right = [part for part in theirs if part not in ours]
+    return SequenceMatcher(None, ".".join(left), ".".join(right), autojunk=False).ratio()
+
+
+def contradicts(left: Iterable[str], rest: Iterable[str]) -> bool:
+    """Return whether a missing key and an unexpected one that no renaming accounts for may be the same tensor."""
+    rivals = {_place(name) for name in rest}
+    return any(_place(name) in rivals for name in left)
 
 
 def _is_sure(subs: Substitutions) -> bool:
@@ -234,6 +297,8 @@ def _between(old: str, new: str, *, loose: bool) -> Iterator[Substitutions]:
             return
         if any(part.isdigit() for part in (*before, *after)) and len(before) == len(after):
             return
+    if not loose and ours[-1] != theirs[-1] and COMPANION.search(new):
+        return  # the tensor beside a weight, such as its scale, is not the weight
     for context in (0, 1, 2):
         yield tuple(_substitution(ours, before, after, a, b, context) for before, after, a, b in changes)
     if len(changes) > 1:
@@ -277,7 +342,8 @@ def _substitution(
         pattern = "^"
     else:
         groups += 1
-        pattern, new = "(^|[.])", r"\1"
+        # A digit behind a plain reference would be read as a part of its number.
+        pattern, new = "(^|[.])", r"\g<1>" if left is None and "".join(after)[:1].isdigit() else r"\1"
     if left is not None:
         kept(left)
         pattern += "[.]" if before or right is not None else ""

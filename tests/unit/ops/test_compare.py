@@ -58,6 +58,8 @@ def test_changes_of_libraries_have_a_source_and_go_both_ways(change: library_nam
         "clip-text": "te.text_model.embeddings.token_embedding.weight", "mask2former": "sem_seg_head.adapter_1.weight",
         "peft-adapter-name": "base_model.model.q.lora_A.weight", "diffusers-attention": "mid.attentions.0.query.weight",
         "weight-norm": "conv.weight_g", "layer-norm": "bert.LayerNorm.gamma",
+        "meta-llama": "layers.0.attention.wq.weight", "torchtune": "model.layers.0.self_attn.q_proj.weight",
+        "torchtune-adapter": "base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight",
     }  # fmt: skip
     old = samples[change.id]
     new = library_names.substituted(old, change.forward)
