@@ -39,6 +39,45 @@ class LibraryChange:
 
 _VISION = "vision_tower|multi_modal_projector|vision_model|connector|audio_tower|qformer"
 
+Pairs = tuple[tuple[str, str], ...]
+"""Old and new beginnings of keys, with ``{n}`` for a number; one without a dot at its end is a whole key."""
+
+_LLAMA = (("attention_norm.", "input_layernorm."), ("ffn_norm.", "post_attention_layernorm."),
+          *((f"attention.w{part}.", f"self_attn.{part}_proj.") for part in "qkvo"),
+          ("feed_forward.w1.", "mlp.gate_proj."),
+          ("feed_forward.w2.", "mlp.down_proj."), ("feed_forward.w3.", "mlp.up_proj."))  # fmt: skip
+_META: Pairs = (
+    ("tok_embeddings.", "model.embed_tokens."), ("norm.", "model.norm."), ("output.", "lm_head."),
+    *((f"layers.{{n}}.{old}", f"model.layers.{{n}}.{new}") for old, new in _LLAMA),
+)  # fmt: skip
+_TUNE = (*((f"self_attn.{part}_proj.", f"attn.{part}_proj.") for part in "qkv"),
+         ("self_attn.o_proj.", "attn.output_proj."),
+         ("mlp.gate_proj.", "mlp.w1."), ("mlp.down_proj.", "mlp.w2."), ("mlp.up_proj.", "mlp.w3."))  # fmt: skip
+_TORCHTUNE: Pairs = (
+    ("model.embed_tokens.", "tok_embeddings."), ("model.norm.weight", "norm.scale"), ("lm_head.", "output."),
+    *((f"model.layers.{{n}}.{old}", f"layers.{{n}}.{new}") for old, new in _TUNE),
+    ("model.layers.{n}.input_layernorm.weight", "layers.{n}.sa_norm.scale"),
+    ("model.layers.{n}.post_attention_layernorm.weight", "layers.{n}.mlp_norm.scale"),
+)  # fmt: skip
+_LEAVES = (("lora_A.weight", "lora_a.weight"), ("lora_B.weight", "lora_b.weight"),
+           ("lora_magnitude_vector", "magnitude"))  # fmt: skip
+_TUNED: Pairs = tuple((f"base_model.model.model.layers.{{n}}.{old}{leaf}", f"layers.{{n}}.{new}{end}")
+                      for old, new in _TUNE for leaf, end in _LEAVES)  # fmt: skip
+
+
+def _forward(pairs: Pairs) -> Substitutions:
+    return tuple((_pattern(old), new.replace("{n}", r"\1")) for old, new in pairs)
+
+
+def _back(pairs: Pairs) -> Substitutions:
+    return _forward(tuple((new, old) for old, new in pairs))
+
+
+def _pattern(front: str) -> str:
+    end = "" if front.endswith(".") else "$"
+    return "^" + front.replace(".", "[.]").replace("{n}", r"(\d+)") + end
+
+
 CHANGES: tuple[LibraryChange, ...] = (
     LibraryChange(
         "vlm", "transformers 4.52", "language_model.model.* became model.language_model.*, and vision_tower.* "
@@ -101,60 +140,19 @@ CHANGES: tuple[LibraryChange, ...] = (
     LibraryChange(
         "meta-llama", "Meta's LLaMA", "its own files have layers.N.attention.wq, feed_forward.w1 and attention_norm, "
         "and transformers model.layers.N.self_attn.q_proj, mlp.gate_proj and input_layernorm",
-        ((r"^tok_embeddings[.]", "model.embed_tokens."), ("^norm[.]", "model.norm."), ("^output[.]", "lm_head."),
-         (r"^layers[.](\d+)[.]attention[.]w([qkvo])[.]", r"model.layers.\1.self_attn.\2_proj."),
-         (r"^layers[.](\d+)[.]feed_forward[.]w1[.]", r"model.layers.\1.mlp.gate_proj."),
-         (r"^layers[.](\d+)[.]feed_forward[.]w2[.]", r"model.layers.\1.mlp.down_proj."),
-         (r"^layers[.](\d+)[.]feed_forward[.]w3[.]", r"model.layers.\1.mlp.up_proj."),
-         (r"^layers[.](\d+)[.]attention_norm[.]", r"model.layers.\1.input_layernorm."),
-         (r"^layers[.](\d+)[.]ffn_norm[.]", r"model.layers.\1.post_attention_layernorm.")),
-        ((r"^model[.]embed_tokens[.]", "tok_embeddings."), ("^model[.]norm[.]", "norm."), ("^lm_head[.]", "output."),
-         (r"^model[.]layers[.](\d+)[.]self_attn[.]([qkvo])_proj[.]", r"layers.\1.attention.w\2."),
-         (r"^model[.]layers[.](\d+)[.]mlp[.]gate_proj[.]", r"layers.\1.feed_forward.w1."),
-         (r"^model[.]layers[.](\d+)[.]mlp[.]down_proj[.]", r"layers.\1.feed_forward.w2."),
-         (r"^model[.]layers[.](\d+)[.]mlp[.]up_proj[.]", r"layers.\1.feed_forward.w3."),
-         (r"^model[.]layers[.](\d+)[.]input_layernorm[.]", r"layers.\1.attention_norm."),
-         (r"^model[.]layers[.](\d+)[.]post_attention_layernorm[.]", r"layers.\1.ffn_norm.")),
-        "huggingface/transformers, models/llama/convert_llama_weights_to_hf.py",
+        _forward(_META), _back(_META), "huggingface/transformers, models/llama/convert_llama_weights_to_hf.py",
         r"^layers[.]\d+[.]attention[.]w[qkvo][.]",
     ),
     LibraryChange(
         "torchtune", "torchtune", "its models have layers.N.attn.q_proj, mlp.w1 and sa_norm.scale, and transformers "
         "model.layers.N.self_attn.q_proj, mlp.gate_proj and input_layernorm.weight",
-        ((r"^model[.]embed_tokens[.]", "tok_embeddings."), ("^model[.]norm[.]weight$", "norm.scale"),
-         ("^lm_head[.]", "output."), (r"^model[.]layers[.](\d+)[.]self_attn[.]([qkv])_proj[.]", r"layers.\1.attn.\2_proj."),
-         (r"^model[.]layers[.](\d+)[.]self_attn[.]o_proj[.]", r"layers.\1.attn.output_proj."),
-         (r"^model[.]layers[.](\d+)[.]mlp[.]gate_proj[.]", r"layers.\1.mlp.w1."),
-         (r"^model[.]layers[.](\d+)[.]mlp[.]down_proj[.]", r"layers.\1.mlp.w2."),
-         (r"^model[.]layers[.](\d+)[.]mlp[.]up_proj[.]", r"layers.\1.mlp.w3."),
-         (r"^model[.]layers[.](\d+)[.]input_layernorm[.]weight$", r"layers.\1.sa_norm.scale"),
-         (r"^model[.]layers[.](\d+)[.]post_attention_layernorm[.]weight$", r"layers.\1.mlp_norm.scale")),
-        ((r"^tok_embeddings[.]", "model.embed_tokens."), ("^norm[.]scale$", "model.norm.weight"),
-         ("^output[.]", "lm_head."), (r"^layers[.](\d+)[.]attn[.]([qkv])_proj[.]", r"model.layers.\1.self_attn.\2_proj."),
-         (r"^layers[.](\d+)[.]attn[.]output_proj[.]", r"model.layers.\1.self_attn.o_proj."),
-         (r"^layers[.](\d+)[.]mlp[.]w1[.]", r"model.layers.\1.mlp.gate_proj."),
-         (r"^layers[.](\d+)[.]mlp[.]w2[.]", r"model.layers.\1.mlp.down_proj."),
-         (r"^layers[.](\d+)[.]mlp[.]w3[.]", r"model.layers.\1.mlp.up_proj."),
-         (r"^layers[.](\d+)[.]sa_norm[.]scale$", r"model.layers.\1.input_layernorm.weight"),
-         (r"^layers[.](\d+)[.]mlp_norm[.]scale$", r"model.layers.\1.post_attention_layernorm.weight")),
-        "pytorch/torchtune, models/convert_weights.py", r"^layers[.]\d+[.]attn[.](?:[qkv]|output)_proj[.]weight$",
+        _forward(_TORCHTUNE), _back(_TORCHTUNE), "pytorch/torchtune, models/convert_weights.py",
+        r"^layers[.]\d+[.]attn[.](?:[qkv]|output)_proj[.]weight$",
     ),
     LibraryChange(
         "torchtune-adapter", "torchtune", "its adapters have layers.N.attn.q_proj.lora_a, and PEFT's "
         "base_model.model.model.layers.N.self_attn.q_proj.lora_A",
-        ((r"^base_model[.]model[.]model[.]layers[.](\d+)[.]", r"layers.\1."), ("^base_model[.]model[.]lm_head[.]", "output."),
-         (r"^(layers[.]\d+)[.]self_attn[.]([qkv])_proj[.]", r"\1.attn.\2_proj."),
-         (r"^(layers[.]\d+)[.]self_attn[.]o_proj[.]", r"\1.attn.output_proj."),
-         (r"^(layers[.]\d+)[.]mlp[.]gate_proj[.]", r"\1.mlp.w1."), (r"^(layers[.]\d+)[.]mlp[.]down_proj[.]", r"\1.mlp.w2."),
-         (r"^(layers[.]\d+)[.]mlp[.]up_proj[.]", r"\1.mlp.w3."), ("[.]lora_A[.]", ".lora_a."), ("[.]lora_B[.]", ".lora_b."),
-         ("[.]lora_magnitude_vector$", ".magnitude")),
-        (("[.]lora_a[.]", ".lora_A."), ("[.]lora_b[.]", ".lora_B."), ("[.]magnitude$", ".lora_magnitude_vector"),
-         (r"^(layers[.]\d+)[.]attn[.]([qkv])_proj[.]", r"\1.self_attn.\2_proj."),
-         (r"^(layers[.]\d+)[.]attn[.]output_proj[.]", r"\1.self_attn.o_proj."),
-         (r"^(layers[.]\d+)[.]mlp[.]w1[.]", r"\1.mlp.gate_proj."), (r"^(layers[.]\d+)[.]mlp[.]w2[.]", r"\1.mlp.down_proj."),
-         (r"^(layers[.]\d+)[.]mlp[.]w3[.]", r"\1.mlp.up_proj."), (r"^layers[.](\d+)[.]", r"base_model.model.model.layers.\1."),
-         ("^output[.]", "base_model.model.lm_head.")),
-        "pytorch/torchtune, models/convert_weights.py tune_to_peft_adapter_weights",
+        _forward(_TUNED), _back(_TUNED), "pytorch/torchtune, models/convert_weights.py tune_to_peft_adapter_weights",
         r"^layers[.]\d+[.](?:attn|mlp)[.]\w+[.]lora_[ab][.]",
     ),
 )  # fmt: skip

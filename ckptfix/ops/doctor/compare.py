@@ -6,31 +6,39 @@ keys of the message; what it leaves is reported with it. A cause on the model's 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ckptfix.align import layouts
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import observers
 from ckptfix.errors import CkptfixError
-from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
+from ckptfix.findings.message_names import Listed, Prefix, Shape
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
-from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.names import bases, library_names, lines, no_weights, rules, spellings, typed
 from ckptfix.names.operations import HALF, INTERLEAVED, Operation
-from ckptfix.names.slots import Slot, is_transposed
+from ckptfix.names.slots import Slot
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
-from ckptfix.ops.doctor import solve
+from ckptfix.ops.doctor import message_shapes, solve
 from ckptfix.ops.doctor.groups import BESIDE, TOLD
-from ckptfix.ops.quantized import quantization_of
-from ckptfix.urls import as_path, folder_beside
-from ckptfix.words import plural, some
+from ckptfix.ops.doctor.message_side import (
+    EMBEDDINGS,
+    HEADS,
+    LORA,
+    ODD,
+    Answer,
+    MessageSide,
+    brief,
+    config_of,
+    heads_of,
+    is_coded,
+    module_of,
+)
+from ckptfix.words import plural
 
 STRICT = frozenset(("torch", "torch before 0.4", "vLLM", "llama.cpp", "Megatron", ""))
 """Frameworks whose loaders refuse a key that the model lacks; the others only list it."""
@@ -38,63 +46,17 @@ STRICT = frozenset(("torch", "torch before 0.4", "vLLM", "llama.cpp", "Megatron"
 MOST_LINES = 12
 """Lines of rules in a printed command."""
 
-_ODD = re.compile(r"[\s{}|#=\\]")
-_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared", "token_embedding",
-               "embeddings", "tok_emb", "embedding")  # fmt: skip
-_HEADS = ("lm_head", "output", "embed_out", "output_layer", "decoder", "head", "score_head")
-_POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe")
-_LORA = re.compile(r"(?:^|[._])lora_(?:embedding_)?[ABab]\b|[._]lora_(?:down|up)\b")
 
 
 Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
 """A line of rules, the keys that it takes, and those that it makes."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessageSide:
-    """A state dict of the file, and the message in its terms: all keys as the loader had them.
-
-    Attributes:
-        at: its address.
-        shapes: key -> shape.
-        missing: keys that the file lacks.
-        over: keys of the file that the model lacks.
-        there: keys that the message calls missing, but which the file has.
-        foreign: keys that the message says the file has, but which it does not have.
-        conflicts: tensors of the file whose shape differs from the model's.
-        complete: whether the message lists all keys that the model lacks.
-        first: keys that are only the first that a loader could not place.
-    """
-
-    at: str
-    shapes: Mapping[str, Shape]
-    missing: tuple[str, ...] = ()
-    over: tuple[str, ...] = ()
-    there: tuple[str, ...] = ()
-    foreign: tuple[str, ...] = ()
-    conflicts: tuple[ShapeConflict, ...] = ()
-    complete: bool = False
-    first: tuple[str, ...] = ()
-
-
-@dataclass(slots=True)
-class _Answer:
-    """The result for one state dict: the parts of one `rename`, and the sentences about them."""
-
-    subs: tuple[tuple[str, str], ...] = ()
-    lines: list[str] = field(default_factory=list)
-    rows: list[tuple[str, str, Fix | None]] = field(default_factory=list)
-    solved: int = 0
-
-    def say(self, id: str, message: str, fix: Fix | None = None) -> None:
-        self.rows.append((id, message, fix))
-
-
 def scan(checkpoint: Checkpoint, names: Listed) -> list[Finding]:
     """Return the findings about `checkpoint` that follow from the keys and shapes of a message; empty without any."""
     if "DCP" in names.frameworks or not choose.states(checkpoint):
         return list(_scan_whole(checkpoint, names))
-    tried: list[tuple[tuple[int, int], MessageSide, _Answer]] = []
+    tried: list[tuple[tuple[int, int], MessageSide, Answer]] = []
     for state in choose.states(checkpoint)[:8]:
         shapes = {entry.key: entry.shape for entry in checkpoint.entries_at(state.at)}
         if shapes:
@@ -107,7 +69,7 @@ def scan(checkpoint: Checkpoint, names: Listed) -> list[Finding]:
     if values := _values(checkpoint, side):
         globs = tuple(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in values))
         fix = step("select", drop=globs) if all(name.endswith(_STATE) for name in values) else ""
-        message = f"the model lacks {_keys(values)}, which hold no weights: the command leaves them out"
+        message = f"the model lacks {brief(values)}, which hold no weights: the command leaves them out"
         return [found("optional-buffers", message, where=side.at, fix=fix, about=TOLD)]
     several = bool(side.at) and len(checkpoint.state_dicts) > 1
     return list(_findings(answer, side.at if several else "", side.at))
@@ -137,12 +99,12 @@ def _scan_whole(checkpoint: Checkpoint, names: Listed) -> Iterator[Finding]:
     if not asked or not have:
         return
     if not lacking:
-        message = f"the checkpoint has {_keys(asked)}: the message is about a different one"
+        message = f"the checkpoint has {brief(asked)}: the message is about a different one"
         yield found("other-file", message, about=TOLD, fix="")
         return
     near = _alike(lacking[0], have)
     hint = f"; the nearest is {near}" if near else f"; its keys are like {have[0]}"
-    message = f"the checkpoint has no {_keys(lacking)}{hint}"
+    message = f"the checkpoint has no {brief(lacking)}{hint}"
     advice = ""
     if near and _PLACE.search(lacking[0]) and not _PLACE.search(near):
         message += ": its optimizer's state is by the names of parameters, and the loader asks by their numbers"
@@ -164,7 +126,7 @@ def _alike(name: str, have: Sequence[str]) -> str | None:
     return rows[0] if rows else _nearest(name, have)
 
 
-def _findings(answer: _Answer, at: str, where: str) -> Iterator[Finding]:
+def _findings(answer: Answer, at: str, where: str) -> Iterator[Finding]:
     """Yield the findings of an answer, with the one command that does the work of all of them."""
     options: dict[str, Value] = {}
     if answer.subs:
@@ -227,7 +189,7 @@ def _of_adapter(names: Listed, have: Sequence[str]) -> Listed:
         return names
     of_base: dict[str, list[str]] = {}
     for name in have:
-        if _LORA.search(name):
+        if LORA.search(name):
             of_base.setdefault(_ADAPTED.sub("", name.removeprefix("base_model.model.")), []).append(name)
     over = [adapted for name in names.unexpected for adapted in of_base.get(name, (name,))]
     return replace(names, unexpected=tuple(over))
@@ -249,9 +211,9 @@ def _is_under(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.") or f".{module}." in f".{name}"
 
 
-def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> _Answer:
-    answer = _Answer()
-    _say_conflicts(checkpoint, side, answer)
+def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> Answer:
+    answer = Answer()
+    message_shapes.say_conflicts(checkpoint, side, answer)
     if _are_around(checkpoint, side.at, names):
         return answer  # training-checkpoint says it
     if {"state", "param_groups"} <= set(names.unexpected):
@@ -262,7 +224,7 @@ def _answered(checkpoint: Checkpoint, side: MessageSide, names: Listed) -> _Answ
         _, wrappers = bases.unwrapped(list(side.shapes))
         if any(set(name.split(".")[:-1]) & set(wrappers) for name in side.foreign):
             return answer  # the file has that wrapper too: wrapped-names says it
-        answer.say("other-file", f"the message names {_keys(side.foreign)}, which this file does not have: it is about "
+        answer.say("other-file", f"the message names {brief(side.foreign)}, which this file does not have: it is about "
                    "a different file, or the loader changed the keys first", "")  # fmt: skip
         return answer
     if side.there and not side.missing:
@@ -288,8 +250,8 @@ def _are_around(checkpoint: Checkpoint, at: str, names: Listed) -> bool:
     return False
 
 
-def _say_there(side: MessageSide, answer: _Answer) -> None:
-    count = f"the file has {_keys(side.there)}, which the message calls missing"
+def _say_there(side: MessageSide, answer: Answer) -> None:
+    count = f"the file has {brief(side.there)}, which the message calls missing"
     if side.at:
         answer.say("training-checkpoint", f"{count}, at {side.at!r}: pass that state dict to load_state_dict",
                    step("extract", at=side.at))  # fmt: skip
@@ -297,11 +259,11 @@ def _say_there(side: MessageSide, answer: _Answer) -> None:
         answer.say("other-file", f"{count}: the message is about a different file, or the loader changed the keys", "")
 
 
-def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _Answer) -> None:
+def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Answer) -> None:
     """Find new keys, fused tensors, tied ones and ones to leave out that explain the missing and unexpected keys."""
     have = list(side.shapes)
-    adapter = all(_LORA.search(name) or "modules_to_save" in name for name in have)
-    of_base = [name for name in side.missing if adapter and not _LORA.search(name) and "modules_to_save" not in name]
+    adapter = all(LORA.search(name) or "modules_to_save" in name for name in have)
+    of_base = [name for name in side.missing if adapter and not LORA.search(name) and "modules_to_save" not in name]
     missing = [name for name in side.missing if name not in of_base]
     over = list(side.over)
     wrapped = _without_wrappers(side, missing)
@@ -342,7 +304,7 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: _An
 _NORM = ("running_mean", "running_var")
 
 
-def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: _Answer) -> None:
+def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: Answer) -> None:
     """Report convolutions that have a bias in the file, and a BatchNorm in the model: they were fused."""
     layers = {name.rpartition(".")[0].rpartition(".")[0] for name in left}
     biases = [name for name in rest if name.endswith(".bias") and name.rpartition(".")[0].rpartition(".")[0] in layers]
@@ -353,15 +315,15 @@ def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: _Answer) -
                    "a file that was saved before; fused layers cannot be taken apart")  # fmt: skip
 
 
-def _say_unlike(missing: Sequence[str], over: Sequence[str], answer: _Answer) -> None:
+def _say_unlike(missing: Sequence[str], over: Sequence[str], answer: Answer) -> None:
     """Report that file and model name nearly everything differently, so that the message alone decides nothing."""
-    answer.say("missing-keys", f"the model names its tensors differently: the file has {over[0]} where the model may have "
-               f"{missing[0]}; the keys of the message do not show which is which",
+    answer.say("missing-keys", f"the model names its tensors differently: the file has keys like {over[0]}, and the "
+               f"model keys like {missing[0]}; the message does not show which is which",
                "with the model, or any file that it loads: ckptfix match {source} OUT --like MODEL")  # fmt: skip
 
 
 def _rotary(
-    checkpoint: Checkpoint, side: MessageSide, result: solve.Substituted, names: Listed, answer: _Answer
+    checkpoint: Checkpoint, side: MessageSide, result: solve.Substituted, names: Listed, answer: Answer
 ) -> str | None:
     """Add lines that reorder the rows of queries and keys, if only one of two implementations rotates neighbors.
 
@@ -376,8 +338,8 @@ def _rotary(
     if not rows:
         return None
     layout = HALF if rows[0][0] in near[0] else INTERLEAVED
-    heads = _heads(checkpoint)
-    if heads is None or any(side.shapes[old][0] % (2 * count) for old, new in rows if (count := heads[bool(_KEYS.search(new))])):
+    heads = heads_of(checkpoint)
+    if heads is None or any(side.shapes[old][0] % (2 * heads[bool(_KEYS.search(new))]) for old, new in rows):
         return (
             "the rows of queries and keys are in a different order too, because only one side rotates neighboring "
             "values: with the model, and its number of heads: ckptfix match {source} OUT --like MODEL --heads N"
@@ -389,16 +351,6 @@ def _rotary(
 
 _KEYS = re.compile(r"\.(?:wk|k_proj)\.")
 """The keys of attention, which may have fewer heads than its queries."""
-
-
-def _heads(checkpoint: Checkpoint) -> tuple[int, int] | None:
-    """Return the number of heads of queries, and of keys, from config.json or Meta's params.json beside the file."""
-    params = _beside(checkpoint, "params.json")
-    config = {**(params if isinstance(params, dict) else {}), **_config(checkpoint)}
-    query = config.get("num_attention_heads", config.get("n_heads"))
-    key = config.get("num_key_value_heads", config.get("n_kv_heads")) or query
-    whole = isinstance(query, int) and isinstance(key, int) and query > 0 and key > 0
-    return (query, key) if whole and isinstance(query, int) and isinstance(key, int) else None
 
 
 def _without_wrappers(side: MessageSide, missing: Sequence[str]) -> bool:
@@ -464,7 +416,7 @@ def _say_names(
     left: Sequence[str],
     fused: Sequence[Fused],
     names: Listed,
-    answer: _Answer,
+    answer: Answer,
     advice: str | None = None,
 ) -> None:
     """Report the keys that are called differently.
@@ -594,35 +546,32 @@ def _experts(have: Sequence[str], wanted: _Kinds) -> Iterator[Fused]:
 
 def _tie(
     checkpoint: Checkpoint, side: MessageSide, current: Mapping[str, str], rest: Sequence[str], left: list[str],
-    answer: _Answer,
+    answer: Answer,
 ) -> list[str]:
     """Add an output head that the file stores only as the embedding, or the reverse; return the other keys.
 
     Args:
         rest: keys of the file that the model lacks, and that have no new name: one may be the head itself.
     """
-    unused = any(_module(name) in (*_HEADS, *_EMBEDDINGS) for name in rest if name in side.over)
-    if unused or _config(checkpoint).get("tie_word_embeddings") is False:
+    unused = any(module_of(name) in (*HEADS, *EMBEDDINGS) for name in rest if name in side.over)
+    if unused or config_of(checkpoint).get("tie_word_embeddings") is False:
         return left
     tied: dict[str, str] = {}
     for name in left:
-        mine, others = (_HEADS, _EMBEDDINGS) if _module(name) in _HEADS else (_EMBEDDINGS, (*_EMBEDDINGS, *_HEADS))
-        if _module(name) not in mine or not name.endswith(".weight"):
+        mine, others = (HEADS, EMBEDDINGS) if module_of(name) in HEADS else (EMBEDDINGS, (*EMBEDDINGS, *HEADS))
+        if module_of(name) not in mine or not name.endswith(".weight"):
             continue
-        rows = [new for new in current.values() if _module(new) in others and new.endswith(".weight")]
-        named = [new for new in rows if _module(new) in ("embed_tokens", "wte", "word_embeddings", "shared", "lm_head")]
-        one = [new for new in named if _module(new) == "shared"] or named or rows
-        if len(one) == 1 and not _ODD.search(one[0] + name):
+        rows = [new for new in current.values() if module_of(new) in others and new.endswith(".weight")]
+        usual = ("embed_tokens", "wte", "word_embeddings", "shared", "lm_head")
+        named = [new for new in rows if module_of(new) in usual]
+        one = [new for new in named if module_of(new) == "shared"] or named or rows
+        if len(one) == 1 and not ODD.search(one[0] + name):
             tied[name] = one[0]
     for name, source in tied.items():
         answer.lines.append(f"{source} -> {name} | tie")
         answer.say("tied-missing", f"{name} is saved only under the tied key {source}; if your model does not tie "
                    "the two, its file is a different one")  # fmt: skip
     return [name for name in left if name not in tied]
-
-
-def _module(name: str) -> str:
-    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _drop(
@@ -632,29 +581,30 @@ def _drop(
     current: Mapping[str, str],
     rest: list[str],
     left: Sequence[str],
-    answer: _Answer,
+    answer: Answer,
 ) -> None:
     """Leave out the keys that the model lacks, where its loader insists on that, and they are not all of the file."""
     if not rest:
         return
-    coded = [name for name in rest if _is_coded(checkpoint, side.at, name)]
+    coded = [name for name in rest if is_coded(checkpoint, side.at, name)]
     if coded:
         answer.say("quantized-keys", f"these keys belong to quantized weights, whose scheme the loader must know: "
-                   f"{_keys(coded)}", "load it with the library that quantized it")  # fmt: skip
+                   f"{brief(coded)}", "load it with the library that quantized it")  # fmt: skip
         return
     unchanged = [name for name in side.shapes if current[name] == name]
     watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}
     if watched.intersection(rest):
         rest[:] = [name for name in unchanged if name in watched or ".".join(name.split(".")[:-1]).endswith(_FAKE)]
-    elif any(map(_LORA.search, rest)) and not all(map(_LORA.search, side.shapes)):
-        rest[:] = [name for name in unchanged if name in rest or _LORA.search(name)]
+    elif any(map(LORA.search, rest)) and not all(map(LORA.search, side.shapes)):
+        rest[:] = [name for name in unchanged if name in rest or LORA.search(name)]
     elif names.shortened and side.over:
         rest[:] = _of_the_same_kind(rest, unchanged)
     weighty = [name for name in rest if not no_weights.optional(Slot(name, side.shapes[name]))]
     strict = bool(STRICT.intersection(names.frameworks or ("",)))
-    what = f"the model lacks {_keys(rest)}"
+    what = f"the model lacks {brief(rest)}"
     kept = len(side.shapes) - len(rest)
-    guessed = [name for name in weighty if name in side.first and not _LORA.search(name) and _module(name) != "lm_head"]
+    guessed = [name for name in weighty if name in side.first and not LORA.search(name)]
+    guessed = [name for name in guessed if module_of(name) != "lm_head"]
     if guessed:
         answer.say("unexpected-keys", f"{what}; the loader stops at the first such key, so others may follow: these "
                    "are the keys of a different implementation, or of a different version", "")  # fmt: skip
@@ -674,10 +624,6 @@ def _drop(
     hint = "" if weighty else ", which hold no weights"
     them = "it" if len(rest) == 1 else "them"
     answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {them} out")
-
-
-def _is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
-    return join(at, name) in quantization_of(checkpoint).roles
 
 
 def _of_the_same_kind(names: Sequence[str], have: Sequence[str]) -> list[str]:
@@ -719,21 +665,21 @@ def _hits(pattern: str, names: Iterable[str]) -> bool:
 
 
 def _say_left(
-    side: MessageSide, left: Sequence[str], of_base: Sequence[str], rest: Sequence[str], answer: _Answer
+    side: MessageSide, left: Sequence[str], of_base: Sequence[str], rest: Sequence[str], answer: Answer
 ) -> None:
     """Report the missing keys that remain: computed buffers, the base model of an adapter, and the others."""
     optional = [name for name in left if no_weights.optional(Slot(name, ()))]
     others = [name for name in left if name not in optional]
     if of_base:
-        answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {_keys(of_base)}; "
+        answer.say("adapter-only", f"an adapter's file does not have the keys of its base model: {brief(of_base)}; "
                    "load it with strict=False", "")  # fmt: skip
     if optional:
         fix = None if answer.subs or answer.lines else "in Python: ckptfix.load_into(model, {source!r})"
-        answer.say("optional-buffers", f"the file lacks {_keys(optional)}, which the model computes itself", fix)
+        answer.say("optional-buffers", f"the file lacks {brief(optional)}, which the model computes itself", fix)
     if others:
         near = _nearest(others[0], side.shapes)
         hint = f"; the nearest of its keys is {near}" if near else ""
-        answer.say("missing-keys", f"the file has no tensor for {_keys(others)}{hint}: it is of a different model or "
+        answer.say("missing-keys", f"the file has no tensor for {brief(others)}{hint}: it is of a different model or "
                    "configuration, or is only a part", "")  # fmt: skip
 
 
@@ -741,207 +687,6 @@ def _nearest(name: str, have: Iterable[str]) -> str | None:
     leaf = name.rpartition(".")[2]
     rows = [other for other in have if other.rpartition(".")[2] == leaf][:2000]
     return next(iter(typed.nearest(name, rows, 1)), None)
-
-
-def _keys(names: Sequence[str]) -> str:
-    return some(list(names)) if len(names) <= 2 else f"{len(names):,} keys, such as {names[0]}"
-
-
-# Shapes.
-
-
-def _say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: _Answer) -> None:
-    """Report the tensors whose shapes differ, by cause."""
-    empty = [row for row in side.conflicts if 0 in row.wanted and 0 not in row.saved]
-    if empty:
-        row = empty[0]
-        answer.say("model-side", f"the cause is the model, not the file: its {row.name} has the shape "
-                   f"{list(row.wanted)} and no values, because DeepSpeed ZeRO-3 partitioned it; the file is whole",
-                   "load inside deepspeed.zero.GatheredParameters(..., modifier_rank=0), or before "
-                   "deepspeed.initialize; engine.load_checkpoint reads only DeepSpeed's own folders")  # fmt: skip
-    rows = _say_ranks(checkpoint, side, [row for row in side.conflicts if row not in empty], answer)
-    other = [row for row in rows if side.shapes[row.name] != row.saved]
-    rows = [row for row in rows if row not in other]
-    if other and not rows:
-        row = other[0]
-        advice = _resize(row) if _is_vocabulary(row) else ""
-        answer.say("other-file", f"the message says that {row.name} has the shape {list(row.saved)}, and in this file "
-                   f"it has {list(side.shapes[row.name])}: the message is about a different file", advice)  # fmt: skip
-    coded = [row for row in rows if _is_coded(checkpoint, side.at, row.name)]
-    if coded:
-        answer.say("quantized-keys", f"{_shapes(coded)}: the file has codes of quantized weights, and the model has "
-                   "plain weights", "load it with the library that quantized it")  # fmt: skip
-    rows = [row for row in rows if row not in coded]
-    for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
-        rows = says(checkpoint, side, rows, answer)
-    if rows:
-        answer.say("shape-mismatch", _shapes(rows) + _shape_note(rows))
-
-
-def _shapes(rows: Sequence[ShapeConflict]) -> str:
-    row = rows[0]
-    more = f" (and {len(rows) - 1:,} more)" if len(rows) > 1 else ""
-    return f"{row.name} is {list(row.saved)} here, {list(row.wanted)} in the model{more}"
-
-
-def _shape_note(rows: Sequence[ShapeConflict]) -> str:
-    if all(is_transposed(row.saved, row.wanted) for row in rows):
-        return ": the same sizes in a different order, as of a transposed layer"
-    heads = [row for row in rows if row.saved[1:] == row.wanted[1:] and _module(row.name) not in _EMBEDDINGS]
-    last = {_module(row.name) or row.name for row in heads}
-    if len(heads) == len(rows) and len(last) <= 2 and heads[0].wanted:
-        return f": an output layer for {heads[0].saved[0]:,} classes, and the model has {heads[0].wanted[0]:,}"
-    return ": the model was built with a different configuration"
-
-
-Says = list[ShapeConflict]
-
-
-def _say_rows(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _Answer) -> Says:
-    """Report embeddings and output heads with a different number of rows: a vocabulary that was padded or resized."""
-    about = [row for row in rows if _is_vocabulary(row)]
-    if not about:
-        return rows
-    saved, wanted = about[0].saved[0], about[0].wanted[0]
-    about = [row for row in about if (row.saved[0], row.wanted[0]) == (saved, wanted)]
-    biases = [row for row in rows if row.saved == (saved,) and row.wanted == (wanted,)]
-    about += [row for row in biases if row not in about]
-    config = _config(checkpoint).get("vocab_size")
-    tokens = _tokens(checkpoint)
-    evidence = f"; config.json says {config:,}" if isinstance(config, int) else ""
-    evidence += f", the tokenizer has {tokens:,} tokens" if tokens else ""
-    padded = saved > wanted and (saved % 64 == 0 or saved % 8 == 0) and saved - wanted < 512
-    if saved < wanted:
-        why = "the model has more: it was resized for new tokens, or padded; new rows are zeros until they are trained"
-    elif padded:
-        why = "the file's were padded to a round number, and the rows at its end stand for no token"
-    else:
-        why = (f"the file's were resized for {saved - wanted:,} new tokens: to keep them, {_resize(about[0])}; the "
-               "command cuts them off")  # fmt: skip
-    for row in about:
-        if not _ODD.search(row.name):
-            fill = " fill=0" if wanted > saved else ""
-            answer.lines.append(f"{row.name} -> {row.name} | rows from={saved} to={wanted}{fill}")
-    message = f"the vocabulary has {saved:,} rows here ({about[0].name}), and {wanted:,} in the model{evidence}: {why}"
-    answer.say("vocabulary-rows", message)
-    return [row for row in rows if row not in about]
-
-
-def _resize(row: ShapeConflict) -> str:
-    return f"call model.resize_token_embeddings({row.saved[0]}) before loading"
-
-
-def _is_vocabulary(row: ShapeConflict) -> bool:
-    parts = row.name.removesuffix(".weight").removesuffix(".default").removesuffix(".modules_to_save").split(".")
-    named = parts[-1] in (*_EMBEDDINGS, "lm_head", "embed_out", "output") or "word_embeddings" in parts
-    large = min(row.saved[:1] + row.wanted[:1], default=0) >= 16
-    position = any(part in row.name for part in _POSITIONS)
-    return named and large and not position and len(row.saved) == 2 and row.saved[1:] == row.wanted[1:]
-
-
-def _say_reshaped(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _Answer) -> Says:
-    """Report a linear layer that is a convolution of size 1 on the other side."""
-    kinds: dict[tuple[str, str], Says] = {}
-    for row in rows:
-        if row.saved != row.wanted and _plain(row.saved) == _plain(row.wanted) and not _ODD.search(row.name):
-            kinds.setdefault((_letters(row.saved), _letters(row.wanted)), []).append(row)
-    for (old, new), about in kinds.items():
-        made = [f"{row.name} -> {row.name} | reshape from={old} to={new}" for row in about]
-        grouped = lines.joined([(row.name, row.name, f"| reshape from={old} to={new}") for row in about])
-        short = [f"{left} -> {right} {end}" for left, right, end in grouped]
-        answer.lines += short if len(short) < len(made) else made
-        answer.say("shape-mismatch", f"{_shapes(about)}: the same values, as a linear layer and as a convolution of "
-                   "size 1")  # fmt: skip
-    done = [row for about in kinds.values() for row in about]
-    return [row for row in rows if row not in done]
-
-
-def _plain(shape: Shape) -> Shape:
-    return tuple(size for size in shape if size != 1)
-
-
-def _letters(shape: Shape) -> str:
-    letters = iter("oiabcdef")
-    return ",".join("1" if size == 1 else next(letters) for size in shape)
-
-
-def _say_lora(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _Answer) -> Says:
-    about = [row for row in rows if _LORA.search(row.name)]
-    ranks = {(min(row.saved), min(row.wanted)) for row in about if len(row.saved) == 2 == len(row.wanted)}
-    if len(ranks) != 1:
-        return rows
-    ((saved, wanted),) = ranks
-    answer.say("model-side", f"the adapter was trained with rank {saved}, and the model was built for rank {wanted}: "
-               "the file is whole", f"build the model with r={saved}, as in adapter_config.json")  # fmt: skip
-    return [row for row in rows if row not in about]
-
-
-def _say_positions(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _Answer) -> Says:
-    about = [row for row in rows if any(part in row.name for part in _POSITIONS)]
-    if about:
-        answer.say("position-embedding", _shapes(about), "interpolate them in the model's code; to load the rest: "
-                   "ckptfix.load_into(model, {source}, strict=False)")  # fmt: skip
-    return [row for row in rows if row not in about]
-
-
-def _say_ranks(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: _Answer) -> Says:
-    """Report several tensors that are an exact part of the model's along one dimension: those of one rank."""
-    ratios = {_ratio(row) for row in rows}
-    if not rows or len(ratios) != 1 or None in ratios or not (len(rows) > 2 or _RANKED.search(checkpoint.path)):
-        return rows
-    (ratio,) = ratios
-    answer.say("one-rank", f"{_shapes(rows)}: 1/{ratio} of each, so the file holds the part of one of {ratio} ranks",
-               "join the files of all ranks first")  # fmt: skip
-    return []
-
-
-_RANKED = re.compile(r"consolidated\.\d\d\.|mp_rank_\d|rank_?\d", re.IGNORECASE)
-
-
-def _ratio(row: ShapeConflict) -> int | None:
-    if len(row.saved) != len(row.wanted):
-        return None
-    ways = {big // small for small, big in zip(row.saved, row.wanted, strict=True) if small and small != big}
-    exact = all(small and big % small == 0 for small, big in zip(row.saved, row.wanted, strict=True))
-    several = sum(small != big for small, big in zip(row.saved, row.wanted, strict=True)) == 1
-    return ways.pop() if exact and several and len(ways) == 1 else None
-
-
-MOST_JSON = 64 << 20
-"""Bytes of the largest JSON file beside a checkpoint that is read."""
-
-
-def _beside(checkpoint: Checkpoint, name: str) -> object:
-    path = checkpoint.path
-    if not is_local(path):
-        return None
-    own = as_path(path) if found_as(path) == "folder" else folder_beside(path)
-    try:
-        with open_source(str(as_path(str(own), name))) as source:
-            return json.loads(bytes(source.read(0, source.size))) if source.size <= MOST_JSON else None
-    except (CkptfixError, ValueError, OSError, RecursionError):
-        return None
-
-
-def _config(checkpoint: Checkpoint) -> Mapping[str, object]:
-    made = _beside(checkpoint, "config.json")
-    if not isinstance(made, dict):
-        return {}
-    text = made.get("text_config")
-    return {**(text if isinstance(text, dict) else {}), **made}
-
-
-def _tokens(checkpoint: Checkpoint) -> int | None:
-    """Return the number of tokens of the tokenizer.json beside the file: the greatest id, and one."""
-    made = _beside(checkpoint, "tokenizer.json")
-    if not isinstance(made, dict):
-        return None
-    model, added = made.get("model"), made.get("added_tokens")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else None
-    ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
-    rows = added if isinstance(added, list) else []
-    ids += [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), int)]
-    return max(ids) + 1 if ids else None
 
 
 def settled(findings: Sequence[Finding], told: Sequence[Finding], names: Listed) -> list[Finding]:

@@ -153,11 +153,11 @@ def _derived(
     for _ in range(ROUNDS):
         left = sorted(wanted - best.made)
         sources = [new for old, new in best.names.items() if new not in wanted and (not over or old in over)]
-        tried: dict[Substitutions, None] = {}
+        tried: dict[tuple[Substitutions, str, str], None] = {}
         for name in _spread(left):
             for source in _similar(name, sources):
                 pairs = _between(source, name, loose=bool(over))
-                tried |= dict.fromkeys(((subs, source, name) for subs in pairs))
+                tried |= dict.fromkeys((subs, source, name) for subs in pairs)
         better, moves = best, False
         for subs, source, name in tried:
             made = _effect((*best.subs, *subs), have, wanted, agreed)
@@ -203,7 +203,7 @@ def _is_in_doubt(source: str, name: str, made: Substituted, sources: Sequence[st
 
 
 def _is_rival(one: str, other: str) -> bool:
-    """Return whether two keys of one side may be taken for each other: the same last component, and the same numbers."""
+    """Return whether two keys of one side may be taken for each other."""
     return _place(one) == _place(other)
 
 

@@ -1,0 +1,125 @@
+"""A pasted message in the terms of one state dict of the file, and the answer to it while it is worked out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.address import join
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.message_names import Shape, ShapeConflict
+from ckptfix.findings.steps import Fix
+from ckptfix.io.source import found_as, is_local, open_source
+from ckptfix.ops.quantized import quantization_of
+from ckptfix.urls import as_path, folder_beside
+from ckptfix.words import some
+
+ODD = re.compile(r"[\s{}|#=\\]")
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared", "token_embedding",
+               "embeddings", "tok_emb", "embedding")  # fmt: skip
+HEADS = ("lm_head", "output", "embed_out", "output_layer", "decoder", "head", "score_head")
+POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe")
+LORA = re.compile(r"(?:^|[._])lora_(?:embedding_)?[ABab]\b|[._]lora_(?:down|up)\b")
+
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSide:
+    """A state dict of the file, and the message in its terms: all keys as the loader had them.
+
+    Attributes:
+        at: its address.
+        shapes: key -> shape.
+        missing: keys that the file lacks.
+        over: keys of the file that the model lacks.
+        there: keys that the message calls missing, but which the file has.
+        foreign: keys that the message says the file has, but which it does not have.
+        conflicts: tensors of the file whose shape differs from the model's.
+        complete: whether the message lists all keys that the model lacks.
+        first: keys that are only the first that a loader could not place.
+    """
+
+    at: str
+    shapes: Mapping[str, Shape]
+    missing: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    there: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    conflicts: tuple[ShapeConflict, ...] = ()
+    complete: bool = False
+    first: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Answer:
+    """The result for one state dict: the parts of one `rename`, and the sentences about them."""
+
+    subs: tuple[tuple[str, str], ...] = ()
+    lines: list[str] = field(default_factory=list)
+    rows: list[tuple[str, str, Fix | None]] = field(default_factory=list)
+    solved: int = 0
+
+    def say(self, id: str, message: str, fix: Fix | None = None) -> None:
+        self.rows.append((id, message, fix))
+
+
+def brief(names: Sequence[str]) -> str:
+    return some(list(names)) if len(names) <= 2 else f"{len(names):,} keys, such as {names[0]}"
+
+
+def module_of(name: str) -> str:
+    return name.rpartition(".")[0].rpartition(".")[2]
+
+
+def is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
+    return join(at, name) in quantization_of(checkpoint).roles
+
+
+MOST_JSON = 64 << 20
+"""Bytes of the largest JSON file beside a checkpoint that is read."""
+
+
+def json_beside(checkpoint: Checkpoint, name: str) -> object:
+    path = checkpoint.path
+    if not is_local(path):
+        return None
+    own = as_path(path) if found_as(path) == "folder" else folder_beside(path)
+    try:
+        with open_source(str(as_path(str(own), name))) as source:
+            return json.loads(bytes(source.read(0, source.size))) if source.size <= MOST_JSON else None
+    except (CkptfixError, ValueError, OSError, RecursionError):
+        return None
+
+
+def config_of(checkpoint: Checkpoint) -> Mapping[str, object]:
+    made = json_beside(checkpoint, "config.json")
+    if not isinstance(made, dict):
+        return {}
+    text = made.get("text_config")
+    return {**(text if isinstance(text, dict) else {}), **made}
+
+
+def tokens_of(checkpoint: Checkpoint) -> int | None:
+    """Return the number of tokens of the tokenizer.json beside the file: the greatest id, and one."""
+    made = json_beside(checkpoint, "tokenizer.json")
+    if not isinstance(made, dict):
+        return None
+    model, added = made.get("model"), made.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = [one for one in vocabulary.values() if isinstance(one, int)] if isinstance(vocabulary, dict) else []
+    rows = added if isinstance(added, list) else []
+    ids += [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), int)]
+    return max(ids) + 1 if ids else None
+
+
+def heads_of(checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Return the number of heads of queries, and of keys, from config.json or Meta's params.json beside the file."""
+    params = json_beside(checkpoint, "params.json")
+    config = {**(params if isinstance(params, dict) else {}), **config_of(checkpoint)}
+    query = config.get("num_attention_heads", config.get("n_heads"))
+    key = config.get("num_key_value_heads", config.get("n_kv_heads")) or query
+    whole = isinstance(query, int) and isinstance(key, int) and query > 0 and key > 0
+    return (query, key) if whole and isinstance(query, int) and isinstance(key, int) else None
