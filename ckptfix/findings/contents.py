@@ -10,6 +10,10 @@ _REPAIR = step("repair")
 _SANITIZE = step("sanitize")
 _LOAD_INTO = "in Python: ckptfix.load_into(model, {source!r})"
 RESUMED = "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model), which pairs the state by parameter"
+RESUMED_IN_PART = (
+    "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model, strict=False), which pairs the state by "
+    "parameter, and names the parameters that begin without one"
+)
 _MATCH = step("match", like=LIKE)
 
 CONTENTS: tuple[FindingKind, ...] = (
@@ -214,7 +218,8 @@ CONTENTS: tuple[FindingKind, ...] = (
         "optimizer-state", "info", "it holds an optimizer's state",
         "An optimizer usually keeps two more tensors for each parameter: it triples the size, and the model "
         "does not need it.",
-        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE, E.WORLD_SIZE), step("slim", no_optimizer=True),
+        (E.PARAMETER_COUNT, E.SAME_GPU, E.OPTIMIZER_DEVICE, E.WORLD_SIZE, E.PARAMETER_ORDER),
+        step("slim", no_optimizer=True),
     ),
     FindingKind(
         "no-lightning-version", "info", "the key pytorch-lightning_version is missing",

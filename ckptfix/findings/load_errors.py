@@ -77,6 +77,7 @@ class LoadError(IntEnum):
     NO_MODEL_FILE = 62
     NO_DATA = 63
     WORLD_SIZE = 64
+    PARAMETER_ORDER = 65
 
 
 MEANINGS: dict[LoadError, str] = {
@@ -150,6 +151,8 @@ MEANINGS: dict[LoadError, str] = {
         "the folder has no model file that from_pretrained looks for: it is an adapter's folder, lacks an index, or "
         "a trainer saved it in a different form",
     LoadError.WORLD_SIZE: "the optimizer's state was saved by a different number of processes",
+    LoadError.PARAMETER_ORDER:
+        "the optimizer's state belongs to other parameters: their order or their shapes differ from those at the save",
     LoadError.NO_DATA: "a tensor is on the meta device: it has a shape but no values",
 }
 """The usual cause of each load error, in one sentence without a full stop."""

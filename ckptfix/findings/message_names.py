@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from ckptfix.findings.steps import Step
 
@@ -28,9 +28,10 @@ MOST_KEYS = 100_000
 
 Shape = tuple[int, ...]
 
-Role = Literal["missing", "unexpected", "seen", "module", "file"]
+Role = Literal["missing", "unexpected", "seen", "module", "file", "part", "state", "whole"]
 """The role of a name in a message: only the model has it; only the file has it; a lookup failed, on a side that the
-message does not say; the file has keys under it that the model lacks; a file that was not found."""
+message does not say; the file has keys under it that the model lacks; a file that was not found; a part of the file
+that a script asked for; a value of an optimizer's state; a prefix of keys by which a loader recognizes whole models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class Listed:
         seen: keys that a lookup did not find; the message does not say on which side.
         modules: prefixes of keys that only the file has.
         files: names of files that were not found.
+        parts: keys that a script asked the loaded object for.
+        states: values that an optimizer asked its state for.
+        wholes: prefixes of keys by which a loader recognizes whole models.
         shortened: whether a list ends in an ellipsis, or the message stops at its first problem.
         frameworks: whose forms these are.
     """
@@ -63,6 +67,9 @@ class Listed:
     seen: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    wholes: tuple[str, ...] = ()
     shortened: bool = False
     frameworks: tuple[str, ...] = ()
 
@@ -208,7 +215,23 @@ def _expanded(name: str) -> list[str]:
     return [made for part in parts[:10_000] for made in _expanded(f"{front}{part}{back}")]
 
 
+def _diffusion_model(text: str, start: int) -> tuple[list[str], bool]:
+    """Return the prefix that ComfyUI's loader of checkpoints looks for (comfy/model_detection.py)."""
+    return ["model.diffusion_model"], False
+
+
 _ONE = rf"['\"`]?(?P<name>{_KEY})['\"`]?"
+
+_LOADED = r"(?:state_?dict|checkpoint|ckpt|loaded\w*|weights|torch\.load\([^()\n]{0,200}\))\w*"
+"""An expression for the object that was loaded."""
+
+_PARTS = (r"model|net|network|state_dict|model_state_dict|model_state|module|params|params_ema|ema|model_ema|"
+          r"optimizer|optimizer_state_dict|epoch|image_proj|ip_adapter")
+"""Keys that scripts look up in a loaded object, and that are hardly asked of anything else."""
+
+_STATES = (r"exp_avg|exp_avg_sq|max_exp_avg_sq|momentum_buffer|square_avg|acc_delta|grad_avg|prev|step_size|"
+           r"exp_avg_var|exp_inf|state1|state2|qmap1|qmap2|absmax1|absmax2")
+"""Values of the states of optimizers (torch/optim, bitsandbytes/optim/optimizer.py)."""
 
 FORMS: tuple[MessageForm, ...] = (
     MessageForm("torch", r"(missing|unexpected) key\(s\)[^:\"'\n]{0,80}:", None, _any),
@@ -239,6 +262,11 @@ FORMS: tuple[MessageForm, ...] = (
     MessageForm("", r"\b(missing|unexpected)(?: \w{1,20}){0,3}:? ?(?=[\[{(]['\"])", None, _any),
     MessageForm("", r"(missing|unexpected) keys?(?: [\w ]{0,40})?[:=]", None, _any),
     MessageForm("", r"KeyError: ['\"](?P<name>[A-Za-z_]\w*(?:\.[\w\-]+)+)['\"]", "seen", first_only=True),
+    MessageForm("", rf"KeyError: ['\"](?P<name>{_STATES})['\"]", "state", first_only=True),
+    MessageForm("", rf"KeyError: ['\"](?P<name>{_PARTS})['\"]", "part", first_only=True),
+    MessageForm("", rf"\b{_LOADED}\[['\"](?P<name>\w+)['\"]\][^\n]*\n(?:[^\n]*\n)?\s*KeyError: ['\"](?P=name)['\"]",
+                "part", first_only=True),
+    MessageForm("ComfyUI", r"could not detect model type of\b", "whole", _diffusion_model),
 )
 """The forms of lists of keys."""
 
@@ -295,6 +323,8 @@ def listed(text: str) -> Listed | None:
             for name in _expanded(row["name"].strip()):
                 if found.conflicts.setdefault(name, made := _conflict(name, row)) is made:
                     found.frameworks[framework] = None
+    if found.conflicts and "Error(s) in loading" not in text and "size mismatch for" in text:
+        found.shortened = True  # torch begins with that line, so only a part was pasted
     for row in _STATUS.finditer(text):
         role = "missing" if row["role"] == "MISSING" else "unexpected"
         if found.add(role, (name for name in _expanded(row["name"].strip()) if "*" not in name)):
@@ -316,15 +346,19 @@ def _conflict(name: str, row: re.Match[str]) -> ShapeConflict:
 def _made(found: _Found) -> Listed:
     missing, unexpected = (found.names.get(role, {}) for role in ("missing", "unexpected"))
     known = {**missing, **unexpected}
+    rows = {role: tuple(found.names.get(role, {})) for role in get_args(Role)}
     return Listed(
         tuple(missing),
         tuple(unexpected),
         tuple(found.conflicts.values()),
-        tuple(name for name in found.names.get("seen", {}) if name not in known),
-        tuple(found.names.get("module", {})),
-        tuple(found.names.get("file", {})),
-        found.shortened,
-        tuple(found.frameworks),
+        tuple(name for name in rows["seen"] if name not in known),
+        modules=rows["module"],
+        files=rows["file"],
+        parts=rows["part"],
+        states=rows["state"],
+        wholes=rows["whole"],
+        shortened=found.shortened,
+        frameworks=tuple(found.frameworks),
     )
 
 

@@ -158,6 +158,34 @@ CHANGES: tuple[LibraryChange, ...] = (
 )  # fmt: skip
 """The renamings of known versions."""
 
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A row of the table of files that a script trains as one model, and that several models read in parts.
+
+    Attributes:
+        id: short name.
+        about: who reads which keys.
+        pairs: beginnings of the keys that the script writes, and those that are read.
+        source: where both are defined.
+    """
+
+    id: str
+    about: str
+    pairs: Pairs
+    source: str
+
+
+SHARED_FILES: tuple[SharedFile, ...] = (
+    SharedFile(
+        "ip-adapter",
+        "IP-Adapter reads image_proj.* and ip_adapter.* from a safetensors file, or two dicts of these names",
+        (("image_proj_model.", "image_proj."), ("adapter_modules.", "ip_adapter.")),
+        "tencent-ailab/IP-Adapter, tutorial_train.py and ip_adapter/ip_adapter.py load_ip_adapter",
+    ),
+)
+"""The files with parts for several models."""
+
 EXPERTS_SINCE = "transformers 5"
 """The library and version that store all experts of a layer in one tensor: mlp.experts.gate_up_proj and down_proj."""
 

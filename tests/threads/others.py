@@ -183,13 +183,15 @@ OTHERS: tuple[Thread, ...] = (
     Thread(
         "YINYIPENG-EN/Pruning_for_YOLOX/issues/5", "torch",
         torch_message("YOLOX", [], ["start_epoch", "model", "optimizer", "amp"]),
-        RESNET, "solved", RESNET, "model",
+        RESNET, "solved", RESNET, "model", beside=("start_epoch", "optimizer", "amp"),
     ),
     Thread(
         "MeteoSwiss/ldcast/issues/12", "torch",
         torch_message("LatentDiffusion", list(RESNET), ["epoch", "global_step", "pytorch-lightning_version",
                       "state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers"]),
         RESNET, "solved", RESNET, "state_dict",
+        beside=("epoch", "global_step", "pytorch-lightning_version", "loops", "callbacks", "optimizer_states",
+                "lr_schedulers"),
     ),
     Thread(
         "facebookresearch/ParlAI/issues/2931", "torch",

@@ -15,7 +15,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Thread:
-    """A row; `url` is under https://github.com/, `optimizer` the class whose state the file has."""
+    """A row; `url` is under https://github.com/, `optimizer` the class whose state the file has,
+    and `beside` other keys at its top."""
 
     url: str
     framework: str
@@ -25,6 +26,7 @@ class Thread:
     want: Shapes = field(default_factory=dict)
     at: str = ""
     optimizer: str = ""
+    beside: tuple[str, ...] = ()
 
 
 def quoted(names: list[str]) -> str:

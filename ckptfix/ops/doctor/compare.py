@@ -23,7 +23,7 @@ from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
-from ckptfix.ops.doctor import message_shapes, solve
+from ckptfix.ops.doctor import message_parts, message_shapes, solve
 from ckptfix.ops.doctor.groups import BESIDE, TOLD
 from ckptfix.ops.doctor.message_side import (
     EMBEDDINGS,
@@ -37,6 +37,7 @@ from ckptfix.ops.doctor.message_side import (
     heads_of,
     is_coded,
     module_of,
+    plain_weights,
 )
 from ckptfix.words import plural
 
@@ -54,6 +55,8 @@ Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
 
 def scan(checkpoint: Checkpoint, names: Listed) -> list[Finding]:
     """Return the findings about `checkpoint` that follow from the keys and shapes of a message; empty without any."""
+    if parts := message_parts.scan(checkpoint, names):
+        return parts
     if "DCP" in names.frameworks or not choose.states(checkpoint):
         return list(_scan_whole(checkpoint, names))
     tried: list[tuple[tuple[int, int], MessageSide, Answer]] = []
@@ -180,6 +183,7 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
         tuple(row for row in conflicts if row.name in shapes),
         bool(names.unexpected) and not names.shortened,
         tuple(seen),
+        names.shortened,
     )
 
 
@@ -370,7 +374,8 @@ def _known_change(have: Sequence[str], over: Sequence[str], names: Listed) -> so
     """Return the change of a library that all unexpected keys show, where the message lists no missing ones."""
     spelled = spellings.canonical(have)
     norms = next(change.forward for change in library_names.CHANGES if change.id == "layer-norm")
-    known = [subs for framework, subs in _ONE_SIDED if framework in ("", *names.frameworks)]
+    known = [subs for framework, subs, beside in _ONE_SIDED if framework in ("", *names.frameworks)
+             and all(any(part in name for name in have) for part in beside)]  # fmt: skip
     for subs in (norms, *known):
         new = {name: library_names.substituted(name, subs) for name in have}
         changed = [name for name in have if new[name] != name]
@@ -395,17 +400,19 @@ def _main_module(side: MessageSide, names: Listed) -> solve.Substituted | None:
     return None
 
 
-_ONE_SIDED: tuple[tuple[str, library_names.Substitutions], ...] = (
-    ("", (("^base_model[.]model[.](?:base_model[.]model[.])+", "base_model.model."),)),
-    ("llama.cpp", (("(^|[.])language_model[.]", r"\1"),)),
-    ("ComfyUI", (("^transformer[.]base_model[.]model[.]", "transformer."),)),
-    ("ComfyUI", (("^transformer[.]", ""),)),
-    ("llama.cpp", (("^(embed_tokens|layers|norm)[.]", r"model.\1."),)),
+_ONE_SIDED: tuple[tuple[str, library_names.Substitutions, tuple[str, ...]], ...] = (
+    ("", (("^base_model[.]model[.](?:base_model[.]model[.])+", "base_model.model."),), ()),
+    ("llama.cpp", (("(^|[.])language_model[.]", r"\1"),), ()),
+    ("ComfyUI", (("^transformer[.]base_model[.]model[.]", "transformer."),), ()),
+    ("ComfyUI", (("^transformer[.]", ""),), ()),
+    ("llama.cpp", (("^(embed_tokens|layers|norm)[.]", r"model.\1."),), ()),
+    ("", (("[.]self_attn[.]Wqkv[.]", ".self_attn.in_proj_"),), (".self_attn.out_proj.", ".linear1.")),
 )
-"""Framework, or ``""`` for any, and a renaming that the file's own keys show to be right.
+"""Framework, or ``""`` for any, a renaming that the file's own keys show to be right, and parts of keys that it needs.
 
 PEFT's prefix twice; the level of a model with images, which the converter for text models does not know; a base model
-without its prefix; the prefixes with which trainers of diffusers save LoRAs, and which ComfyUI does not always know.
+without its prefix; the prefixes with which trainers of diffusers save LoRAs, and which ComfyUI does not always know;
+flash-attn's FlashMHA in torch's TransformerEncoderLayer, whose MultiheadAttention has in_proj_weight (as in scGPT).
 """
 
 
@@ -589,7 +596,7 @@ def _drop(
     coded = [name for name in rest if is_coded(checkpoint, side.at, name)]
     if coded:
         answer.say("quantized-keys", f"these keys belong to quantized weights, whose scheme the loader must know: "
-                   f"{brief(coded)}", "load it with the library that quantized it")  # fmt: skip
+                   f"{brief(coded)}", plain_weights(checkpoint))  # fmt: skip
         return
     unchanged = [name for name in side.shapes if current[name] == name]
     watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}
@@ -609,6 +616,12 @@ def _drop(
         answer.say("unexpected-keys", f"{what}; the loader stops at the first such key, so others may follow: these "
                    "are the keys of a different implementation, or of a different version", "")  # fmt: skip
         return
+    if inner := _of_layers(weighty, rest, side):
+        answer.say("unexpected-keys", f"{what}; {inner} is in a layer that the model has too, or in one more layer: "
+                   "the model was built with another configuration, and would not be the same without them",
+                   "build the model with the configuration of the file; to leave them out all the same, in Python: "
+                   "ckptfix.load_into(model, {source!r}, strict=False)")  # fmt: skip
+        return
     if left and weighty:
         answer.say("unexpected-keys", f"{what}; no renaming found accounts for them", "")
         return
@@ -624,6 +637,20 @@ def _drop(
     hint = "" if weighty else ", which hold no weights"
     them = "it" if len(rest) == 1 else "them"
     answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {them} out")
+
+
+def _of_layers(weighty: Sequence[str], rest: Sequence[str], side: MessageSide) -> str:
+    """Return a key without which a layer or a stack of layers is a different one; empty if there is none."""
+    gone = set(rest)
+    stacks = {stack for name in side.shapes if name not in gone and (stack := _stack(name)) is not None}
+    own = (name for name in weighty if _stack(name) in stacks and not LORA.search(name))
+    return next((name for name in own if no_weights.kind_of(Slot(name, side.shapes[name])) is None), "")
+
+
+def _stack(name: str) -> str | None:
+    """Return the path of the first numbered layer that a key is in, without its number."""
+    match = re.search(r"(?:^|\.)(\d+)\.", name)
+    return None if match is None else name[: match.start(1)]
 
 
 def _of_the_same_kind(names: Sequence[str], have: Sequence[str]) -> list[str]:
@@ -692,11 +719,13 @@ def _nearest(name: str, have: Iterable[str]) -> str | None:
 def settled(findings: Sequence[Finding], told: Sequence[Finding], names: Listed) -> list[Finding]:
     """Return `findings`, with wrapped keys as a note only where the message shows that the model has them too."""
     solved = any(row.steps for row in told)
+    known = {row.id for row in told}
+    rest = [row for row in findings if row.id != "optimizer-state" or row.id not in known]
     components = {wrapper.component for wrapper in WRAPPERS}
     said = {part for name in names.unexpected for part in name.split(".")[:-1]}
     wanted = {part for name in names.missing for part in name.split(".")[:-1]}
     blamed = not names.unexpected or names.shortened or bool(components & (said - wanted)) or bool(wanted & components)
     if not solved and blamed:
-        return list(findings)
-    return [replace(row, severity="info", about=BESIDE) if row.id == "wrapped-names" else row for row in findings]
+        return rest
+    return [replace(row, severity="info", about=BESIDE) if row.id == "wrapped-names" else row for row in rest]
 

@@ -26,7 +26,7 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.findings import message_names
-from ckptfix.findings.contents import RESUMED
+from ckptfix.findings.contents import RESUMED, RESUMED_IN_PART
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
@@ -354,12 +354,21 @@ def _judge(
             contents = scan_target.settled(fit, view, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
-    if {LoadError.PARAMETER_COUNT, LoadError.WORLD_SIZE} & set(rows):
-        contents = [row.fixed_by(RESUMED) if row.id == "optimizer-state" else row for row in contents]
+    resumed = next((_RESUMES[row] for row in rows if row in _RESUMES), None)
+    if resumed is not None:
+        contents = [row.fixed_by(resumed) if row.id == "optimizer-state" else row for row in contents]
     yield from contents
     if not fast:
         looked.append("tensor data")
         yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder, progress)
+
+
+_RESUMES = {
+    LoadError.PARAMETER_COUNT: RESUMED_IN_PART,
+    LoadError.PARAMETER_ORDER: RESUMED,
+    LoadError.WORLD_SIZE: RESUMED,
+}
+"""Load error of an optimizer -> how to resume with its state all the same."""
 
 
 def _edited(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from ckptfix.ops.doctor.message_side import (
     config_of,
     is_coded,
     module_of,
+    plain_weights,
     tokens_of,
 )
 
@@ -43,7 +44,7 @@ def say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: Answer) -> 
     coded = [row for row in rows if is_coded(checkpoint, side.at, row.name)]
     if coded:
         answer.say("quantized-keys", f"{_shapes(coded)}: the file has codes of quantized weights, and the model has "
-                   "plain weights", "load it with the library that quantized it")  # fmt: skip
+                   "plain weights", plain_weights(checkpoint))  # fmt: skip
     rows = [row for row in rows if row not in coded]
     for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
         rows = says(checkpoint, side, rows, answer)
@@ -77,8 +78,14 @@ def _say_rows(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Ans
         return rows
     saved, wanted = about[0].saved[0], about[0].wanted[0]
     about = [row for row in about if (row.saved[0], row.wanted[0]) == (saved, wanted)]
-    biases = [row for row in rows if row.saved == (saved,) and row.wanted == (wanted,)]
-    about += [row for row in biases if row not in about]
+    # The output head has other names too, and its bias has the same rows.
+    shapes = ((about[0].saved, about[0].wanted), ((saved,), (wanted,)))
+    about += [row for row in rows if (row.saved, row.wanted) in shapes and row not in about]
+    if side.shortened:
+        listed = {row.name for row in side.conflicts}
+        same = (name for name, shape in side.shapes.items() if shape == about[0].saved and name not in listed)
+        others = (ShapeConflict(name, about[0].saved, about[0].wanted) for name in same)
+        about += filter(_is_vocabulary, others)
     config = config_of(checkpoint).get("vocab_size")
     tokens = tokens_of(checkpoint)
     evidence = f"; config.json says {config:,}" if isinstance(config, int) else ""

@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Shape, ShapeConflict
-from ckptfix.findings.steps import Fix
+from ckptfix.findings.steps import Fix, Step
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.ops.quantized import quantization_of
 from ckptfix.urls import as_path, folder_beside
@@ -40,6 +40,7 @@ class MessageSide:
         conflicts: tensors of the file whose shape differs from the model's.
         complete: whether the message lists all keys that the model lacks.
         first: keys that are only the first that a loader could not place.
+        shortened: whether the message is a part of the original.
     """
 
     at: str
@@ -51,6 +52,7 @@ class MessageSide:
     conflicts: tuple[ShapeConflict, ...] = ()
     complete: bool = False
     first: tuple[str, ...] = ()
+    shortened: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +78,17 @@ def module_of(name: str) -> str:
 
 def is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
     return join(at, name) in quantization_of(checkpoint).roles
+
+
+def plain_weights(checkpoint: Checkpoint) -> Fix:
+    """Return the command that writes plain weights instead of quantized ones, or what else helps."""
+    from ckptfix.ops.dequantize.plan import dequantized
+
+    try:
+        dequantized(checkpoint, None)
+    except CkptfixError:
+        return "load it with the library that quantized it"
+    return (Step("convert", (("dequantize", True),), word="plain"),)
 
 
 MOST_JSON = 64 << 20

@@ -46,6 +46,9 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
      (E.PREFIX, E.NO_KEY_IN_MODEL)),
     (r"used a DP world size of \d+ but|(world|dp|data.parallel) size of \d+.{0,60}(current|but)", (E.WORLD_SIZE,)),
     (r"parameter group that doesn't match the size|different number of parameter groups", (E.PARAMETER_COUNT,)),
+    (r"(optim\w*[/\\.]|optimizer\.step|exp_avg|momentum_buffer|\.state\[).{0,3000}?"
+     r"(size of tensor a \(\d+\) must match|output with shape .{0,60}doesn't match the broadcast shape)",
+     (E.PARAMETER_ORDER,)),
     (r"WeightsUnpickler error: Unsupported operand 118|invalid load key, '?v", (E.LFS_POINTER,)),
     (r"Unsupported operand (60|123|31|0|147|10|13|37|91)\b|invalid load key, '?(<|\{|\\x|\n|%|\[|H|E|N)",
      (E.NOT_A_CHECKPOINT,)),

@@ -21,6 +21,9 @@ _NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
 _SYNTAX = re.compile(r"\(\\d\+\)|\\g<\d>|\\\d|[^\w.]")
 """Whatever in a pattern or a replacement is not part of a key."""
 
+_IN_PROJ = "in_proj_"
+"""The beginning of the fused parameters of torch.nn.MultiheadAttention."""
+
 MANY = 600
 """Keys of a file above which only one key of each kind is tried; the result is then verified on all of them."""
 
@@ -166,7 +169,9 @@ def _derived(
             if not _is_sure(subs) and not _is_supported(best, made, complete=complete):
                 continue
             only_moves = _only_moves(subs)
-            if only_moves or not _is_in_doubt(source, name, made, sources, left):
+            used = {best.names[old] for old, _ in made.pairs}
+            rest = [other for other in sources if other not in used]
+            if only_moves or _is_spelling(subs) or not _is_in_doubt(source, name, made, rest, left):
                 better, moves = made, only_moves
         if better is best:
             break
@@ -186,17 +191,21 @@ def _only_moves(subs: Substitutions) -> bool:
     return all(old <= new or new <= old for old, new in rows)
 
 
+def _is_spelling(subs: Substitutions) -> bool:
+    """Return whether the substitutions are those of `_joined_leaf`, for two spellings of one fused projection."""
+    return all(new.endswith(_IN_PROJ + r"\2") for _, new in subs)
+
+
 def _is_in_doubt(source: str, name: str, made: Substituted, sources: Sequence[str], left: Sequence[str]) -> bool:
     """Return whether another key of the file may be the old one of `name`, or another missing key the new one.
 
     Args:
         made: the effect of the renaming; keys that it accounts for are no rivals.
-        sources: keys of the file that no missing key is made of yet.
+        sources: keys of the file that no missing key is made of, with this renaming.
         left: missing keys that are not made yet.
     """
-    known = {old for old, new in made.pairs}
     mine = _likeness(source, name)
-    ours = [other for other in sources if other != source and other not in known and _is_rival(other, source)]
+    ours = [other for other in sources if other != source and _is_rival(other, source)]
     theirs = [other for other in left if other != name and other not in made.made and _is_rival(other, name)]
     second = [*(_likeness(other, name) for other in ours), *(_likeness(source, other) for other in theirs)]
     return bool(second) and (mine < ALIKE + MARGIN or max(second) > mine - MARGIN)
@@ -299,11 +308,25 @@ def _between(old: str, new: str, *, loose: bool) -> Iterator[Substitutions]:
             return
     if not loose and ours[-1] != theirs[-1] and COMPANION.search(new):
         return  # the tensor beside a weight, such as its scale, is not the weight
+    yield from _joined_leaf(ours, theirs)
     for context in (0, 1, 2):
         yield tuple(_substitution(ours, before, after, a, b, context) for before, after, a, b in changes)
     if len(changes) > 1:
         for before, after, a, b in changes:
             yield (_substitution(ours, before, after, a, b, 0),)
+
+
+def _joined_leaf(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[Substitutions]:
+    """Yield the substitution for torch's ``in_proj_weight`` and ``in_proj_bias``, which are no module of their own."""
+    if len(ours) < 2 or ours[-1] not in ("weight", "bias") or theirs[-1] != _IN_PROJ + ours[-1]:
+        return
+    if ours[-2] not in spellings.FUSED_QKV:
+        return
+    rows = SequenceMatcher(None, ours[:-1], theirs[:-1], autojunk=False).get_opcodes()
+    changes = [theirs[c:d] for kind, a, b, c, d in rows if kind != "equal" and b == len(ours) - 1 and b - a == 1]
+    if changes and len([row for row in rows if row[0] != "equal"]) == 1:
+        new = "".join(f"{part}." for part in changes[0]) + _IN_PROJ
+        yield ((rf"(^|[.]){_escaped(ours[-2])}[.](weight|bias)$", rf"\1{new}\2"),)
 
 
 def _alike(one: str, other: str) -> bool:

@@ -88,7 +88,8 @@ def test_shapes_that_differ(message: str) -> None:
 
 
 def test_a_message_without_keys() -> None:
-    for text in ("KeyError: 'model'", "EOFError: Ran out of input", "missing key", "", "size mismatch for"):
+    configs = "config['qwen3']\nKeyError: 'qwen3'"
+    for text in ("KeyError: 'qwen3'", configs, "EOFError: Ran out of input", "missing key", "", "size mismatch for"):
         assert listed(text) is None
     assert len({form.head for form in FORMS}) == len(FORMS)
 
@@ -103,3 +104,18 @@ def test_a_hostile_message_takes_no_time(text: str) -> None:
     start = time.process_time()
     listed(text)
     assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "names"),
+    [
+        ("KeyError: 'model'", "parts", ("model",)),
+        ('    net.load_state_dict(state_dict["Adapter"])\nKeyError: \'Adapter\'', "parts", ("Adapter",)),
+        ("    x = torch.load(path)['g']\n        ~~~~^^\nKeyError: 'g'", "parts", ("g",)),
+        ("KeyError: 'exp_avg'", "states", ("exp_avg",)),
+        ("ERROR: Could not detect model type of: a.safetensors", "wholes", ("model.diffusion_model",)),
+    ],
+)
+def test_parts_of_a_file(text: str, role: str, names: tuple[str, ...]) -> None:
+    found = listed(text)
+    assert found is not None and getattr(found, role) == names and not found.names

@@ -109,7 +109,11 @@ def test_the_vocabulary_with_the_evidence_beside_the_file(tmp_path: Path) -> Non
     assert done.cause is not None and done.cause.id == "vocabulary-rows"
     assert "config.json says 64" in done.sentence and "50 tokens" in done.sentence and "classes" not in str(done)
     (line,) = done.chain
-    assert line.step.get("lines") == ("model.embed_tokens.weight -> model.embed_tokens.weight | rows from=64 to=50",)
+    rows = [f"{name} -> {name} | rows from=64 to=50" for name in ("model.embed_tokens.weight", "lm_head.weight")]
+    assert line.step.get("lines") == tuple(rows)  # only a line of the message was pasted
+    whole = f"RuntimeError: Error(s) in loading state_dict for M:\n{mismatch('lm_head.weight', (64, 8), (50, 8))}"
+    (line,) = ckptfix.doctor(path, error=whole).chain
+    assert line.step.get("lines") == tuple(rows[1:])
 
 
 def test_a_head_of_other_classes_is_said_to_be_one(tmp_path: Path) -> None:
