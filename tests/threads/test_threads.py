@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from threads.others import OTHERS
+from threads.reports import REPORTS, Report
 from threads.threads import HELD_OUT, THREADS, Thread
 
 import ckptfix
@@ -93,3 +94,34 @@ def test_most_threads_are_solved() -> None:
     for rows in (THREADS, HELD_OUT, OTHERS):
         counts = Counter(row.outcome in ("solved", "python") for row in rows)
         assert counts[True] >= 0.6 * len(rows)
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.url)
+def test_the_first_answer_to_a_report(report: Report, tmp_path: Path) -> None:
+    path = report.build(tmp_path)
+    done = ckptfix.doctor(path, error=report.message)
+    chain = done.chain
+    if report.outcome == "solved":
+        for line in chain:
+            function_of(line.step.command)(line.source, line.dest, **line.step.keywords())
+        assert shapes_of(chain[-1].dest) == dict(report.want or {})
+    elif report.outcome == "merged":
+        found = re.search(r"ckptfix merge (.*) -o (\S+);", str(done))
+        assert found is not None and not chain
+        ckptfix.merge(found[1].split(), found[2])
+        assert shapes_of(found[2]) == dict(report.want or {})
+    elif report.outcome == "python":
+        assert "ckptfix.load_optimizer(optimizer, " in str(done) and not chain
+    else:
+        assert done.cause is None if report.outcome == "nothing" else report.outcome == f"said:{done.cause.id}"
+        assert not done.message or not done.message.solved
+
+
+def shapes_of(path: str) -> dict[str, tuple[int, ...]]:
+    made = ckptfix.load_state_dict(path)
+    return {name: tuple(value.shape) for name, value in made.items() if isinstance(value, torch.Tensor)}
+
+
+def test_most_reports_are_solved() -> None:
+    counts = Counter(row.outcome in ("solved", "python", "merged") for row in REPORTS if row.scope)
+    assert counts[True] >= 0.6 * counts.total() and counts[True] > 0.6 * len(REPORTS)

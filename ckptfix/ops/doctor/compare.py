@@ -291,7 +291,8 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Ans
         new = {name for _, _, news in fused for name in news}
         rest = [name for name in rest if current[name] not in used]
         left = [name for name in left if name not in new]
-    if 2 * len(left) > len(missing) and solve.contradicts(left, [name for name in rest if name in side.over]):
+    loose = [name for name in rest if name in side.over]
+    if 2 * len(left) > len(missing) and solve.contradicts(left, loose) and not _fused_biases(left, rest):
         answer.subs, answer.lines = (), []
         _say_unlike(missing, over, answer)
         return
@@ -300,8 +301,7 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Ans
     if over:
         _drop(checkpoint, side, names, current, rest, left, answer)
     _say_left(side, left, of_base, rest if over else [], answer)
-    if others := [name for name in left if name.rpartition(".")[2] in _NORM]:
-        _say_fused_norm(others, rest, answer)
+    _say_fused_norm(left, rest, answer)
     answer.solved = len(missing) - len(left) + len(over) - len(rest)
 
 
@@ -310,12 +310,11 @@ _NORM = ("running_mean", "running_var")
 
 def _say_fused_norm(left: Sequence[str], rest: Sequence[str], answer: Answer) -> None:
     """Report convolutions that have a bias in the file, and a BatchNorm in the model: they were fused."""
-    layers = {name.rpartition(".")[0].rpartition(".")[0] for name in left}
-    biases = [name for name in rest if name.endswith(".bias") and name.rpartition(".")[0].rpartition(".")[0] in layers]
-    if biases:
+    if biases := _fused_biases(left, rest):
+        norm = next(name for name in left if name.rpartition(".")[2] in _NORM)
         answer.rows[:] = [row for row in answer.rows if row[0] not in ("missing-keys", "unexpected-keys")]
         answer.say("model-side", f"the file was saved after its convolutions were fused with their BatchNorm: it has "
-                   f"{biases[0]}, and the model {left[0]}", "fuse the model too before loading (model.fuse()), or use "
+                   f"{biases[0]}, and the model {norm}", "fuse the model too before loading (model.fuse()), or use "
                    "a file that was saved before; fused layers cannot be taken apart")  # fmt: skip
 
 
@@ -355,6 +354,13 @@ def _rotary(
 
 _KEYS = re.compile(r"\.(?:wk|k_proj)\.")
 """The keys of attention, which may have fewer heads than its queries."""
+
+
+def _fused_biases(left: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """Return the biases of the file in layers of which the model has a BatchNorm that the file lacks."""
+    norms = [name for name in left if name.rpartition(".")[2] in _NORM]
+    layers = {name.rpartition(".")[0].rpartition(".")[0] for name in norms}
+    return [name for name in rest if name.endswith(".bias") and name.rpartition(".")[0].rpartition(".")[0] in layers]
 
 
 def _without_wrappers(side: MessageSide, missing: Sequence[str]) -> bool:
@@ -600,8 +606,9 @@ def _drop(
         return
     unchanged = [name for name in side.shapes if current[name] == name]
     watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}
+    watched |= {name for name in unchanged if _is_observer(name, side.shapes[name])}
     if watched.intersection(rest):
-        rest[:] = [name for name in unchanged if name in watched or ".".join(name.split(".")[:-1]).endswith(_FAKE)]
+        rest[:] = [name for name in unchanged if name in watched]
     elif any(map(LORA.search, rest)) and not all(map(LORA.search, side.shapes)):
         rest[:] = [name for name in unchanged if name in rest or LORA.search(name)]
     elif names.shortened and side.over:
@@ -627,7 +634,7 @@ def _drop(
         return
     if not kept or not strict:
         what += "; this loader skips such keys by itself" if kept and not strict else ""
-        answer.say("unexpected-keys", what, "")
+        answer.say("unexpected-keys", what, _OTHER_LORA if all(map(LORA.search, rest)) else "")
         return
     dropped = _drop_lines([current[name] for name in rest], list(current.values()))
     if len(dropped) > MOST_LINES:
@@ -637,6 +644,12 @@ def _drop(
     hint = "" if weighty else ", which hold no weights"
     them = "it" if len(rest) == 1 else "them"
     answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {them} out")
+
+
+_OTHER_LORA = (
+    "load it with the base model that it was trained on, and a recent release of the program, which knows more forms "
+    "of LoRA; ckptfix does not convert between forms yet, because alpha and fused layers differ too"
+)
 
 
 def _of_layers(weighty: Sequence[str], rest: Sequence[str], side: MessageSide) -> str:
@@ -659,8 +672,10 @@ def _of_the_same_kind(names: Sequence[str], have: Sequence[str]) -> list[str]:
     return [name for name in have if solve.kind(name) in kinds]
 
 
-_FAKE = ("_fake_quant", "activation_post_process")
-"""Modules of torch.ao that watch values in training for quantization, with scales, zero points and switches."""
+def _is_observer(name: str, shape: Shape) -> bool:
+    """Return whether a module of torch.ao has the key that watches values in training for quantization."""
+    kind = no_weights.kind_of(Slot(name, shape))
+    return kind is not None and kind.id == "observer"
 
 
 def _drop_lines(names: Sequence[str], all_names: Sequence[str]) -> list[str]:

@@ -327,7 +327,12 @@ def _judge(
     container, judge = format.validate_headers if far and format.validate_headers is not None else whole
     looked[:] = [container, "key names", "devices"]
     # Globals are reported with their calls below.
-    yield from (finding for finding in judge(checkpoint) if finding.id != "foreign-global")
+    judged = [finding for finding in judge(checkpoint) if finding.id != "foreign-global"]
+    if any(finding.id == "missing-shard" for finding in judged):
+        from ckptfix.ops.doctor import shards_elsewhere
+
+        judged = list(shards_elsewhere.settled(path, judged))
+    yield from judged
     yield from _container(path, checkpoint, fast=fast)
     yield from _edited(checkpoint)
     yield from scan_adapter.scan(path)

@@ -21,6 +21,7 @@ from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
+from ckptfix.ops.doctor.message_side import LORA
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
@@ -68,6 +69,15 @@ def offered(
 _HEADS = "with the number of heads: ckptfix match {source} {matched} --like {like} --heads N"
 
 
+_ALPHA = ".alpha"
+"""The number beside a LoRA of kohya's form: the product of its tensors is multiplied by alpha / rank."""
+
+_SCALED = (
+    "no command, because the model lacks the alpha of the LoRA, and without it the LoRA would have a different "
+    "strength: multiply each lora_up by alpha / rank first, or load it with a program that reads alpha"
+)
+
+
 def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | str | None:
     """Return `match` with the options with which it works and makes more keys agree; None where it does not.
 
@@ -79,6 +89,8 @@ def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, 
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
+    if any(name.endswith(_ALPHA) for name in matching.left) and any(map(LORA.search, planned.names)):
+        return _SCALED
     changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
     ways = ({}, {"drop_unexpected": True}, {"partial": True}) if changes else ({"drop_unexpected": True},)

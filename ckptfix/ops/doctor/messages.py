@@ -73,7 +73,8 @@ TEXTS: tuple[tuple[str, tuple[E, ...]], ...] = (
     (r"Attempting to deserialize object on a? ?CUDA device|device_count\(\)|torch\.cuda\.is_available\(\) is False|"
      r"No CUDA GPUs are available|invalid device ordinal", (E.NO_GPU,)),
     (r"copy out of meta tensor|meta tensors?;? no data|(is|are|still) on (the )?meta device|"
-     r"from a meta (parameter|tensor)|to_empty\(\)", (E.NO_DATA,)),
+     r"from a meta (parameter|tensor)|to_empty\(\)|uninitialized (parameter|buffer)|UninitializedParameter",
+     (E.NO_DATA,)),
     (r"don't know how to restore data location|tagged with", (E.UNKNOWN_DEVICE,)),
     (r"CUDA out of memory|OutOfMemoryError", (E.SAME_GPU,)),
     (r"capturable=False|state_steps|Expected all tensors to be on the same device", (E.OPTIMIZER_DEVICE,)),

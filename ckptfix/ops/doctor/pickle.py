@@ -58,6 +58,10 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
         name = weights_only.canonical(node)
         if name not in seen and not weights_only.accepted(name):
             seen.add(name)
+            if name in UNINITIALIZED:
+                message = "the parameters of a lazy module were saved before its first input: they have no values"
+                advice = "save the model again after a batch went through it: this file has no weights for them"
+                yield found("no-data", message, where=where, severity="warning", fix=advice)
             library = next((row for row in known if row.has(name)), None)
             if library is not None:
                 yield _tensor_class(name, library, where, base + node.start)

@@ -1,0 +1,63 @@
+"""The tensors of shards that are missing, in files that the index does not list: a program split the model again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptfix.commands import word
+from ckptfix.errors import CkptfixError
+from ckptfix.findings.row import Finding
+from ckptfix.formats import open_checkpoint
+from ckptfix.formats.shards.files import find
+from ckptfix.formats.shards.index import read_index
+from ckptfix.io.source import found_as, is_local
+from ckptfix.urls import as_path, folder_beside, scan_folder
+
+MOST_FILES = 256
+"""Files of a folder that are read."""
+
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+"""Suffixes of files that may be shards."""
+
+
+def settled(path: str, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield `findings`, with the command that merges the files which have the tensors of the missing shards.
+
+    Args:
+        path: the folder, or its index.
+    """
+    merged = _merged(path) if any(row.id == "missing-shard" for row in findings) else ""
+    for row in findings:
+        yield row.fixed_by(merged) if merged and row.id == "missing-shard" else row
+
+
+def _merged(path: str) -> str:
+    """Return what to do with the files that have all keys of the index, each once; empty if they do not."""
+    if not is_local(path):
+        return ""
+    folder = path if found_as(path) == "folder" else str(folder_beside(path))
+    try:
+        (name,) = find(folder).indexes
+        wanted = read_index(str(as_path(folder, name))).weight_map
+        with scan_folder(folder) as rows:
+            names = sorted(row.name for row in rows)
+    except (CkptfixError, ValueError, OSError):
+        return ""
+    listed = set(wanted.values())
+    others = [str(as_path(folder, name)) for name in names if name.endswith(SUFFIXES) and name not in listed]
+    there: dict[str, str] = {}
+    try:
+        for name in others[:MOST_FILES]:
+            for entry in open_checkpoint(name).entries:
+                if entry.at or entry.key in there:
+                    return ""
+                there[entry.key] = name
+    except CkptfixError:
+        return ""
+    if len(others) > MOST_FILES or there.keys() != wanted.keys():
+        return ""
+    dest = word(str(as_path(folder, "model.safetensors")))
+    return (
+        f"{len(others)} files that the index does not list have exactly its tensors: "
+        f"ckptfix merge {' '.join(map(word, others))} -o {dest}; then remove the index"
+    )
