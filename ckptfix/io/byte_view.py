@@ -16,10 +16,11 @@ from itertools import count
 from ckptfix.checkpoint import ByteRange, Data, Derived, Segment, contiguous_stride
 from ckptfix.checkpoint.byte_ranges import Spliced, in_one_piece
 from ckptfix.checkpoint.tensors import is_contiguous
+from ckptfix.errors import Refused
 from ckptfix.io.checksums import crc32_joined
 from ckptfix.io.chunks import Chunk, tiled
 from ckptfix.io.derived import block_of, gathered
-from ckptfix.io.read import cut
+from ckptfix.io.read import cut, read_chunks
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece, VirtualFile
 
 _NUMBERS = count()
@@ -193,6 +194,27 @@ def padded(array: ByteView, dim: int, size: int, name: str) -> ByteView:
     return joined([array, ByteView.whole(file.place(0), array.itemsize, shape)], dim, name)
 
 
+FLOAT_BITS: dict[str, tuple[int, int, int]] = {
+    "float16": (0x8000, 0x7C00, 0x3C00),
+    "bfloat16": (0x8000, 0x7F80, 0x3F80),
+    "float32": (0x8000_0000, 0x7F80_0000, 0x3F80_0000),
+    "float64": (0x8000_0000_0000_0000, 0x7FF0_0000_0000_0000, 0x3FF0_0000_0000_0000),
+}
+"""dtype -> its bit of the sign, its bits of the exponent, and the number one (IEEE 754; bfloat16 is half a float32)."""
+
+
+def masked(array: ByteView, mask: ByteView, dtype: str, name: str) -> ByteView:
+    """Return the product of an array and a mask of 0 and 1, both of the same shape and of a dtype in `FLOAT_BITS`.
+
+    Its bytes raise Refused where the mask has a different number, or hides one that is infinite or not a number.
+
+    Args:
+        name: the name of the file of its bytes in messages.
+    """
+    file = Masked(row_major(array), row_major(mask), dtype, name)
+    return ByteView.whole(ByteRange(file, 0, file.size), array.itemsize, array.shape)
+
+
 def _zeros(nbytes: int) -> Iterator[bytes]:
     for start in range(0, nbytes, ZEROS):
         yield bytes(min(ZEROS, nbytes - start))
@@ -228,5 +250,57 @@ class Turned(VirtualFile, Spliced):
         if not start <= offset < start + len(block):
             array = self._array
             start, block = block_of(array.data, array.itemsize, array.shape, array.stride, array.offset, offset)
+            self._block = (start, block)
+        return block, offset - start
+
+
+class Masked(VirtualFile, Spliced):
+    """The name of a virtual file that holds the product of a view and a mask, computed in blocks when it is read."""
+
+    _data: tuple[ByteRange, ByteRange]
+    _bits: tuple[int, int, int]
+    _itemsize: int
+    _block: tuple[int, bytes]
+
+    def __new__(cls, array: ByteView, mask: ByteView, dtype: str, name: str) -> Masked:
+        made = super().__new__(cls, _named(name))
+        made._data = _run(array), _run(mask)
+        made._bits = FLOAT_BITS[dtype]
+        made._itemsize = array.itemsize
+        made.size = array.nbytes
+        made._block = (0, b"")
+        return made
+
+    def pieces(self, offset: int, length: int) -> Iterator[Segment]:
+        whole = Derived(self.size, self._chunks, "masked", self._data)
+        if length == self.size:
+            yield whole
+        else:
+            yield replace(whole, length=length, chunks=lambda: cut(whole.chunks(), offset, length))
+
+    def _chunks(self) -> Iterator[bytes]:
+        values, masks = (read_chunks(data, ZEROS) for data in self._data)
+        for value, mask in zip(values, masks, strict=True):
+            yield self._product(value, mask)
+
+    def _product(self, value: bytes | memoryview, mask: bytes | memoryview) -> bytes:
+        import numpy
+
+        sign, exponent, one = self._bits
+        numbers, kept = (numpy.frombuffer(data, f"<u{self._itemsize}") for data in (value, mask))
+        hidden = kept & ~numpy.array(sign, kept.dtype) == 0
+        odd = ~hidden & (kept != one)
+        if odd.any() or (numbers[hidden] & exponent == exponent).any():
+            why = "a mask has numbers other than 0 and 1" if odd.any() else "a mask hides numbers that are not finite"
+            raise Refused(f"{self}: {why}", hint="call torch.nn.utils.prune.remove in the script that pruned the model")
+        return bytes(numpy.where(hidden, numbers & sign, numbers).tobytes())
+
+    def at(self, offset: int) -> tuple[Segment, int]:
+        start, block = self._block
+        if not start <= offset < start + len(block):
+            start = offset - offset % ZEROS
+            length = min(ZEROS, self.size - start)
+            value, mask = (b"".join(read_chunks(data.sub(start, length), ZEROS)) for data in self._data)
+            block = self._product(value, mask)
             self._block = (start, block)
         return block, offset - start

@@ -57,6 +57,7 @@ TABLE: dict[str, OperationSpec] = {
     "stack": OperationSpec("join", "joins tensors of one shape along a new dimension", {"dim": "int"}),
     "deinterleave": OperationSpec("part", "splits, if groups hold rows of all parts", _GROUPS),
     "interleave": OperationSpec("join", "joins, if groups hold rows of all parts", _GROUPS),
+    "mask": OperationSpec("join", "multiplies a tensor with its mask of 0 and 1"),
     "transpose": OperationSpec("each", "swaps two dimensions", {"dims": "ints", "of": "ints"}),
     "permute": OperationSpec("each", "reorders the dimensions", {"dims": "ints", "of": "ints"}, ("dims",)),
     "reshape": OperationSpec("each", "gives the same elements a different shape", _SHAPES, ("from", "to")),

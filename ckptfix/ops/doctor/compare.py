@@ -30,7 +30,9 @@ from ckptfix.ops.doctor.message_side import (
     HEADS,
     LORA,
     ODD,
+    PRUNED,
     Answer,
+    Fused,
     MessageSide,
     brief,
     config_of,
@@ -38,6 +40,7 @@ from ckptfix.ops.doctor.message_side import (
     is_coded,
     module_of,
     plain_weights,
+    pruned,
 )
 from ckptfix.words import plural
 
@@ -48,9 +51,6 @@ MOST_LINES = 12
 """Lines of rules in a printed command."""
 
 
-
-Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
-"""A line of rules, the keys that it takes, and those that it makes."""
 
 
 def scan(checkpoint: Checkpoint, names: Listed) -> list[Finding]:
@@ -460,10 +460,11 @@ def _say_names(
             count = sum(old != new for old, new in result.names.items())
             answer.say("other-spelling", f"{count:,} keys are called differently in the model: {example}{why}", advice)
     if fused:
-        (old, new, _), _, news = fused[0]
+        (old, new, operations), _, news = fused[0]
         experts = any(".experts." in name for name in news)
         since = f" (since {library_names.EXPERTS_SINCE})" if experts else ""
-        answer.say("other-spelling", f"tensors that the model joins or splits{since}: {old}, there {new}")
+        what = PRUNED if "mask" in operations else f"tensors that the model joins or splits{since}"
+        answer.say("other-spelling", f"{what}: {old}, there {new}")
 
 
 def _prefix(side: MessageSide, result: solve.Substituted) -> Prefix | None:
@@ -496,6 +497,7 @@ def _fused(have: Sequence[str], missing: Sequence[str], shapes: Mapping[str, Sha
             made = lines.line([joined], parts, [Operation("split")])
             if made is not None:
                 yield made, (joined,), parts
+    yield from pruned(shapes, wanted)
     yield from _experts(have, wanted)
 
 
@@ -512,8 +514,8 @@ class _Kinds:
     def __init__(self, names: Iterable[str]) -> None:
         self._kinds = {solve.kind(name) for name in names}
 
-    def __contains__(self, name: str) -> bool:
-        return solve.kind(name) in self._kinds
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and solve.kind(name) in self._kinds
 
 
 def _named_fusions(names: Iterable[str]) -> Iterator[tuple[str, tuple[str, ...]]]:

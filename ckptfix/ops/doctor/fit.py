@@ -15,13 +15,14 @@ from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
-from ckptfix.findings.steps import LIKE, Fix, Step, step
+from ckptfix.findings.steps import LIKE, Fix, Step, Value, step
 from ckptfix.findings.table import found
 from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
+from ckptfix.names.lines import joined
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
-from ckptfix.ops.doctor.message_side import LORA
+from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
@@ -135,6 +136,16 @@ def scan(
         fix = step("match", like=LIKE, at=side.at) if several and side.at else step("match", like=LIKE)
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
+    folded = list(pruned({name: slot.shape for name, slot in have.items()}, wanted))
+    if folded:
+        rows = [f"{old} -> {new} {end}" for old, new, end in joined([row for row, _, _ in folded])]
+        place: dict[str, Value] = {"at": side.at} if several and side.at else {}
+        fix = step("rename", lines=tuple(rows), **place)
+        message = f"{PRUNED}: {folded[0][1][0]} and {folded[0][1][1]}, there {folded[0][2][0]}"
+        yield found("other-spelling", message, where=side.at or "", fix=fix)
+        for _, olds, news in folded:
+            have = {name: slot for name, slot in have.items() if name not in olds}
+            wanted = {name: slot for name, slot in wanted.items() if name not in news}
     misfits = _misfits(renaming, side, have, wanted)
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import Checkpoint
@@ -13,6 +13,8 @@ from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Shape, ShapeConflict
 from ckptfix.findings.steps import Fix, Step
 from ckptfix.io.source import found_as, is_local, open_source
+from ckptfix.names import lines
+from ckptfix.names.operations import Operation
 from ckptfix.ops.quantized import quantization_of
 from ckptfix.urls import as_path, folder_beside
 from ckptfix.words import some
@@ -24,6 +26,10 @@ HEADS = ("lm_head", "output", "embed_out", "output_layer", "decoder", "head", "s
 POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe")
 LORA = re.compile(r"(?:^|[._])lora_(?:embedding_)?[ABab]\b|[._]lora_(?:down|up)\b")
 
+
+
+Fused = tuple[lines.Line, tuple[str, ...], tuple[str, ...]]
+"""A line of rules, the keys that it takes, and those that it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,21 @@ def module_of(name: str) -> str:
 
 def is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
     return join(at, name) in quantization_of(checkpoint).roles
+
+
+PRUNED = "pruned tensors, which the model has multiplied with their masks"
+"""The beginning of a message about them."""
+
+
+def pruned(shapes: Mapping[str, Shape], wanted: Container[str]) -> Iterator[Fused]:
+    """Yield lines that multiply a parameter with its mask, as torch.nn.utils.prune.remove does."""
+    for name, shape in shapes.items():
+        whole = name.removesuffix("_orig")
+        parts = name, f"{whole}_mask"
+        if whole != name and shapes.get(parts[1]) == shape and whole in wanted:
+            made = lines.line(parts, [whole], [Operation("mask")])
+            if made is not None:
+                yield made, parts, (whole,)
 
 
 def plain_weights(checkpoint: Checkpoint) -> Fix:

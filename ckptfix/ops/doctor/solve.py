@@ -306,8 +306,8 @@ def _between(old: str, new: str, *, loose: bool) -> Iterator[Substitutions]:
             return
         if any(part.isdigit() for part in (*before, *after)) and len(before) == len(after):
             return
-    if not loose and ours[-1] != theirs[-1] and COMPANION.search(new):
-        return  # the tensor beside a weight, such as its scale, is not the weight
+    if ours[-1] != theirs[-1] and (COMPANION.search(old) or (not loose and COMPANION.search(new))):
+        return  # the tensor beside a weight, such as its scale or its value before a mask, is not the weight
     yield from _joined_leaf(ours, theirs)
     for context in (0, 1, 2):
         yield tuple(_substitution(ours, before, after, a, b, context) for before, after, a, b in changes)

@@ -105,6 +105,10 @@ class TransformedTensors:
             refuse_piece(checkpoint, site.at)
             refuse_odd_keys(checkpoint, site.at)
             steps = [(group.old(), group.rule.operations) for group in groups.groups.values()]
+            rules = [group.rule for group in groups.groups.values()]
+            masks = [rule for rule in rules if any(one.name == "mask" for one in rule.operations)]
+            if masks and checkpoint.byteorder != "little":
+                raise self.refused(masks[0], "`mask` computes numbers, and the file is big-endian: convert it first")
             refuse_apart(checkpoint, site.at, steps)
         found = StateDictChange(site.at, keys, {}, entries, groups.groups, groups.members)
         for key in keys:
@@ -164,7 +168,7 @@ class TransformedTensors:
         if not rule.old.axes:
             value = value[0]
         wanted = len(rule.new.names) if len(rule.new.names) > 1 else None
-        worker = Worker(first.name, wanted)
+        worker = Worker(first.name, wanted, first.dtype)
         try:
             value = worker.made(value, rule.operations, rule.new.axes)
         except Misfit as error:

@@ -25,11 +25,13 @@ class Worker:
     Attributes:
         name: name in messages of a file that is joined from pieces.
         wanted: how many tensors the list on the right of the line names; None without a list.
+        dtype: of all tensors.
         cut: rows that were cut off, in words.
     """
 
     name: str
     wanted: int | None = None
+    dtype: str = ""
     cut: list[str] = field(default_factory=list)
 
     def made(self, value: Nested, operations: Sequence[Operation], parts: int) -> Nested:
@@ -150,6 +152,16 @@ def _stack(worker: Worker, operation: Operation, arrays: list[ByteView]) -> Byte
     dim = _dim(operation, len(arrays[0].shape) + 1)
     _alike(arrays, None)
     return byte_view.stacked(arrays, dim, worker.name)
+
+
+def _mask(worker: Worker, operation: Operation, arrays: list[ByteView]) -> ByteView:
+    if len(arrays) != 2:
+        raise Misfit(f"it takes a tensor and its mask, and there are {len(arrays)}")
+    if worker.dtype not in byte_view.FLOAT_BITS:
+        raise Misfit(f"it multiplies numbers of {', '.join(byte_view.FLOAT_BITS)}, and these are {worker.dtype}")
+    _alike(arrays, None)
+    array, mask = arrays
+    return byte_view.masked(array, mask, worker.dtype, worker.name)
 
 
 def _groups(operation: Operation, sizes: Sequence[int]) -> int:
@@ -294,6 +306,7 @@ _JOIN: dict[str, Callable[[Worker, Operation, list[ByteView]], ByteView]] = {
     "concat": _concat,
     "stack": _stack,
     "interleave": _interleave,
+    "mask": _mask,
 }
 _PART: dict[str, Callable[[Operation, ByteView, int | None], Nested]] = {
     "split": _split,

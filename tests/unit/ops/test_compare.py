@@ -172,3 +172,72 @@ def test_lines_of_rules_without_a_file(tmp_path: Path) -> None:
     assert {key: tuple(value.shape) for key, value in torch.load(tmp_path / "out.pth").items()} == {"a.weight": (3, 2)}
     with pytest.raises(Refused):
         ckptfix.rename(path, tmp_path / "x.pth", lines=["a b"], mapping={"a": "b"})
+
+
+def test_a_pruned_file_is_folded_for_the_message_and_for_the_model(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"fc.weight_orig": (4, 4), "fc.weight_mask": (4, 4), "fc.bias": (4,)})
+    rule = ("fc.{weight_orig,weight_mask} -> fc.weight | mask",)
+    message = ('Missing key(s) in state_dict: "fc.weight". Unexpected key(s) in state_dict: "fc.weight_orig", '
+               '"fc.weight_mask".')  # fmt: skip
+    (line,) = ckptfix.doctor(path, error=message).chain
+    assert line.step.get("lines") == rule
+    torch.save({"fc.weight": torch.zeros(4, 4), "fc.bias": torch.zeros(4)}, tmp_path / "like.pth")
+    (line,) = ckptfix.doctor(path, like=tmp_path / "like.pth").chain
+    assert line.step.get("lines") == rule
+
+
+LLAMA = {"layers.0.attention.wq.weight": (8, 8), "layers.0.attention.wk.weight": (8, 8), "norm.weight": (8,)}
+HF = {"model.layers.0.self_attn.q_proj.weight": (8, 8), "model.layers.0.self_attn.k_proj.weight": (8, 8),
+      "model.norm.weight": (8,)}  # fmt: skip
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_rotary_rows_follow_the_names_or_no_command_is_given(tmp_path: Path, turned: bool) -> None:
+    file, model = (HF, LLAMA) if turned else (LLAMA, HF)
+    path = saved(tmp_path, file)
+    quoted = [", ".join(f'"{name}"' for name in names) for names in (model, file)]
+    message = f"Missing key(s) in state_dict: {quoted[0]}. Unexpected key(s) in state_dict: {quoted[1]}."
+    done = ckptfix.doctor(path, error=message)
+    assert not done.chain and done.cause is not None and done.cause.id == "library-names" and "--heads" in str(done)
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2}))
+    (line,) = ckptfix.doctor(path, error=message).chain
+    layout = "interleaved" if turned else "half"
+    assert all(rule.endswith(f"| rope heads=2 to={layout}") for rule in line.step.get("lines"))
+    assert len(line.step.get("lines")) == 2
+
+
+def test_a_guess_that_contradicts_other_keys_is_no_command(tmp_path: Path) -> None:
+    path = saved(tmp_path, {f"block.{part}.weight": (4, 4) for part in ("fc_a", "fc_b", "fc_c")})
+    message = ('Missing key(s) in state_dict: "block.lin_x.weight", "block.lin_y.weight", "block.lin_z.weight". '
+               'Unexpected key(s) in state_dict: "block.fc_a.weight", "block.fc_b.weight", "block.fc_c.weight".')
+    done = ckptfix.doctor(path, error=message)
+    assert not done.chain and done.cause is not None and done.cause.id == "missing-keys"
+
+
+def test_a_digit_behind_a_reference_is_no_part_of_it(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"dec.embedding.weight": (4, 4), "dec.norm.weight": (4,)})
+    message = ('Missing key(s) in state_dict: "dec.embedding.0.weight". Unexpected key(s) in state_dict: '
+               '"dec.embedding.weight".')
+    (line,) = ckptfix.doctor(path, error=message).chain
+    ckptfix.rename(path, tmp_path / "out.pth", **line.step.keywords())
+    assert set(torch.load(tmp_path / "out.pth")) == {"dec.embedding.0.weight", "dec.norm.weight"}
+
+
+def test_the_alpha_of_a_lora_is_not_left_out(tmp_path: Path) -> None:
+    front = "lora_unet_blocks_0_attn_q"
+    path = saved(tmp_path, {f"{front}.lora_down.weight": (4, 16), f"{front}.lora_up.weight": (16, 4),
+                            f"{front}.alpha": ()})  # fmt: skip
+    model = {"blocks.0.attn.q.lora_A.weight": torch.zeros(4, 16), "blocks.0.attn.q.lora_B.weight": torch.zeros(16, 4)}
+    torch.save(model, tmp_path / "like.pth")
+    done = ckptfix.doctor(path, like=tmp_path / "like.pth")
+    assert not done.chain and "alpha" in str(done)
+
+
+def test_shards_under_names_that_the_index_lacks_are_merged(tmp_path: Path) -> None:
+    for name in "ab":
+        torch.save({f"{name}.weight": torch.zeros(2)}, tmp_path / f"part_{name}.pt")
+    rows = {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": rows}))
+    assert "ckptfix merge" in str(ckptfix.doctor(tmp_path))
+    torch.save({"c.weight": torch.zeros(2)}, tmp_path / "part_b.pt")
+    assert "ckptfix merge" not in str(ckptfix.doctor(tmp_path))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.utils.prune
 
 import ckptfix
 from ckptfix.errors import CkptfixError, KeyConflict, Refused
@@ -273,3 +275,29 @@ def test_the_checksums_of_parts_are_joined(tmp_path: Path) -> None:
     with pytest.raises(CkptfixError, match="CRC"):
         ckptfix.rename(tmp_path / "in.pth", tmp_path / "turned.pth", rules=tmp_path / "turned.txt")
     assert not (tmp_path / "turned.pth").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_pruned_layer_is_multiplied_with_its_mask_as_torch_does(tmp_path: Path, dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(64, 33).to(dtype)
+    torch.nn.utils.prune.random_unstructured(layer, "weight", 0.4)
+    torch.save(layer.state_dict(), tmp_path / "pruned.pth")
+    line = "{weight_orig,weight_mask} -> weight | mask"
+    ckptfix.rename(tmp_path / "pruned.pth", tmp_path / "out.pth", lines=(line,))
+    torch.nn.utils.prune.remove(layer, "weight")
+    made = torch.load(tmp_path / "out.pth")
+    assert set(made) == {"weight", "bias"}
+    # The signs of zeros too.
+    assert torch.equal(made["weight"].view(torch.uint8), layer.weight.detach().view(torch.uint8))
+
+
+@pytest.mark.parametrize("odd", [{"weight_mask": 0.5}, {"weight_orig": math.inf, "weight_mask": 0.0}], ids=str)
+def test_a_mask_of_other_numbers_is_refused(tmp_path: Path, odd: dict[str, float]) -> None:
+    state = {"weight_orig": torch.ones(4), "weight_mask": torch.ones(4)}
+    for name, value in odd.items():
+        state[name][2] = value
+    torch.save(state, tmp_path / "pruned.pth")
+    with pytest.raises(Refused, match="mask"):
+        line = "{weight_orig,weight_mask} -> weight | mask"
+        ckptfix.rename(tmp_path / "pruned.pth", tmp_path / "out.pth", lines=(line,))
+    assert not (tmp_path / "out.pth").exists()
