@@ -138,14 +138,14 @@ def scan(
         return
     folded = list(pruned({name: slot.shape for name, slot in have.items()}, wanted))
     if folded:
-        rows = [f"{old} -> {new} {end}" for old, new, end in joined([row for row, _, _ in folded])]
+        texts = [f"{old} -> {new} {end}" for old, new, end in joined([row for row, _, _ in folded])]
         place: dict[str, Value] = {"at": side.at} if several and side.at else {}
-        fix = step("rename", lines=tuple(rows), **place)
+        fix = step("rename", lines=tuple(texts), **place)
         message = f"{PRUNED}: {folded[0][1][0]} and {folded[0][1][1]}, there {folded[0][2][0]}"
         yield found("other-spelling", message, where=side.at or "", fix=fix)
-        for _, olds, news in folded:
-            have = {name: slot for name, slot in have.items() if name not in olds}
-            wanted = {name: slot for name, slot in wanted.items() if name not in news}
+        gone = {name for _, olds, news in folded for name in (*olds, *news)}
+        have, wanted = ({name: slot for name, slot in rows.items() if name not in gone} for rows in (have, wanted))
+        renaming = replace(renaming, names={name: new for name, new in renaming.names.items() if name not in gone})
     misfits = _misfits(renaming, side, have, wanted)
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
