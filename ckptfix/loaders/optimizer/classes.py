@@ -45,6 +45,12 @@ STATE: Mapping[str, tuple[str, ...]] = {
 EIGHT_BIT = frozenset(("state1", "qmap1"))
 """Keys of the state of bitsandbytes' 8-bit optimizers (bitsandbytes/optim/optimizer.py): codes and their code book."""
 
+PARAMETER_SHAPED = frozenset((
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
+    *("exp_inf", "prev", "step_size", "ax", "mu_product_buffer"),
+))  # fmt: skip
+"""State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Other state may have any shape."""
+
 FLAT = frozenset(("old_dirs", "prev_flat_grad"))
 """Keys of state that covers all parameters in one flat tensor, in their order (torch/optim/lbfgs.py)."""
 

@@ -18,6 +18,7 @@ from ckptfix.loaders.open_for_loading import opened, opens_once, refuse_swapped_
 from ckptfix.loaders.optimizer.classes import (
     FLAT,
     MACHINE,
+    PARAMETER_SHAPED,
     SCHEDULED,
     refuse_not_an_optimizer,
     refuse_other_options,
@@ -205,7 +206,8 @@ def load_optimizer(
             pairing = _regrouped(held, groups, found)
         options, reports = _options(optimizer, groups, held, pairing)
         refuse_other_state(optimizer, {held.name(owner): state.get(key) or {} for key, owner in found.owners.items()})
-        if len(groups) > 1 and found.by in ("order", "model order"):
+        sizes = [len(group.ids) for group in groups]
+        if len(groups) > 1 and found.by in ("order", "model order") and sizes == [len(group) for group in held.groups]:
             refuse_swapped([group.options for group in groups], [_own(group) for group in optimizer.param_groups])
         _refuse_flat(held, found, state)
     except CkptfixError as error:
@@ -244,13 +246,6 @@ def load_optimizer(
         removed=found.removed,
         groups=reports,
     )
-
-
-PARAMETER_SHAPED = frozenset((
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum"),
-    *("exp_inf", "prev", "step_size", "ax", "mu_product_buffer"),
-))  # fmt: skip
-"""State that torch.optim keeps in the shape of its parameter (torch/optim/*.py). Other state may have any shape."""
 
 
 _REGROUP = (

@@ -11,6 +11,7 @@ from ckptfix.errors import Refused
 from ckptfix.loaders.model.fitting import by_names
 from ckptfix.loaders.model.places import target
 from ckptfix.loaders.model.report import named
+from ckptfix.loaders.optimizer.classes import PARAMETER_SHAPED
 from ckptfix.loaders.sources import sources
 from ckptfix.names import bases
 
@@ -135,10 +136,15 @@ def matched(
     if keys and len(texts) == len(keys):
         return _by_name(held, texts, state, "names", strict=strict)
     order = None if model is None else _file_order(checkpoint, held, model, strict=strict)
+    if order is not None and model is not None and _sizes(groups) != [len(group) for group in held.groups]:
+        # It held other parameters when it was saved, or the same ones in other groups.
+        numbered = _named_by_shapes(groups, state, order, model)
+        if numbered is not None:
+            return replace(_by_name(held, numbered, state, "model order", strict=strict), rule="")
     if order is None:
         _same_sizes(held, groups)
         return MatchedParameters(dict(zip(keys, held.parameters, strict=True)), "order")
-    return _by_order(held, groups, state, order, strict=strict)
+    return _by_order(held, groups, order)
 
 
 def _by_name(
@@ -226,15 +232,65 @@ def _file_order(
     return orders[0]
 
 
-def _by_order(
-    held: OptimizerParameters, groups: Sequence[SavedGroup], state: State, order: list[str], *, strict: bool
-) -> MatchedParameters:
+MOST_WAYS = 2000
+"""Ways to number the parameters that are tried at the same time."""
+
+
+def _named_by_shapes(
+    groups: Sequence[SavedGroup], state: State, order: list[str], model: nn.Module
+) -> dict[Key, str] | None:
+    """Return saved key -> name, if all parameters have a state in their shapes and only one numbering fits them.
+
+    Each group is in the order of the file's model, as a list of ``model.named_parameters()`` with a condition is: the
+    usual groups with and without weight decay differ in shapes, so that only one way puts them together. The optimizer
+    may have held only parameters that require gradients.
+
+    Args:
+        order: first keys of the model's parameters, in the order of the file.
+    """
+    if len(groups) == 1 and len(groups[0].ids) == len(order):
+        return dict(zip(groups[0].ids, order, strict=True))
+    tensors = target(model).tensors
+    total = sum(_sizes(groups))
+    parts = (order, [name for name in order if tensors[name].requires_grad])
+    names = next((part for part in parts if len(part) == total), None)
+    saved = [[_shape_of(state.get(key)) for key in group.ids] for group in groups]
+    if names is None or any(shape is None for row in saved for shape in row):
+        return None
+    ways: dict[tuple[int, ...], list[int] | None] = {(0,) * len(groups): []}  # None for several ways
+    for name in names:
+        shape, after = tuple(tensors[name].shape), dict[tuple[int, ...], list[int] | None]()
+        for places, way in ways.items():
+            for group, place in enumerate(places):
+                if place < len(saved[group]) and saved[group][place] == shape:
+                    new = (*places[:group], place + 1, *places[group + 1 :])
+                    after[new] = None if new in after or way is None else [*way, group]
+        if not after or len(after) > MOST_WAYS:
+            return None
+        ways = after
+    (found,) = ways.values()
+    if found is None:
+        return None
+    keys = [iter(group.ids) for group in groups]
+    return {next(keys[group]): name for group, name in zip(found, names, strict=True)}
+
+
+def _shape_of(own: object) -> tuple[int, ...] | None:
+    """Return the shape of a parameter by its state; None if the state does not show it."""
+    from torch import Tensor
+
+    rows = own.items() if isinstance(own, Mapping) else ()
+    known = PARAMETER_SHAPED | {"state1"}  # bitsandbytes has as many codes as the parameter has elements
+    shapes = {tuple(value.shape) for name, value in rows if name in known and isinstance(value, Tensor)}
+    return shapes.pop() if len(shapes) == 1 else None
+
+
+def _sizes(groups: Sequence[SavedGroup]) -> list[int]:
+    return [len(group.ids) for group in groups]
+
+
+def _by_order(held: OptimizerParameters, groups: Sequence[SavedGroup], order: list[str]) -> MatchedParameters:
     """Match by number: the numbers count the model's parameters in the order of the file."""
-    sizes, own_sizes = [len(group.ids) for group in groups], [len(group) for group in held.groups]
-    if sizes != own_sizes and len(groups) == 1 and len(groups[0].ids) == len(order):
-        # It held the whole model when it was saved, and now holds a part of it or different groups.
-        found = _by_name(held, dict(zip(groups[0].ids, order, strict=True)), state, "model order", strict=strict)
-        return replace(found, rule="")
     _same_sizes(held, groups)
     at = {name: place for place, name in enumerate(order)}
     now = {name: place for place, name in enumerate(_model_order(held))}

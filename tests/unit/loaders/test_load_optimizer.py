@@ -775,3 +775,50 @@ def test_8_bit_state_keeps_its_codes_and_is_named(tmp_path: Path) -> None:
             assert own == value if key == "step" else own.dtype == value.dtype and torch.equal(own, value), key
     with pytest.raises(Refused, match=r"bitsandbytes.*8-bit"):
         ckptfix.load_optimizer(torch.optim.AdamW(model.parameters()), tmp_path / "c.pth", model=model)
+
+
+def grouped(net: nn.Module, kind: str) -> list[dict[str, Any]]:
+    """Return the parameters of a model in the groups `kind`."""
+    rows = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    if kind == "one":
+        return [{"params": rows}]
+    flat, wide = ([row for row in rows if (row.dim() < 2) == small] for small in (True, False))
+    pair = [{"params": wide, "weight_decay": 0.01}, {"params": flat, "weight_decay": 0.0}]
+    return pair[::-1] if kind == "turned" else pair
+
+
+@pytest.mark.parametrize(("before", "after"), [("decay", "one"), ("one", "decay"), ("decay", "frozen")])
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_numbered_groups_that_changed_follow_by_shape(
+    tmp_path: Path, before: str, after: str, order: tuple[str, ...]
+) -> None:
+    old = Net()
+    optimizer = torch.optim.AdamW(grouped(old, before), lr=0.1)
+    for index, parameter in enumerate(old.parameters()):
+        parameter.grad = torch.full_like(parameter, index + 1.0)
+    optimizer.step()
+    torch.save({"model": old.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    new = Net(order)
+    if after == "frozen":
+        new.a.requires_grad_(False)
+    other = torch.optim.AdamW(grouped(new, "decay" if after == "frozen" else after), lr=0.2)
+    with pytest.raises(Refused):
+        ckptfix.load_optimizer(other, tmp_path / "run.pth")
+    report = ckptfix.load_optimizer(other, tmp_path / "run.pth", model=new, strict=False)
+    assert report.by == "model order" and len(report.frozen) == (2 if after == "frozen" else 0)
+    saved = dict(old.named_parameters())
+    for name, parameter in new.named_parameters():
+        if parameter.requires_grad:
+            assert torch.equal(other.state[parameter]["exp_avg"], optimizer.state[saved[name]]["exp_avg"])
+
+
+def test_groups_that_fit_in_two_ways_are_refused(tmp_path: Path) -> None:
+    net = Net()
+    rows = list(net.parameters())
+    optimizer = torch.optim.AdamW([{"params": rows[:2]}, {"params": rows[2:]}], lr=0.1)
+    for parameter in rows:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    torch.save({"model": net.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "run.pth")
+    with pytest.raises(Refused, match="groups of"):
+        ckptfix.load_optimizer(torch.optim.AdamW(rows, lr=0.1), tmp_path / "run.pth", model=net, strict=False)
