@@ -10,6 +10,10 @@ _REPAIR = step("repair")
 _SANITIZE = step("sanitize")
 _LOAD_INTO = "in Python: ckptfix.load_into(model, {source!r})"
 RESUMED = "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model), which pairs the state by parameter"
+RESUMED_ELSEWHERE = (
+    RESUMED + ", also for a different number of ranks; an engine of DeepSpeed needs a universal checkpoint, which "
+    "`python -m deepspeed.checkpoint.ds_to_universal` makes"
+)
 RESUMED_IN_PART = (
     "in Python: ckptfix.load_optimizer(optimizer, {source!r}, model=model, strict=False), which pairs the state by "
     "parameter, and names the parameters that begin without one"

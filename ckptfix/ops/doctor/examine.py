@@ -26,7 +26,7 @@ from ckptfix.errors import (
     file_name,
 )
 from ckptfix.findings import message_names
-from ckptfix.findings.contents import RESUMED, RESUMED_IN_PART
+from ckptfix.findings.contents import RESUMED, RESUMED_ELSEWHERE, RESUMED_IN_PART
 from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import with_conversion
 from ckptfix.findings.row import Finding
@@ -58,6 +58,7 @@ from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
 from ckptfix.ops.naming import kept_suffix
 from ckptfix.ops.other_models import other_models, unexamined_files
+from ckptfix.ops.quantized import CONFIG, json_beside
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
 from ckptfix.words import plural, some
@@ -359,6 +360,10 @@ def _judge(
             contents = scan_target.settled(fit, view, like, at=at)
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
+    if like is None and names is None and json_beside(checkpoint, CONFIG):
+        from ckptfix.ops.doctor import message_shapes
+
+        yield from message_shapes.of_config(view)
     resumed = next((_RESUMES[row] for row in rows if row in _RESUMES), None)
     if resumed is not None:
         contents = [row.fixed_by(resumed) if row.id == "optimizer-state" else row for row in contents]
@@ -371,7 +376,7 @@ def _judge(
 _RESUMES = {
     LoadError.PARAMETER_COUNT: RESUMED_IN_PART,
     LoadError.PARAMETER_ORDER: RESUMED,
-    LoadError.WORLD_SIZE: RESUMED,
+    LoadError.WORLD_SIZE: RESUMED_ELSEWHERE,
 }
 """Load error of an optimizer -> how to resume with its state all the same."""
 

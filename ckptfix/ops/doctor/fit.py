@@ -14,6 +14,7 @@ from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError
+from ckptfix.findings.message_names import ShapeConflict
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Fix, Step, Value, step
 from ckptfix.findings.table import found
@@ -22,6 +23,7 @@ from ckptfix.names.groups import collapse, shown
 from ckptfix.names.lines import joined
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
+from ckptfix.ops.doctor.message_shapes import vocabulary
 from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
@@ -136,16 +138,23 @@ def scan(
         fix = step("match", like=LIKE, at=side.at) if several and side.at else step("match", like=LIKE)
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
+    place: dict[str, Value] = {"at": side.at} if several and side.at else {}
     folded = list(pruned({name: slot.shape for name, slot in have.items()}, wanted))
     if folded:
         texts = [f"{old} -> {new} {end}" for old, new, end in joined([row for row, _, _ in folded])]
-        place: dict[str, Value] = {"at": side.at} if several and side.at else {}
         fix = step("rename", lines=tuple(texts), **place)
         message = f"{PRUNED}: {folded[0][1][0]} and {folded[0][1][1]}, there {folded[0][2][0]}"
         yield found("other-spelling", message, where=side.at or "", fix=fix)
         gone = {name for _, olds, news in folded for name in (*olds, *news)}
         have, wanted = ({name: slot for name, slot in rows.items() if name not in gone} for rows in (have, wanted))
         renaming = replace(renaming, names={name: new for name, new in renaming.names.items() if name not in gone})
+    if renaming.agreeing and renaming.rule == bases.EXACT:
+        pairs = ((name, slot.shape, wanted[name].shape) for name, slot in have.items() if name in wanted)
+        made = vocabulary(checkpoint, [ShapeConflict(*pair) for pair in pairs if pair[1] != pair[2]])
+        if made is not None and made[2]:
+            about, message, cuts = made
+            yield found("vocabulary-rows", message, where=side.at or "", fix=step("rename", lines=tuple(cuts), **place))
+            wanted = {**wanted, **{row.name: have[row.name] for row in about}}
     misfits = _misfits(renaming, side, have, wanted)
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED

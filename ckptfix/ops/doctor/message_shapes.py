@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.findings.message_names import Shape, ShapeConflict
+from ckptfix.findings.row import Finding
+from ckptfix.findings.steps import shell_line
+from ckptfix.findings.table import found
 from ckptfix.names import lines
 from ckptfix.names.slots import is_transposed
 from ckptfix.ops.doctor.message_side import (
@@ -73,24 +76,43 @@ Says = list[ShapeConflict]
 
 def _say_rows(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Answer) -> Says:
     """Report embeddings and output heads with a different number of rows: a vocabulary that was padded or resized."""
-    about = [row for row in rows if _is_vocabulary(row)]
-    if not about:
+    more: list[ShapeConflict] = []
+    if side.shortened:
+        listed = {row.name for row in side.conflicts}
+        first = next(filter(_is_vocabulary, rows), None)
+        same = (name for name, shape in side.shapes.items() if first and shape == first.saved and name not in listed)
+        more = [ShapeConflict(name, first.saved, first.wanted) for name in same if first]
+    made = vocabulary(checkpoint, [*rows, *filter(_is_vocabulary, more)])
+    if made is None:
         return rows
+    about, message, rules = made
+    answer.lines += rules
+    answer.say("vocabulary-rows", message)
+    return [row for row in rows if row not in about]
+
+
+def vocabulary(checkpoint: Checkpoint, rows: Says) -> tuple[Says, str, list[str]] | None:
+    """Explain tensors of a vocabulary with a different number of rows: which they are, why, and the rules that help.
+
+    Args:
+        rows: tensors whose shapes differ; others than those of a vocabulary are ignored.
+
+    Returns:
+        None if none of them is of a vocabulary.
+    """
+    about = [row for row in rows if _is_vocabulary(row)]
+    if all(module_of(row.name) == "output" for row in about):  # without an embedding, it may be a layer for classes
+        return None
     saved, wanted = about[0].saved[0], about[0].wanted[0]
     about = [row for row in about if (row.saved[0], row.wanted[0]) == (saved, wanted)]
     # The output head has other names too, and its bias has the same rows.
     shapes = ((about[0].saved, about[0].wanted), ((saved,), (wanted,)))
     about += [row for row in rows if (row.saved, row.wanted) in shapes and row not in about]
-    if side.shortened:
-        listed = {row.name for row in side.conflicts}
-        same = (name for name, shape in side.shapes.items() if shape == about[0].saved and name not in listed)
-        others = (ShapeConflict(name, about[0].saved, about[0].wanted) for name in same)
-        about += filter(_is_vocabulary, others)
     config = config_of(checkpoint).get("vocab_size")
     tokens = tokens_of(checkpoint)
     evidence = f"; config.json says {config:,}" if isinstance(config, int) else ""
     evidence += f", the tokenizer has {tokens:,} tokens" if tokens else ""
-    padded = saved > wanted and (saved % 64 == 0 or saved % 8 == 0) and saved - wanted < 512
+    padded = saved > wanted and saved % 8 == 0 and saved - wanted < 512 and (tokens is None or tokens <= wanted)
     if saved < wanted:
         why = "the model has more: it was resized for new tokens, or padded; new rows are zeros until they are trained"
     elif padded:
@@ -98,13 +120,36 @@ def _say_rows(checkpoint: Checkpoint, side: MessageSide, rows: Says, answer: Ans
     else:
         why = (f"the file's were resized for {saved - wanted:,} new tokens: to keep them, {_resize(about[0])}; the "
                "command cuts them off")  # fmt: skip
-    for row in about:
-        if not ODD.search(row.name):
-            fill = " fill=0" if wanted > saved else ""
-            answer.lines.append(f"{row.name} -> {row.name} | rows from={saved} to={wanted}{fill}")
+    fill = " fill=0" if wanted > saved else ""
+    names = [row.name for row in about if not ODD.search(row.name)]
+    rules = [f"{name} -> {name} | rows from={saved} to={wanted}{fill}" for name in names]
     message = f"the vocabulary has {saved:,} rows here ({about[0].name}), and {wanted:,} in the model{evidence}: {why}"
-    answer.say("vocabulary-rows", message)
-    return [row for row in rows if row not in about]
+    return about, message, rules
+
+
+_OF_TEXT = ("embed_tokens", "wte", "word_embeddings", "embed_in", "shared")
+"""Modules of transformers whose rows are the ``vocab_size`` of config.json."""
+
+
+def of_config(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a finding if config.json beside the file states a different number of rows than its embedding has."""
+    stated = config_of(checkpoint).get("vocab_size")
+    if not isinstance(stated, int):
+        return
+    keys = [(entry.key, entry.shape) for entry in checkpoint.entries if not entry.at and len(entry.shape) == 2]
+    rows = [(key, shape[0]) for key, shape in keys if module_of(key) in _OF_TEXT and key.endswith(".weight")]
+    if not rows or any(count == stated for _, count in rows) or any(map(LORA.search, (key for key, _ in keys))):
+        return
+    key, count = rows[0]
+    if ODD.search(key):
+        return
+    tokens = tokens_of(checkpoint)
+    also = f", and the tokenizer has {tokens:,} tokens" if tokens else ""
+    message = f"{key} has {count:,} rows, and vocab_size in config.json is {stated:,}{also}: from_pretrained refuses it"
+    rule = f"{key} -> {key} | rows from={count} to={stated}{' fill=0' if stated > count else ''}"
+    advice = f'set "vocab_size": {count} in config.json; or, if these rows are wrong, ckptfix rename {{source}} OUT '
+    advice += shell_line(("--line", rule))
+    yield found("vocabulary-rows", message, where=key, severity="warning", fix=advice)
 
 
 def _resize(row: ShapeConflict) -> str:

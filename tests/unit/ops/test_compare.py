@@ -241,3 +241,28 @@ def test_shards_under_names_that_the_index_lacks_are_merged(tmp_path: Path) -> N
     assert "ckptfix merge" in str(ckptfix.doctor(tmp_path))
     torch.save({"c.weight": torch.zeros(2)}, tmp_path / "part_b.pt")
     assert "ckptfix merge" not in str(ckptfix.doctor(tmp_path))
+
+
+def test_rows_of_a_vocabulary_against_the_model_and_the_config(tmp_path: Path) -> None:
+    shapes = {"model.embed_tokens.weight": (64, 8), "lm_head.weight": (64, 8), "model.norm.weight": (8,)}
+    path = saved(tmp_path, shapes)
+    like = {name: torch.zeros(50 if len(shape) > 1 else 8, *shape[1:]) for name, shape in shapes.items()}
+    torch.save(like, tmp_path / "like.pth")
+    (line,) = ckptfix.doctor(path, like=tmp_path / "like.pth").chain
+    ckptfix.rename(path, tmp_path / "out.pth", **line.step.keywords())
+    assert {name: value.shape for name, value in torch.load(tmp_path / "out.pth").items()} == {
+        name: value.shape for name, value in like.items()
+    }
+    assert "vocabulary-rows" not in {row.id for row in ckptfix.doctor(path).findings}
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 50}))
+    (found,) = [row for row in ckptfix.doctor(path).findings if row.id == "vocabulary-rows"]
+    assert found.severity == "warning" and '"vocab_size": 64' in (found.fix or "")
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 64}))
+    assert "vocabulary-rows" not in {row.id for row in ckptfix.doctor(path).findings}
+
+
+def test_a_layer_for_classes_is_no_vocabulary(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"output.weight": (1000, 8), "conv.weight": (8, 8)})
+    torch.save({"output.weight": torch.zeros(20, 8), "conv.weight": torch.zeros(8, 8)}, tmp_path / "like.pth")
+    done = ckptfix.doctor(path, like=tmp_path / "like.pth")
+    assert not done.chain and done.cause is not None and done.cause.id == "shape-mismatch"
