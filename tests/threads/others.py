@@ -3,6 +3,11 @@
 `outcome` is what a person with the thread open would answer: ``solved``, if one command gives a file that the loader
 takes; ``python``, if a line of Python does; ``said:ID``, if no file can help, and the finding ID says why. A message is
 shortened to the keys of the file, whose sizes are small.
+
+At the first try, 17 of the 32 came out as written down: 9 solved, 1 by Python, 7 explained. Of the others, one was a
+traceback, four commands did harm (weights called scales, attention and layers left out), four did a part of the work,
+four threads had no answer, and two a wrong one, because the rebuilt file lacked the keys beside its weights. The rules
+that they led to are not part of that measure.
 """
 
 from __future__ import annotations
