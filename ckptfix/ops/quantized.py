@@ -191,6 +191,32 @@ _ALIGNED = frozenset({"stack", "unstack"})
 _BLOCKWISE = frozenset({"concat", "split", "transpose"})
 """Operations that are right if codes and scales have the same dimensions, and each scale covers whole blocks."""
 
+_LOOSE = frozenset({"activation scale", "state"})
+"""Roles of tensors without which codes mean the same weights."""
+
+
+def lone(checkpoint: Checkpoint, at: str, gone: Iterable[str]) -> list[str]:
+    """Return the keys of `gone` without which codes that stay would mean other weights: scales, zero points, tables."""
+    roles = quantization_of(checkpoint).roles
+    names = {join(at, key): key for key in gone} if roles else {}
+    rows = ((key, *roles[name]) for name, key in names.items() if name in roles)
+    return [key for key, role, weight in rows if role not in _LOOSE and weight.codes not in names]
+
+
+def refuse_lone(checkpoint: Checkpoint, at: str, gone: Iterable[str]) -> None:
+    """Refuse to leave out what codes need that stay.
+
+    Raises:
+        Refused: the output would have other weights.
+    """
+    for key in lone(checkpoint, at, gone):
+        name = join(at, key)
+        what = described(name, *quantization_of(checkpoint).roles[name])
+        message = f"{what}: without it, the codes are other weights"
+        hint = "`ckptfix convert --dequantize` writes plain weights, and they can be matched"
+        raise Refused(message, path=checkpoint.path, where=name, hint=hint)
+
+
 def refuse_apart(checkpoint: Checkpoint, at: str, steps: Sequence[tuple[tuple[str, ...], Sequence[Any]]]) -> None:
     """Refuse operations on codes unless their companions get the same operations.
 

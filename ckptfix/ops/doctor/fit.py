@@ -22,9 +22,9 @@ from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.lines import joined
 from ckptfix.names.slots import Slot
-from ckptfix.ops import choose
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.doctor.message_shapes import vocabulary
-from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
+from ckptfix.ops.doctor.message_side import LORA, PRUNED, plain_weights, pruned
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
@@ -92,6 +92,9 @@ def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, 
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
+    if quantized.lone(checkpoint, side.at or "", matching.left):
+        plain_fix = plain_weights(checkpoint)
+        return plain_fix if isinstance(plain_fix, str) else plain_fix[0]
     if any(name.endswith(_ALPHA) for name in matching.left) and any(map(LORA.search, planned.names)):
         return _SCALED
     changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing

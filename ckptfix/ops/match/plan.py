@@ -23,6 +23,7 @@ from ckptfix.names.spellings import fusions
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
+from ckptfix.ops.quantized import refuse_lone
 from ckptfix.ops.rename import sites
 from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
@@ -67,10 +68,12 @@ def plan(
     Raises:
         KeyConflict: an unchanged name is also the new name of another key.
         NoMatch: the names of one tensor would have two shapes, or a transposed one.
+        Refused: a scale would be left out, and the codes that need it would stay.
         Unsupported: a tensor to reshape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
     over = unexpected(source.slots, matching) if drop_unexpected else {}
+    refuse_lone(checkpoint, source.at or "", over)
     taken = () if operations is None else operations.taken
     if taken:
         keys = [name for site in _keys_at(checkpoint, source) for name in site]

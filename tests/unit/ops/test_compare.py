@@ -266,3 +266,13 @@ def test_a_layer_for_classes_is_no_vocabulary(tmp_path: Path) -> None:
     torch.save({"output.weight": torch.zeros(20, 8), "conv.weight": torch.zeros(8, 8)}, tmp_path / "like.pth")
     done = ckptfix.doctor(path, like=tmp_path / "like.pth")
     assert not done.chain and done.cause is not None and done.cause.id == "shape-mismatch"
+
+
+def test_scales_are_not_left_out_while_their_codes_stay(tmp_path: Path) -> None:
+    state = {"l.weight": torch.ones(16, 32).to(torch.float8_e4m3fn), "l.weight_scale": torch.ones(16, 1)}
+    torch.save(state, tmp_path / "fp8.pth")
+    torch.save({"l.weight": torch.zeros(16, 32)}, tmp_path / "like.pth")
+    (line,) = ckptfix.doctor(tmp_path / "fp8.pth", like=tmp_path / "like.pth").chain
+    assert line.step.command == "convert" and line.step.get("dequantize")
+    with pytest.raises(Refused, match="other weights"):
+        ckptfix.match(tmp_path / "fp8.pth", tmp_path / "out.pth", like=tmp_path / "like.pth", drop_unexpected=True)
