@@ -167,7 +167,7 @@ NEIGHBOURS_OF_TORCHTUNE = re.compile(r"(?:^|\.)layers\.\d+\.attn\.[qk]_proj\.")
 """The same for torchtune, which has ``tok_embeddings`` too."""
 
 ADAPTER_OF_TORCHTUNE = re.compile(r"(?:^|\.)layers\.\d+\.attn\.\w+\.lora_[ab]\.")
-"""A key of torchtune's LoRA, of which only ``lora_b`` has the rows of queries and keys."""
+"""A key of torchtune's LoRA. Only ``lora_b`` has the rows of queries and keys."""
 
 FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = (
     ("qkv", (*FUSED_QKV, *HEAD_BY_HEAD, *UNTOLD), _SPLIT_QKV),

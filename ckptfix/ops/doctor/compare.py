@@ -357,7 +357,7 @@ _KEYS = re.compile(r"\.(?:wk|k_proj)\.")
 
 
 def _fused_biases(left: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """Return the biases of the file in layers of which the model has a BatchNorm that the file lacks."""
+    """Return the biases of the file in layers whose BatchNorm only the model has."""
     norms = [name for name in left if name.rpartition(".")[2] in _NORM]
     layers = {name.rpartition(".")[0].rpartition(".")[0] for name in norms}
     return [name for name in rest if name.endswith(".bias") and name.rpartition(".")[0].rpartition(".")[0] in layers]

@@ -200,7 +200,7 @@ def _is_in_doubt(source: str, name: str, made: Substituted, sources: Sequence[st
     """Return whether another key of the file may be the old one of `name`, or another missing key the new one.
 
     Args:
-        made: the effect of the renaming; keys that it accounts for are no rivals.
+        made: the effect of the renaming; keys that it accounts for do not compete.
         sources: keys of the file that no missing key is made of, with this renaming.
         left: missing keys that are not made yet.
     """
@@ -317,7 +317,7 @@ def _between(old: str, new: str, *, loose: bool) -> Iterator[Substitutions]:
 
 
 def _joined_leaf(ours: Sequence[str], theirs: Sequence[str]) -> Iterator[Substitutions]:
-    """Yield the substitution for torch's ``in_proj_weight`` and ``in_proj_bias``, which are no module of their own."""
+    """Yield the substitution for torch's ``in_proj_weight`` and ``in_proj_bias``, which belong to no inner module."""
     if len(ours) < 2 or ours[-1] not in ("weight", "bias") or theirs[-1] != _IN_PROJ + ours[-1]:
         return
     if ours[-2] not in spellings.FUSED_QKV:
