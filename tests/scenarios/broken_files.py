@@ -790,6 +790,9 @@ def without_data(folder: Path) -> Path:
 
 
 @case(64, "optimizer-state", "The checkpoint being loaded used a DP world size of 2 but the current world size is 1.",
+      words="ds_to_universal")  # fmt: skip
+@case(65, "optimizer-state", "  File \"torch/optim/adam.py\", line 95, in step\n    exp_avg.mul_(beta1)\n"
+      "RuntimeError: The size of tensor a (2048) must match the size of tensor b (7) at non-singleton dimension 3",
       words="load_optimizer")  # fmt: skip
 def of_two_ranks(folder: Path) -> Path:
     model = net()

@@ -291,7 +291,8 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Ans
         new = {name for _, _, news in fused for name in news}
         rest = [name for name in rest if current[name] not in used]
         left = [name for name in left if name not in new]
-    loose = [name for name in rest if name in side.over]
+    taken = {name for _, olds, _ in fused for name in olds}
+    loose = [current[name] for name in side.over if current[name] not in {*result.made, *taken}]
     if 2 * len(left) > len(missing) and solve.contradicts(left, loose) and not _fused_biases(left, rest):
         answer.subs, answer.lines = (), []
         _say_unlike(missing, over, answer)
@@ -582,6 +583,9 @@ def _tie(
         one = [new for new in named if module_of(new) == "shared"] or named or rows
         if len(one) == 1 and not ODD.search(one[0] + name):
             tied[name] = one[0]
+    also = [name for name in left if name not in tied and not no_weights.optional(Slot(name, ()))]
+    if len(also) > len(tied):
+        return left  # the file is a different model, or its keys are called differently
     for name, source in tied.items():
         answer.lines.append(f"{source} -> {name} | tie")
         answer.say("tied-missing", f"{name} is saved only under the tied key {source}; if your model does not tie "
