@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes
 from ckptfix.errors import BadPickle, CkptfixError, about
@@ -19,6 +19,9 @@ from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.molds import CallTemplate
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import ValueTree
 
 ByteOrder = Literal["little", "big"]
 
@@ -69,6 +72,11 @@ def build(
     def load_values() -> Iterator[tuple[str, Any]]:
         return found.plain_values()
 
+    def load_tree(checkpoint: Checkpoint) -> ValueTree:
+        from ckptfix.formats.torch.tree import PickledTree
+
+        return PickledTree(graph.root, storages, found.holders)
+
     return Checkpoint(
         path=path,
         format=format,
@@ -83,6 +91,7 @@ def build(
         fixed_devices=tuple(devices.fixed),
         inside=PickledObject(found, storages, container),
         findings=findings,
+        load_tree=load_tree,
     )
 
 

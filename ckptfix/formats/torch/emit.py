@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
-from ckptfix.formats.torch.plain_values import node_of
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import reemit
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
@@ -218,6 +218,31 @@ def _metadata(versions: Versions) -> Dict:
     state = Dict()
     state.items = [("_metadata", rows)]
     return state
+
+
+def node_of(value: Any) -> Node:
+    """Return the node for a plain value, such as the versions of a module."""
+    return _node_of(value, {})
+
+
+def _node_of(value: Any, made: dict[int, Node]) -> Node:
+    if isinstance(value, bytes):
+        return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
+    if not isinstance(value, Mapping | tuple | list | set | frozenset):
+        return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+    if id(value) not in made:
+        node: Node
+        if isinstance(value, Mapping):
+            node = Dict()
+            node.items = [(_node_of(key, made), _node_of(part, made)) for key, part in value.items()]
+        elif isinstance(value, set | frozenset):
+            kind = Global("__builtin__", "frozenset" if isinstance(value, frozenset) else "set", 0)
+            node = Call(kind, ([_node_of(part, made) for part in value],), "REDUCE", 0)
+        else:
+            parts = [_node_of(part, made) for part in value]
+            node = tuple(parts) if isinstance(value, tuple) else parts
+        made[id(value)] = node
+    return made[id(value)]
 
 
 def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], where: str, depth: int = 0) -> Any:
