@@ -20,7 +20,7 @@ ROOMS = (
     "formats/safetensors/header.py", "formats/safetensors/write.py", "formats/shards/edit.py",
     "formats/shards/layout.py", "formats/shards/write.py", "formats/torch/edit.py", "formats/torch/emit.py",
     "formats/torch/legacy_layout.py", "formats/torch/put_tensors.py", "formats/torch/containers.py",
-    "formats/torch/rewrite.py", "formats/torch/zip_layout.py", "io/background_checks.py", "io/copy.py",
+    "formats/torch/rewrite.py", "formats/torch/unchanged", "formats/torch/zip_layout.py", "io/background_checks.py", "io/copy.py",
     "io/durable.py", "io/folders.py", "io/inplace", "io/output.py", "io/virtual_files.py", "io/sources.py",
     "io/write.py", "ops/inplace.py", "ops/audit", "ops/undo.py", "ops/writing.py", "pickles/emit.py",
     "pickles/graph.py", "pickles/machine.py", "pickles/patch.py", "pickles/reemit.py", "zips",

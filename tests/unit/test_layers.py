@@ -464,7 +464,6 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 READS_NODES = {
-    *("ops/audit/edits.py", "ops/audit/promise.py", "ops/audit/strings.py"),
     *("ops/candidates.py", "ops/hazards.py", "ops/hidden_globals.py", "ops/rank_shards.py", "ops/tensor_classes.py"),
     *("ops/doctor/examine.py", "ops/doctor/pickle.py"),
     *("ops/extract/averaged.py", "ops/extract/sources.py", "ops/inspect/modules.py"),

@@ -114,6 +114,30 @@ def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
     return checkpoint.findings
 
 
+def size_of(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return the number of tensors that a torch checkpoint lists, and the bytes of the storages that it refers to."""
+    parts = pickled_object(checkpoint)
+    return len(parts.found.tensors), promised_bytes(parts.graph)
+
+
+def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:
+    """Yield every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
+
+    Args:
+        in_object: skip references that the pickle makes and discards, which needs a walk over the whole object.
+    """
+    parts = maybe_pickled_object(checkpoint)
+    if parts is None:
+        return
+    from ckptfix.pickles.reemit import every_node
+
+    graph = parts.graph
+    nodes = every_node(graph.root) if in_object else ()
+    for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.persids:
+        with suppress(BadTensor):
+            yield parts.storages(persid)
+
+
 Lookup = Callable[[str], tuple[Data | None, int, int | None]]
 """Function from a key to (location of the bytes, their number, their CRC-32); the number is negative for a missing
 key.
