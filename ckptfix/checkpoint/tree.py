@@ -218,6 +218,11 @@ class TensorValue(Value):
         return None
 
     @property
+    def cls(self) -> NameValue | None:
+        """The class of the tensor, if it is not one of torch's plain tensors and the file names it."""
+        return None
+
+    @property
     def by_torch(self) -> bool:
         """True if torch alone can make the tensor; otherwise only its own library can, as for DTensor."""
         return True

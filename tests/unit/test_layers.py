@@ -464,9 +464,8 @@ def _is_import(node: ast.stmt) -> bool:
 
 
 READS_NODES = {
-    *("ops/candidates.py", "ops/hazards.py", "ops/hidden_globals.py", "ops/rank_shards.py", "ops/tensor_classes.py"),
+    *("ops/hidden_globals.py", "ops/rank_shards.py"),
     *("ops/doctor/examine.py", "ops/doctor/pickle.py"),
-    *("ops/extract/averaged.py", "ops/extract/sources.py", "ops/inspect/modules.py"),
     *("ops/rename/objects.py", "ops/rename/optimizer.py"),
     *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
     *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),

@@ -21,7 +21,7 @@ from ckptfix.pickles.graph import Node
 from ckptfix.pickles.molds import CallTemplate
 
 if TYPE_CHECKING:
-    from ckptfix.checkpoint.tree import ValueTree
+    from ckptfix.checkpoint.tree import Item, ValueTree
 
 ByteOrder = Literal["little", "big"]
 
@@ -40,6 +40,16 @@ class PickledObject(FormatState):
     def graph(self) -> Graph:
         """The parsed pickle of the object."""
         return self.found.graph
+
+    def value(self, node: Node) -> Item:
+        """Return the item of the tree that `node` stands for."""
+        from ckptfix.formats.torch.tree import value_of
+
+        return value_of(node, self.storages)
+
+    def tensors_at(self, at: str) -> Iterator[tuple[str, Item]]:
+        """Yield (key, item) of each tensor and storage in the mapping at `at`."""
+        return ((key, self.value(node)) for where, key, node in self.found.tensors if where == at)
 
 
 def build(

@@ -159,11 +159,14 @@ class TorchObject:
 
     def plain_values(self) -> Iterator[tuple[str, Any]]:
         """Yield every leaf that is not a tensor, as (address, plain value)."""
-        from ckptfix.checkpoint.plain_values import plain
-        from ckptfix.formats.torch.tree import value_of
-
         for at, node in self.values:
-            yield at, plain(value_of(node))
+            kind = type(node)
+            if kind is Text:
+                yield at, str(node)
+            elif kind in _SIMPLE:
+                yield at, node
+            else:
+                yield at, _plain(node)
 
     def unread(self, at: str) -> list[str]:
         """Return the addresses, in the mapping at `at`, of calls that create a tensor from a list or from sizes."""
@@ -247,6 +250,20 @@ _CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
 def _is_container(node: Node) -> bool:
     """Return whether `node` holds other nodes."""
     return type(node) in _CONTAINERS
+
+
+_SIMPLE = frozenset((bool, float, bytes, type(None)))
+"""Types of nodes that are plain values; text and long ints are not."""
+
+
+def _plain(node: Node) -> Any:
+    # Imported where a value needs it: the values of most files are text and numbers.
+    if type(node) is int and node.bit_length() < 64:
+        return node
+    from ckptfix.checkpoint.plain_values import plain
+    from ckptfix.formats.torch.tree import value_of
+
+    return plain(value_of(node))
 
 
 def _described(node: Node) -> str:

@@ -18,7 +18,6 @@ from ckptfix.formats.torch.tensors import StorageOf, is_tensor, storage_entry, t
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, graph
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.places import NodesByAddress
-from ckptfix.pickles.reemit import children_to_write
 
 
 def value_of(node: Node, storages: StorageOf | None = None) -> Item:
@@ -31,9 +30,14 @@ def value_of(node: Node, storages: StorageOf | None = None) -> Item:
     return view(node, storages) if view is not None else cast("Item", node)
 
 
-def node_of(item: Item) -> Node:
-    """Return the node that `item` stands for: the inverse of `value_of`."""
+def node_of(item: Item | Node) -> Node:
+    """Return the node that `item` stands for: the inverse of `value_of`. A node stands for itself."""
     return item.node if isinstance(item, _View) else cast("Node", item)
+
+
+def like(item: Item | Node, node: Node) -> Item:
+    """Return the item that `node` stands for, in the file of `item`."""
+    return value_of(node, item.storages if isinstance(item, _View) else None)
 
 
 class _View:
@@ -64,6 +68,8 @@ class _View:
         return ((name, value_of(child, storages)) for name, child in graph.children(self.node))
 
     def parts(self) -> Iterable[Item]:
+        from ckptfix.pickles.reemit import children_to_write
+
         return self._all(children_to_write(self.node))
 
     def _all(self, nodes: Iterable[Node]) -> list[Item]:
@@ -193,6 +199,14 @@ class _Tensor(_View, tree.TensorValue):
     @property
     def call(self) -> tree.ObjectValue:
         return _Object(self.node, self.storages)
+
+    @property
+    def cls(self) -> tree.NameValue | None:
+        row = calls.of(self.node.func)
+        place = None if row is None else {"subclass": 1, "wrapper": 0}.get(row.kind or "")
+        given = self.node.arguments if place is not None else ()
+        cls = given[place] if place is not None and len(given) > place else None
+        return _Name(cls, None) if type(cls) is Global else None
 
     @property
     def by_torch(self) -> bool:
