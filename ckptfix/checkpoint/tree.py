@@ -243,7 +243,7 @@ class ReferenceValue(Value):
 
     @property
     def target(self) -> Item:
-        """What the reference states."""
+        """The content of the reference."""
         raise NotImplementedError
 
     def parts(self) -> Iterable[Item]:
