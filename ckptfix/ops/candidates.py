@@ -13,8 +13,8 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats import without_optimizer
 from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch.calls import detached_entry
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.module import Module
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.names import kinds

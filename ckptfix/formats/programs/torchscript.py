@@ -37,8 +37,8 @@ from ckptfix.errors import (
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch.calls import detached_call, detached_entry
 from ckptfix.formats.torch.common import Storages
-from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
 from ckptfix.formats.torch.tree import node_of

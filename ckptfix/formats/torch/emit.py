@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
+from ckptfix.formats.torch.calls import detached_call
 from ckptfix.formats.torch.common import pickled_object
-from ckptfix.formats.torch.detach import detached_call
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit

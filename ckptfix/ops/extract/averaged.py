@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.checkpoint.tree import TensorValue
 from ckptfix.errors import Refused, Undecided
+from ckptfix.formats.torch.calls import detached_entry
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.ops.averages import is_average

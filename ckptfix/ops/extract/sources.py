@@ -11,8 +11,8 @@ from ckptfix.checkpoint.tree import Item
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import weights_of, without_optimizer
+from ckptfix.formats.torch.calls import detached_entry
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.formats.torch.detach import detached_entry
 from ckptfix.formats.torch.emit import Calls, calls_of
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
