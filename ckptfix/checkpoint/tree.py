@@ -188,6 +188,12 @@ class ObjectValue(Value):
         return pairs_of(self.state) or ()
 
     @property
+    def payload(self) -> frozenset[int]:
+        """The `identity` of each part that its class consumes: the arguments, and a state that is not a dict."""
+        state = None if isinstance(self.state, MapValue) else self.state
+        return frozenset(identity(part) for part in (self.maker, self.args, self.kwargs, state) if part is not None)
+
+    @property
     def encoded(self) -> bytes | None:
         """The bytes that the object stands for, in a file whose format has no other way to write bytes."""
         return None
@@ -292,6 +298,11 @@ class ValueTree:
                 raise NoSuchTensor("the checkpoint has no such entry", where=address)
             item = found[-1]
         return item
+
+
+def identity(item: Item) -> int:
+    """Return a number that no other item of the tree has; equal leaves may share it."""
+    return item.identity if isinstance(item, Value) else id(item)
 
 
 def pairs_of(item: Item) -> Pairs | None:

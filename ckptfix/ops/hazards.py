@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptfix.checkpoint import Plan
-from ckptfix.checkpoint.tree import Item, NameValue, Value, every_value
+from ckptfix.checkpoint.tree import Item, NameValue, every_value, identity
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
@@ -63,7 +63,7 @@ def _parts(root: Item) -> Iterator[Item]:
     seen: set[int] = set()
     for value in every_value(root):
         for part in (value, *value.parts()):
-            own = part.identity if isinstance(part, Value) else id(part)
+            own = identity(part)
             if own not in seen:
                 seen.add(own)
                 yield part

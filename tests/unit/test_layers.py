@@ -469,7 +469,7 @@ READS_NODES = {
     *("ops/rename/objects.py", "ops/rename/optimizer.py"),
     *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
     *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),
-    *("ops/sanitize/report.py", "ops/sanitize/stdlib.py", "ops/slim/__init__.py", "ops/slim/views.py"),
+    *("ops/sanitize/report.py", "ops/sanitize/stdlib.py"),
 }
 """Modules above the formats that still read nodes of pickles. All others read the tree of values, of any format."""
 

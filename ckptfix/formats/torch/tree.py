@@ -179,6 +179,10 @@ class _Object(_View, tree.ObjectValue):
         return self._pairs(graph.attributes(self.node.state)) or ()
 
     @property
+    def payload(self) -> frozenset[int]:
+        return graph.payload_of(self.node)
+
+    @property
     def encoded(self) -> bytes | None:
         return encoded_bytes(self.node)
 
