@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckptfix.checkpoint.byte_ranges import Spliced
 from ckptfix.checkpoint.file_version import FileVersion
 from ckptfix.checkpoint.tensors import TensorEntry
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import ValueTree
 
 Made = TypeVar("Made")
 
@@ -80,6 +83,7 @@ class Checkpoint:
         inside: the format's data for its own edits; other code uses the format's functions instead.
         findings: problems noticed while reading; building `entries` may add to them.
         files: the state of its files before they were read, to detect later changes.
+        load_tree: function that makes `tree`, for a format that stores an object, or more tensors than `entries` lists.
     """
 
     path: str
@@ -97,6 +101,7 @@ class Checkpoint:
     inside: FormatState | None = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
     files: tuple[FileVersion, ...] = ()
+    load_tree: Callable[[Checkpoint], ValueTree] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         tensors = sum(state.tensors for state in self.state_dicts)
@@ -113,6 +118,15 @@ class Checkpoint:
     def entries(self) -> tuple[TensorEntry, ...]:
         """Every tensor, in file order; built on first use."""
         return self.load_entries()
+
+    @cached_property
+    def tree(self) -> ValueTree:
+        """All values, as a tree; a format that stores no object nests its tensors by address."""
+        if self.load_tree is not None:
+            return self.load_tree(self)
+        from ckptfix.checkpoint.tree import EntryTree
+
+        return EntryTree(self.entries, self.values(), self.metadata)  # type: ignore[arg-type]
 
     def entries_at(self, at: str) -> tuple[TensorEntry, ...]:
         """Return the tensors of the state dict at an address, in file order."""

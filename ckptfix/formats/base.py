@@ -178,7 +178,6 @@ class Format:
         select_weights: (checkpoint, weights, optimizer) -> the part that `convert` writes: `weights` is ``"fp32"``,
             ``"model"`` or None for the default; `optimizer` includes the optimizer state. None for a format that holds
             one form of its weights.
-        read_stream: the container of a file and the unparsed pickle of its object.
         read_planned: the checkpoint that a planned folder will be read as; None where each of its files is a checkpoint
             by itself.
         in_place: (checkpoint, plan of an edit whose output is the checkpoint itself, block) -> a plan of the same
@@ -219,7 +218,6 @@ class Format:
     sized_recode: Callable[[int], Callable[[Checkpoint, str], Plan]] | None = None
     plan_packed: Callable[[Checkpoint, str], tuple[Plan, int]] | None = None
     select_weights: Callable[[Checkpoint, str | None, bool], SelectedWeights] | None = None
-    read_stream: Callable[[str], tuple[Any, bytes]] | None = None
     read_planned: Callable[[Plan], Checkpoint] | None = None
     keeps_all: Callable[[Checkpoint, Plan, Collection[str]], bool] | None = None
     in_place: InPlace | None = None

@@ -1,35 +1,44 @@
 """Loading the object in a checkpoint as Python values: `load_checkpoint`.
 
-A pickle's nodes become values in three passes without recursion. First comes an empty shell for everything that can be
-filled later, then whatever must be made from its parts (tuples, tensors, numpy arrays), and last the shells are filled.
-So shared objects stay shared, an object may contain itself, and depth is not limited.
+The items of its tree become Python values in three passes without recursion. First comes an empty shell for everything
+that can be filled later, then whatever must be made from its parts (tuples, tensors, numpy arrays), and last the shells
+are filled. So shared objects stay shared, an object may contain itself, and depth is not limited.
 """
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.plain_values import plain
+from ckptfix.checkpoint.tree import (
+    Item,
+    ListValue,
+    MapValue,
+    NameValue,
+    ObjectValue,
+    Pairs,
+    ReferenceValue,
+    StorageValue,
+    TensorValue,
+    Value,
+    ValueTree,
+    label,
+)
 from ckptfix.errors import BadPickle, WouldLoseData
 from ckptfix.extras import need_torch
-from ckptfix.formats import weights_of
-from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.attributes import tensor_attributes
-from ckptfix.formats.torch.common import fields, maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.plain_values import plain
-from ckptfix.formats.torch.tensors import BadTensor, is_tensor, storage_entry, tensor_entry
+from ckptfix.formats.torch.common import maybe_pickled_object
+from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.loaders import values
 from ckptfix.loaders.open_for_loading import opened, opens_once
 from ckptfix.loaders.tensors import TensorMaker, restore_location
 from ckptfix.loaders.values import NOTHING, ForeignObject
 from ckptfix.ops.choose import BROKEN, refuse_damaged
-from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.collector import collector_paused
-from ckptfix.pickles.graph import Node, Text, attributes, label, pairs
 
 if TYPE_CHECKING:
     from ckptfix.loaders.tensors import MapLocation
@@ -71,38 +80,22 @@ def load_checkpoint(
     need_torch("load_checkpoint")
     checkpoint = opened(path)
     maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify, mmap=mmap)
-    parts = maybe_pickled_object(checkpoint)
-    if parts is not None:
-        with collector_paused():
-            found = Builder(checkpoint, maker).build(parts.graph.root)
-    else:
-        _ = checkpoint.entries
-        refuse_damaged(checkpoint)
-        found = from_entries(checkpoint, maker)
+    with collector_paused():
+        found = Builder(checkpoint, maker).build(tree_of(checkpoint).root)
     maker.reading.refuse_changes()
     return found
 
 
-def from_entries(checkpoint: Checkpoint, maker: Callable[[TensorEntry], object]) -> object:
-    """Return the tensors and values of a format that stores no object, as dicts nested by address."""
-    root: OrderedDict[str, object] = OrderedDict()
-    for entry in weights_of(checkpoint):
-        _mapping(root, entry.at)[entry.key] = maker(entry)
-    for address, value in checkpoint.values():
-        at, _, key = address.rpartition("/")
-        _mapping(root, at).setdefault(key, value)
-    if checkpoint.metadata:
-        root.metadata = dict(checkpoint.metadata)  # type: ignore[attr-defined]
-    return root
+def tree_of(checkpoint: Checkpoint) -> ValueTree:
+    """Return the values of a checkpoint, in a format that stores no object too.
 
-
-def _mapping(root: dict[str, object], at: str) -> dict[str, object]:
-    for part in at.split("/") if at else ():
-        inner = root.setdefault(part, {})
-        if not isinstance(inner, dict):
-            inner = root[f"{part}/"] = {}
-        root = inner
-    return root
+    Raises:
+        WouldLoseData, DamagedFile: such a format's tensors cannot be read as their writer meant them.
+    """
+    if maybe_pickled_object(checkpoint) is None:
+        _ = checkpoint.entries
+        refuse_damaged(checkpoint)
+    return checkpoint.tree
 
 
 Where: TypeAlias = "tuple[Where | None, str]"
@@ -111,15 +104,15 @@ Where: TypeAlias = "tuple[Where | None, str]"
 
 @dataclass(slots=True)
 class _Step:
-    """A node on the way down; `after` is true once its parts are made."""
+    """A value on the way down; `after` is true once its parts are made."""
 
-    node: Node
+    value: Value
     where: Where
     after: bool = False
 
 
 class Builder:
-    """Maker of Python values from the nodes of one checkpoint; each node is made once.
+    """Maker of Python values from the tree of one checkpoint; each value is made once.
 
     Raises:
         WouldLoseData: a record of the file cannot be read as its writer meant it.
@@ -128,9 +121,8 @@ class Builder:
     def __init__(self, checkpoint: Checkpoint, maker: TensorMaker) -> None:
         self.checkpoint = checkpoint
         self.maker = maker
-        self.parts = pickled_object(checkpoint)
         self.made: dict[int, object] = {}
-        self.shells: list[tuple[Node, object]] = []
+        self.shells: list[tuple[Value, object]] = []
         self.unfolded: dict[int, int] = {}
         """``id`` of a tuple that was made -> number of its parts, counting a shared part each time that it occurs."""
         for row in checkpoint.findings:
@@ -138,184 +130,182 @@ class Builder:
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
                 raise WouldLoseData(row.message, path=checkpoint.path, where=row.where or None, offset=row.offset)
 
-    def build(self, root: Node) -> object:
-        """Return the value of the node `root`.
+    def build(self, root: Item) -> object:
+        """Return the value of the item `root`.
 
         Raises:
             BadPickle: Python cannot represent the object.
             WouldLoseData: a call does not describe a tensor of the file.
         """
-        if is_leaf(root):
+        root = _described(root)
+        if not has_parts(root):
             return values.leaf(root)
         self._make(root)
         while self.shells:
-            node, shell = self.shells.pop()
+            item, shell = self.shells.pop()
             try:
-                self._fill(node, shell)
+                self._fill(item, shell)
             except (TypeError, AttributeError) as error:
-                raise self._impossible(node, str(error)) from None
-        return self.made[id(root)]
+                raise self._impossible(item, str(error)) from None
+        return self.made[root.identity]
 
-    def _make(self, root: Node) -> None:
+    def _make(self, root: Value) -> None:
         """Make `root` and everything below it, leaving shells empty."""
+        made = self.made
         stack = [_Step(root, (None, ""))]
-        open_nodes: set[int] = set()
+        open_values: set[int] = set()
         while stack:
             step = stack.pop()
-            node = step.node
-            if is_leaf(node) or id(node) in self.made:
+            item, where = step.value, step.where
+            if (own := item.identity) in made:
                 continue
             if step.after:
-                open_nodes.discard(id(node))
-                self.made[id(node)] = self._from_parts(node, step.where)
+                open_values.discard(own)
+                made[own] = self._from_parts(item, where)
                 continue
-            shell = self._tensor(node, step.where) if _is_plain_tensor(node) else values.shell(node)
+            shell = self._tensor(item, where) if isinstance(item, TensorValue) else values.shell(item)
             if shell is not NOTHING:
-                self.made[id(node)] = shell
-                self.shells.append((node, shell))
-            elif id(node) in open_nodes:
-                raise self._impossible(node, "it is a part of itself, but must be made after its parts")
+                made[own] = shell
+                self.shells.append((item, shell))
+            elif own in open_values:
+                raise self._impossible(item, "it is a part of itself, but must be made after its parts")
             else:
-                open_nodes.add(id(node))
-                stack.append(_Step(node, step.where, True))
-            stack += [_Step(child, (step.where, name)) for name, child in self._below(node)]
+                open_values.add(own)
+                stack.append(_Step(item, where, True))
+            for name, child in self._below(item):
+                part = _described(child)
+                if has_parts(part):
+                    stack.append(_Step(part, (where, name)))
 
-    def _below(self, node: Node) -> Iterator[tuple[str, Node]]:
-        """Yield (label, node) for everything that the value of `node` is made of or filled with."""
-        if isinstance(node, (tuple, list)):
-            yield from ((str(index), value) for index, value in enumerate(node))
-        elif type(node) is Dict:
-            for key, value in pairs(node) or ():
-                yield "key", key
-                yield label(key), value
-        elif type(node) is Set:
-            yield from (("element", value) for value in node.elements)
-        elif _is_plain_tensor(node):
-            yield from ((label(name), value) for name, value in tensor_attributes(node))
-        elif type(node) is Call:
-            yield from (("()", part) for part in (node.args, node.kwargs, node.state))
-            if type(node.func) is not Global:
-                yield "()func", node.func
-            for key, value in pairs(node) or node.items or ():
-                yield "key", key
-                yield label(key), value
-            yield from ((str(index), value) for index, value in enumerate(node.elements or ()))
+    def _below(self, item: Value) -> Iterator[tuple[str, Item]]:
+        """Yield (label, item) for everything that the value of `item` is made of or filled with."""
+        if isinstance(item, TensorValue):
+            yield from ((label(name), part) for name, part in item.attributes)
+        elif isinstance(item, ListValue):
+            names = map(str, range(item.count)) if item.kind in ("list", "tuple") else repeat("element")
+            yield from zip(names, item, strict=False)
+        elif isinstance(item, MapValue):
+            yield from self._below_keys(item.pairs)
+        elif isinstance(item, ObjectValue):
+            yield from (("()", part) for part in (item.args, item.kwargs, item.state))
+            if not isinstance(item.maker, NameValue):
+                yield "()func", item.maker
+            yield from self._below_keys(item.pairs or item.items or ())
+            yield from ((str(index), part) for index, part in enumerate(item.elements or ()))
 
-    def value(self, node: Node) -> object:
-        """Return the value made from `node`."""
-        return values.leaf(node) if is_leaf(node) else self.made[id(node)]
+    def _below_keys(self, rows: Pairs) -> Iterator[tuple[str, Item]]:
+        for key, part in rows:
+            yield "key", key
+            yield label(key), part
 
-    def _now(self, node: Node) -> object:
+    def value(self, item: Item) -> object:
+        """Return the value made from `item`."""
+        item = _described(item)
+        return self.made[item.identity] if has_parts(item) else values.leaf(item)
+
+    def _now(self, item: Item) -> object:
         """Return the value of arguments that are needed at once; lists among them are not filled yet, so copy them."""
-        if type(node) is not tuple:
-            return self.value(node)
-        return tuple([*map(self.value, part)] if type(part) is list else self.value(part) for part in node)
+        if not isinstance(item, ListValue) or item.kind != "tuple":
+            return self.value(item)
+        return tuple([[*map(self.value, part)] if _is_list(part) else self.value(part) for part in item])
 
-    def _from_parts(self, node: Node, where: Where) -> object:
-        if type(node) is tuple:
-            return self._told_apart(node, tuple(map(self.value, node)))
-        if type(node) is Set:
+    def _from_parts(self, item: Value, where: Where) -> object:
+        if isinstance(item, ListValue):
+            if item.kind == "tuple":
+                return self._told_apart(item, tuple(map(self.value, item)))
             try:
-                return frozenset(map(self.value, node.elements))
+                return frozenset(map(self.value, item))
             except TypeError as error:
-                raise self._impossible(node, str(error)) from None
-        if type(node) is PersId:
-            return self._storage(node, where)
-        assert type(node) is Call
-        made = values.called(node, self._now)
+                raise self._impossible(item, str(error)) from None
+        if isinstance(item, StorageValue):
+            return self._storage(item, where)
+        if isinstance(item, ReferenceValue):
+            return ForeignObject("", "persistent id", (plain(item.target),))
+        assert isinstance(item, ObjectValue)
+        made = values.called(item, self._now)
         if made is NOTHING:
-            made = ForeignObject.empty(node)
-            self.shells.append((node, made))
-        return self._told_apart(node, made) if isinstance(made, tuple) and type(made) is tuple else made
+            made = ForeignObject.empty(item)
+            self.shells.append((item, made))
+        return self._told_apart(item, made) if isinstance(made, tuple) and type(made) is tuple else made
 
-    def _told_apart(self, node: Node, made: tuple[object, ...]) -> tuple[object, ...]:
+    def _told_apart(self, item: Value, made: tuple[object, ...]) -> tuple[object, ...]:
         """Return `made`; refuse nested shared tuples that would make hashing endless, as tuples cache no hash."""
         count = self.unfolded[id(made)] = 1 + sum(self.unfolded.get(id(part), 1) for part in made)
         if count > max(MOST_IN_TUPLE, 1 + len(made)):
-            raise self._impossible(node, "its tuples are nested and shared so often that hashing them would never end")
+            raise self._impossible(item, "its tuples are nested and shared so often that hashing them would never end")
         return made
 
-    def _tensor(self, node: Call, where: Where) -> object:
+    def _tensor(self, item: TensorValue, where: Where) -> object:
         address = _address(where)
         at, _, key = address.rpartition("/")
         try:
-            return self.maker(tensor_entry(node, key, at, self.parts.storages))
+            return self.maker(item.entry(key, at))
         except BadTensor as error:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=address) from None
 
-    def _storage(self, node: PersId, where: Where) -> object:
-        """Return a storage that belongs to no tensor, or a record of a persistent id of another kind."""
-        if not _is_storage(node):
-            return ForeignObject("", "persistent id", (plain(node.pid),))
+    def _storage(self, item: StorageValue, where: Where) -> object:
+        """Return a storage that belongs to no tensor."""
         import torch
 
         try:
-            kind = fields(node)[1]
-            tensor = self.maker(storage_entry(node, _address(where), "", self.parts.storages))
+            entry = item.entry(_address(where), "")
+            tensor = self.maker(entry)
         except BadTensor as error:
             raise WouldLoseData(str(error), path=self.checkpoint.path, where=_address(where)) from None
-        if getattr(node.fields[1], "name", "") == "UntypedStorage":
-            return tensor.untyped_storage()
         untyped = tensor.untyped_storage()
-        return torch.TypedStorage(wrap_storage=untyped, dtype=getattr(torch, kind), _internal=True)
+        if item.untyped:
+            return untyped
+        return torch.TypedStorage(wrap_storage=untyped, dtype=getattr(torch, entry.dtype), _internal=True)
 
-    def _fill(self, node: Node, shell: Any) -> None:
+    def _fill(self, item: Value, shell: Any) -> None:
         value = self.value
-        if _is_plain_tensor(node):
-            for name, attribute in tensor_attributes(node):
-                if type(name) is Text:
-                    vars(shell)[str(name)] = value(attribute)
-        elif type(node) is list:
-            shell.extend(map(value, node))
-        elif type(node) is Set:
-            shell.update(map(value, node.elements))
-        elif isinstance(shell, ForeignObject) and type(node) is Call:
-            args = value(node.args)
-            shell.args = args if isinstance(args, tuple) and isinstance(node.args, tuple) else (args,)
-            if type(node.func) is not Global:
-                shell.args = (value(node.func), *shell.args)
-            shell.kwargs = value(node.kwargs)
-            shell.state = value(node.state)
-            if node.items is not None:
-                shell.items = [(value(key), value(item)) for key, item in node.items]
-            if node.elements is not None:
-                shell.elements = list(map(value, node.elements))
+        if isinstance(item, TensorValue):
+            self._set(shell, item.attributes)
+        elif isinstance(item, ListValue):
+            (shell.update if item.kind == "set" else shell.extend)(map(value, item))
+        elif isinstance(shell, ForeignObject) and isinstance(item, ObjectValue):
+            args = value(item.args)
+            own = item.args
+            shell.args = args if isinstance(args, tuple) and isinstance(own, ListValue) else (args,)
+            if not isinstance(item.maker, NameValue):
+                shell.args = (value(item.maker), *shell.args)
+            shell.kwargs = value(item.kwargs)
+            shell.state = value(item.state)
+            if item.items is not None:
+                shell.items = [(value(key), value(part)) for key, part in item.items]
+            if item.elements is not None:
+                shell.elements = list(map(value, item.elements))
         else:
-            for key, item in pairs(node) or ():
-                shell[value(key)] = value(item)
-            if type(node) is Call:
-                for name, attribute in attributes(node.state):
-                    if type(name) is Text:
-                        vars(shell)[str(name)] = value(attribute)
-                values.add_elements(node, shell, value)
+            for key, part in item.pairs or ():
+                shell[value(key)] = value(part)
+            if isinstance(item, ObjectValue):
+                self._set(shell, item.attributes)
+                values.add_elements(item, shell, value)
 
-    def _impossible(self, node: Node, why: str) -> BadPickle:
+    def _set(self, shell: object, attributes: Pairs) -> None:
+        for name, part in attributes:
+            if isinstance(name, str):
+                vars(shell)[str(name)] = self.value(part)
+
+    def _impossible(self, item: Value, why: str) -> BadPickle:
         message = f"an object that Python cannot represent: {why}"
-        return BadPickle(message, path=self.checkpoint.path, offset=getattr(node, "position", None))
+        return BadPickle(message, path=self.checkpoint.path, offset=item.offset)
 
 
-def is_leaf(node: Node) -> bool:
-    return type(node) not in _INNER
+def has_parts(item: Item) -> TypeGuard[Value]:
+    """Return whether the value of an item is made of others, or of data. A class by its name is not."""
+    return isinstance(item, Value) and not isinstance(item, NameValue)
 
 
-_INNER = frozenset((tuple, list, Dict, Set, Call, PersId))
+def _described(item: Item) -> Item:
+    """Return the call that makes a tensor if torch alone cannot make it (DTensor, nested); otherwise `item`."""
+    if isinstance(item, TensorValue) and not item.by_torch:
+        return item.call
+    return item
 
 
-def _is_storage(node: PersId) -> bool:
-    pid = node.pid
-    return type(pid) is tuple and len(pid) >= 5 and pid[0] == "storage"
-
-
-def _is_plain_tensor(node: Node) -> TypeGuard[Call]:
-    """Return whether the tensor can be made here. Others (DTensor, nested) become records of their call."""
-    if not is_tensor(node) or type(node.func) is not Global:
-        return False
-    row = calls.of(node.func)
-    inner = node.arguments[0] if node.arguments else None
-    if row is calls.FROM_TYPE and type(inner) is Global:
-        row = calls.of(inner)
-        return row is not None and row.kind is not None and row.torch_alone
-    return row is None or row.torch_alone
+def _is_list(item: Item) -> TypeGuard[ListValue]:
+    return isinstance(item, ListValue) and item.kind == "list"
 
 
 def _address(where: Where) -> str:
@@ -325,8 +315,3 @@ def _address(where: Where) -> str:
         parts.append(name)
         before, name = before
     return "/".join(reversed(parts))
-
-
-def mapping_of(node: Node) -> Mapping[str, Node]:
-    """Return the string keys of a dict node and their nodes; an empty dict for any other node."""
-    return {str(key): value for key, value in pairs(node) or () if type(key) is Text}

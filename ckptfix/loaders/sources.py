@@ -9,14 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
+from ckptfix.checkpoint.tree import Item, named
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats import weights_of, without_optimizer
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.loaders.objects import mapping_of
 from ckptfix.names.slots import Slot
 from ckptfix.ops.candidates import Candidate, at_address, candidates, module_entries, read_module
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.places import node_at
 
 EXTRA_STATE = "_extra_state"
 """Last component of the key for a module's data that is not a tensor (torch.nn.Module.get_extra_state)."""
@@ -30,14 +28,14 @@ class StateSource:
         row: the part of the file that it was read from.
         entries: key -> tensor, in file order, including tied keys.
         versions: module path -> its ``_metadata``.
-        extra: key -> node, for values that are not tensors and that the model may accept.
+        extra: key -> item, for values that are not tensors and that the model may accept.
         made: key of a tensor built from other tensors -> address of the first of these.
     """
 
     row: Candidate
     entries: Mapping[str, TensorEntry]
     versions: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    extra: Mapping[str, Node] = field(default_factory=dict)
+    extra: Mapping[str, Item] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -120,7 +118,7 @@ def _of_module(checkpoint: Checkpoint, row: Candidate) -> StateSource:
 
 def _beside(
     checkpoint: Checkpoint, at: str, leaves: Collection[str]
-) -> tuple[Mapping[str, Mapping[str, object]], Mapping[str, Node]]:
+) -> tuple[Mapping[str, Mapping[str, object]], Mapping[str, Item]]:
     """Return the module versions and the other values of the state dict at `at`."""
     parts = maybe_pickled_object(checkpoint)
     if parts is None:
@@ -130,9 +128,9 @@ def _beside(
     if not any(name.rpartition(".")[2] in leaves for name in names):
         return versions, {}
     try:
-        values = mapping_of(node_at(parts.graph.root, at, parts.found.holders))
+        values = named(checkpoint.tree.at(at))
     except NoSuchTensor:  # the address has a number added to keep it unique, so no key has that name
         return versions, {}
     tensors = {entry.key for entry in checkpoint.entries_at(at)}
-    found = {name: node for name, node in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
+    found = {name: item for name, item in values.items() if name.rpartition(".")[2] in leaves and name not in tensors}
     return versions, found

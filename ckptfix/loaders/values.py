@@ -1,4 +1,4 @@
-"""Plain values from the nodes of a pickle: a table of the classes that are made here; the rest become inert records.
+"""Plain values from the items of a tree: a table of the classes that are made here; the rest become inert records.
 
 Nothing here runs code of the file. Each entry of the table builds a value from checked numbers, text and bytes.
 """
@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from ckptfix.checkpoint.tree import Item, ListValue, MapValue, NameValue, ObjectValue, Value
 from ckptfix.errors import printable
-from ckptfix.formats.torch.weights_only import canonical
-from ckptfix.pickles import Call, Dict, Global, Set
-from ckptfix.pickles.graph import Node, Text
 from ckptfix.words import plural, some
 
 MOST_SHOWN = 6
@@ -23,7 +21,7 @@ MOST_SHOWN = 6
 NOTHING: Final = object()
 """Marker: no value can be made here."""
 
-Value: TypeAlias = Callable[[Node], object]
+ValueOf: TypeAlias = Callable[[Item], object]
 Make: TypeAlias = Callable[[tuple[object, ...], object], object]
 
 
@@ -85,15 +83,16 @@ class ForeignObject:
         return printable(f"<{self.module}.{self.name}({some(given, MOST_SHOWN)})>")
 
     @classmethod
-    def empty(cls, node: Call) -> ForeignObject:
-        return cls.named(node.func) if type(node.func) is Global else cls("", "call")
+    def empty(cls, item: ObjectValue) -> ForeignObject:
+        maker = item.maker
+        return cls.named(maker) if isinstance(maker, NameValue) else cls("", "call")
 
     @classmethod
-    def named(cls, node: Global) -> ForeignObject:
-        """Return a record of the global under its name in Python 3, whatever protocol wrote it."""
-        full = canonical(node)
-        if full.endswith(f".{node.name}"):
-            return cls(full.removesuffix(f".{node.name}"), node.name)
+    def named(cls, item: NameValue) -> ForeignObject:
+        """Return a record of a class or function under its name in Python 3, whatever protocol wrote it."""
+        full, own = item.canonical, item.name
+        if full.endswith(f".{own}"):
+            return cls(full.removesuffix(f".{own}"), own)
         module, _, name = full.rpartition(".")
         return cls(module, name)
 
@@ -108,21 +107,21 @@ def _brief(value: object) -> str:
     return f"<{type(value).__name__}>"
 
 
-def leaf(node: Node) -> object:
-    """Return the value of a node that has no parts."""
-    if type(node) is Text:
-        return str(node)
-    if type(node) is Global:
-        constant = _constant(node)
-        return ForeignObject.named(node) if constant is NOTHING else constant
-    return node
+def leaf(item: Item) -> object:
+    """Return the value of an item that has no parts."""
+    if isinstance(item, str):
+        return str(item)
+    if isinstance(item, NameValue):
+        constant = _constant(item)
+        return ForeignObject.named(item) if constant is NOTHING else constant
+    return item
 
 
-def _constant(node: Global) -> object:
+def _constant(item: NameValue) -> object:
     """Return a constant such as ``torch.float32`` or ``torch.per_tensor_affine``; NOTHING for other names."""
     # If a constant has no module, pickle names whichever module has imported torch.
-    name = node.name.removeprefix("torch.")
-    if node.module != "torch" and name == node.name:
+    name = item.name.removeprefix("torch.")
+    if item.module != "torch" and name == item.name:
         return NOTHING
     import torch
 
@@ -138,65 +137,67 @@ BUILTINS: dict[str, Callable[[], object]] = {
 """Default factories that a defaultdict may have."""
 
 
-def _plain_args(node: Call) -> bool:
-    return type(node.args) is tuple and node.kwargs is None
+def _plain_args(item: ObjectValue) -> bool:
+    args = item.args
+    return isinstance(args, ListValue) and args.kind == "tuple" and item.kwargs is None
 
 
-def _default(node: Call) -> object:
-    factory = node.arguments[0] if node.arguments else None
+def _default(item: ObjectValue) -> object:
+    given = item.arguments
+    factory = given[0] if given else None
     if factory is None:
         return defaultdict(None)
-    made = BUILTINS.get(canonical(factory)) if type(factory) is Global else None
-    return defaultdict(made) if made is not None and len(node.arguments) == 1 else NOTHING
+    made = BUILTINS.get(factory.canonical) if isinstance(factory, NameValue) else None
+    return defaultdict(made) if made is not None and len(given) == 1 else NOTHING
 
 
-def _queue(node: Call) -> object:
-    most = node.arguments[1] if len(node.arguments) > 1 else None
+def _queue(item: ObjectValue) -> object:
+    given = item.arguments
+    most = given[1] if len(given) > 1 else None
     return deque(maxlen=most) if most is None or (type(most) is int and 0 <= most <= sys.maxsize) else NOTHING
 
 
-SHELLS: dict[str, Callable[[Call], object]] = {
-    "collections.OrderedDict": lambda node: OrderedDict(),
+SHELLS: dict[str, Callable[[ObjectValue], object]] = {
+    "collections.OrderedDict": lambda item: OrderedDict(),
     "collections.defaultdict": _default,
-    "collections.Counter": lambda node: Counter(),
+    "collections.Counter": lambda item: Counter(),
     "collections.deque": _queue,
-    "builtins.dict": lambda node: {},
-    "builtins.list": lambda node: [],
-    "builtins.set": lambda node: set(),
+    "builtins.dict": lambda item: {},
+    "builtins.list": lambda item: [],
+    "builtins.set": lambda item: set(),
 }
 """Classes whose objects can be made empty and filled later."""
 
 
-def shell(node: Node) -> object:
+def shell(item: Value) -> object:
     """Return an empty object to be filled, or NOTHING if the value must be made from its parts."""
-    if type(node) is Dict:
+    if isinstance(item, MapValue):
         return {}
-    if type(node) is list:
-        return []
-    if type(node) is Set and node.kind == "set":
-        return set()
-    if type(node) is not Call:
+    if isinstance(item, ListValue):
+        return {"list": list, "set": set}[item.kind]() if item.kind in ("list", "set") else NOTHING
+    if not isinstance(item, ObjectValue):
         return NOTHING
-    if type(node.func) is Global and _plain_args(node):
-        name = canonical(node.func)
+    maker = item.maker
+    if isinstance(maker, NameValue) and _plain_args(item):
+        name = maker.canonical
         if name in MADE:
             return NOTHING
-        made = SHELLS[name](node) if name in SHELLS else NOTHING
+        made = SHELLS[name](item) if name in SHELLS else NOTHING
         if made is not NOTHING:
             return made
-    return ForeignObject.empty(node)
+    return ForeignObject.empty(item)
 
 
-def add_elements(node: Call, shell: object, value: Value) -> None:
+def add_elements(item: ObjectValue, shell: object, value: ValueOf) -> None:
     """Add the values that a call gives besides items: ``set([1, 2])``, and appended values."""
     if not isinstance(shell, set | list | deque):
         return
-    # Read the node, not its value: a list may not be filled yet.
-    first = node.arguments[0] if node.arguments else ()
-    given = first.elements if type(first) is Set else first if isinstance(first, (list, tuple)) else ()
+    # Read the item, not its value: a list may not be filled yet.
+    first = item.arguments[0] if item.arguments else ()
+    given = first if isinstance(first, ListValue) else ()
     add: Callable[[Iterable[object]], None] = shell.update if isinstance(shell, set) else shell.extend
     add(map(value, given))
-    add(map(value, node.elements or ()))
+    add(map(value, item.elements or ()))
 
 
 def _size(args: tuple[object, ...], state: object) -> object:
@@ -325,15 +326,14 @@ MADE: dict[str, Make] = {
 """Calls whose value is made from their arguments and state: (args, state) -> value, or NOTHING."""
 
 
-def called(node: Call, value: Value) -> object:
+def called(item: ObjectValue, value: ValueOf) -> object:
     """Return the value of a call listed in MADE, or NOTHING."""
-    if type(node.func) is not Global or not _plain_args(node) or node.items or node.elements:
-        return NOTHING
-    make = MADE.get(canonical(node.func))
-    if make is None:
+    maker = item.maker
+    make = MADE.get(maker.canonical) if isinstance(maker, NameValue) else None
+    if make is None or not _plain_args(item) or item.items or item.elements:
         return NOTHING
     try:
-        args = value(node.args)
-        return make(args, value(node.state)) if isinstance(args, tuple) else NOTHING
+        args = value(item.args)
+        return make(args, value(item.state)) if isinstance(args, tuple) else NOTHING
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError):
         return NOTHING

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import given, holders_of, is_inside, is_inside_any, join
@@ -11,15 +13,15 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, NoSuchTensor, Refused, WouldLoseData, about
 from ckptfix.formats import without_optimizer
 from ckptfix.formats.torch import module as torch_module
-from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.detach import detached_entry
+from ckptfix.formats.torch.calls import detached_entry
+from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.module import Module
-from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.names import kinds
-from ckptfix.pickles import Call, PersId
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.places import node_at
 from ckptfix.words import where_else
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Candidate:
 
     Attributes:
         at: its address.
-        module: the node, if it is a whole module.
+        module: the object, if it is a whole module.
         names: keys of the state dict, or of the buffers of the module itself.
         shaped: the keys among `names` whose tensor has at least one dimension; None where that is not known.
         nested: further state dicts or optimizers are inside it.
@@ -36,7 +38,7 @@ class Candidate:
     """
 
     at: str
-    module: Node = None
+    module: Item = None
     names: tuple[str, ...] = ()
     shaped: tuple[str, ...] | None = None
     nested: bool = False
@@ -70,8 +72,8 @@ def _compared(checkpoint: Checkpoint) -> list[Candidate]:
 def _candidates(checkpoint: Checkpoint) -> list[Candidate]:
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     modules = [
-        Candidate(at, node, names.get(join(at, "_buffers"), ()))
-        for at, node in torch_module.modules(checkpoint)
+        Candidate(at, item, names.get(join(at, "_buffers"), ()))
+        for at, item in torch_module.modules(checkpoint)
     ]
     taken = {module.at for module in modules}
     states = [
@@ -118,14 +120,11 @@ def at_address(checkpoint: Checkpoint, at: str) -> Candidate:
     known = next((row for row in rows if row.at == at), None)
     if known is not None:
         return known
-    parts = maybe_pickled_object(checkpoint)
-    if parts is not None:
-        try:
-            node = node_at(parts.graph.root, at, parts.found.holders)
-        except NoSuchTensor:
-            node = None
-        if torch_module.parts_of(node) is not None:
-            return Candidate(at, node)
+    if maybe_pickled_object(checkpoint) is not None:
+        with suppress(NoSuchTensor):
+            item = checkpoint.tree.at(at)
+            if torch_module.is_module(item):
+                return Candidate(at, item)
     names = {site.at: site.names for site in checkpoint.sites if site.kind == "state_dict"}
     if at in names:
         return Candidate(at, None, names[at])
@@ -180,19 +179,20 @@ def module_entries(checkpoint: Checkpoint, module: Module) -> tuple[TensorEntry,
     return plain_entries(checkpoint, module.tensors)
 
 
-def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | PersId]]) -> tuple[TensorEntry, ...]:
-    """Convert pairs (name, node) to the entries of plain tensors.
+def plain_entries(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Item]]) -> tuple[TensorEntry, ...]:
+    """Convert pairs (name, item) to the entries of plain tensors.
 
     Raises:
         WouldLoseData: one of them does not describe a tensor of the file.
     """
-    storages = pickled_object(checkpoint).storages
+    from ckptfix.checkpoint.tree import TensorValue
+
     entries = []
-    for name, node in tensors:
-        if type(node) is PersId:
+    for name, item in tensors:
+        if not isinstance(item, TensorValue):
             raise WouldLoseData("a bare storage, without a tensor around it", path=checkpoint.path, where=name)
         try:
-            entries.append(detached_entry(tensor_entry(node, name, "", storages), name))
+            entries.append(detached_entry(item.entry(name, ""), name))
         except BadTensor as error:
             raise WouldLoseData(str(error), path=checkpoint.path, where=name) from None
     return tuple(entries)

@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ckptfix.checkpoint import Plan
+from ckptfix.checkpoint.tree import Item, NameValue, every_value, identity
 from ckptfix.errors import Refused
 from ckptfix.formats import FORMATS
-from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.io.layers import Memory
 from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.ops import hidden_globals
-from ckptfix.pickles import Global
-from ckptfix.pickles.graph import Node
-from ckptfix.pickles.names import MAGIC, OLD_MAGIC
-from ckptfix.pickles.reemit import children_to_write, every_node
 from ckptfix.words import some
 
 Allows = Callable[[str], bool]
@@ -40,35 +36,36 @@ def in_text(part: object) -> str:
         return ""
     # Protocols before 3 write bytes as text, decoded as Latin-1.
     data = part.encode("latin-1", "replace") if isinstance(part, str) else bytes(part)
-    if not MAGIC.match(data) and (isinstance(part, str) or not OLD_MAGIC.match(data)):
+    if not hidden_globals.begins_pickle(data, old=not isinstance(part, str)):
         return ""
     return next(filter(is_dangerous, hidden_globals.look_into(Memory(data, ""), "").names), "")
 
 
-def in_texts(root: Node) -> dict[int, str]:
+def in_texts(root: Item) -> dict[int, str]:
     """Map ``id`` of each string below `root` that contains a code-running pickle to the function that it names."""
     return {id(part): name for part in _parts(root) if (name := in_text(part))}
 
 
-def globals_below(root: Node) -> list[str]:
-    """List the globals that `root` and everything below it name, each once."""
-    names = (weights_only.canonical(part) for part in (root, *_parts(root)) if type(part) is Global)
+def globals_below(root: Item) -> list[str]:
+    """List the classes and functions that `root` and everything below it name, each once."""
+    names = (part.canonical for part in _parts(root) if isinstance(part, NameValue))
     return list(dict.fromkeys(names))
 
 
-def dangerous_below(root: Node) -> str:
+def dangerous_below(root: Item) -> str:
     """Return the first dangerous function that `root`, or anything below it, names; "" without one."""
     named = next(filter(is_dangerous, globals_below(root)), "")
     return named or next(iter(in_texts(root).values()), "")
 
 
-def _parts(root: Node) -> Iterator[Node]:
+def _parts(root: Item) -> Iterator[Item]:
     """Yield `root` and everything below it, each object once."""
     seen: set[int] = set()
-    for node in every_node(root):
-        for part in (node, *children_to_write(node)):
-            if id(part) not in seen:
-                seen.add(id(part))
+    for value in every_value(root):
+        for part in (value, *value.parts()):
+            own = identity(part)
+            if own not in seen:
+                seen.add(own)
                 yield part
 
 

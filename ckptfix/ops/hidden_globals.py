@@ -30,7 +30,7 @@ from ckptfix.io.layers import (
 )
 from ckptfix.io.source import BATCH, Source, found_as, open_source
 from ckptfix.pickles import Global
-from ckptfix.pickles.names import MAGIC, MOST_OPCODES, Seen, survey
+from ckptfix.pickles.names import MAGIC, MOST_OPCODES, OLD_MAGIC, Seen, survey
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips import scan as zip_scan
 from ckptfix.zips.read import DEFLATED, STORED, DirectoryRecord, read_directory
@@ -124,6 +124,11 @@ def look_planned(name: str) -> HiddenContents:
         looker.opcodes = min(MOST_OPCODES, max(FEW_OPCODES, 8 * reader.size))
         looker.file(reader, "", 0)
     return looker.found
+
+
+def begins_pickle(data: bytes, *, old: bool) -> bool:
+    """Return whether `data` begins like a pickle; with `old`, also like one of a protocol without a version."""
+    return bool(MAGIC.match(data) or (old and OLD_MAGIC.match(data)))
 
 
 def look_into(reader: Source, place: str, *, storage: bool = False) -> HiddenContents:

@@ -6,12 +6,12 @@ place would be the parts of the tensors, which no framework loads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ckptfix.formats.torch import calls, weights_only
-from ckptfix.pickles import Call, Global, Graph
-from ckptfix.pickles.reemit import every_node
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +52,14 @@ def library_of(name: str) -> Library | None:
     return next((row for row in LIBRARIES if row.has(name)), None)
 
 
-def libraries(graph: Graph) -> tuple[Library, ...]:
-    """Return the libraries whose tensors are in the pickle."""
-    named = {weights_only.canonical(node) for node in graph.globals}
+def libraries(names: Iterable[str], root: Callable[[], Item]) -> tuple[Library, ...]:
+    """Return the libraries whose tensors are in the object of `root`, which names these classes and functions."""
+    named = set(names)
     possible = [row for row in LIBRARIES if any(map(row.has, named))]
     if not possible:
         return ()
-    classes = set(_classes(graph))
+    from ckptfix.checkpoint.tree import TensorValue, every_value
+
+    tensors = (value for value in every_value(root()) if isinstance(value, TensorValue))
+    classes = {cls.canonical for tensor in tensors if (cls := tensor.cls) is not None}
     return tuple(row for row in possible if row.makers & named or any(map(row.has, classes)))
-
-
-def _classes(graph: Graph) -> Iterator[str]:
-    """Yield the classes of the tensors that rebuild calls make."""
-    for node in every_node(graph.root):
-        if type(node) is not Call or type(node.args) is not tuple:
-            continue
-        row = calls.of(node.func)
-        place = None if row is None else 1 if row.kind == "subclass" else 0 if row.kind == "wrapper" else None
-        if place is not None and len(node.args) > place and type(cls := node.args[place]) is Global:
-            yield weights_only.canonical(cls)

@@ -28,7 +28,6 @@ from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
 from ckptfix.io.virtual_files import PlannedFile
 from ckptfix.ops import audit, writing
-from ckptfix.ops.audit import edits as law_edits
 from ckptfix.ops.audit import output as law_output
 from ckptfix.ops.audit import promise as law_promise
 from ckptfix.ops.writing import Result
@@ -148,7 +147,7 @@ def test_the_quick_way_for_edits_sees_what_the_slow_one_sees(
     ckptfix.rename(source, tmp_path / "longer.pth", subs=[("weight", "a_much_longer_name_than_before")])
     assert not slow
     checkpoint = ckptfix.open_checkpoint(source)
-    assert law_edits.holds_the_same(checkpoint, plan)
+    assert audit.keeps_all(checkpoint, plan)
     for change in ("value", "swap", "drop", "shape"):
         state = torch.load(source)
         model = state["model"]
@@ -163,7 +162,7 @@ def test_the_quick_way_for_edits_sees_what_the_slow_one_sees(
         torch.save(state, tmp_path / "other.pth", _use_new_zipfile_serialization=kind == "zip")
         size = (tmp_path / "other.pth").stat().st_size
         made = Plan((OutputFile.of("x.pth", [ByteRange(str(tmp_path / "other.pth"), 0, size)]),))
-        assert not law_edits.holds_the_same(checkpoint, made), change
+        assert not audit.keeps_all(checkpoint, made), change
 
 
 def flipped(path: Path, needle: bytes) -> None:

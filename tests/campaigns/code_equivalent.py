@@ -15,7 +15,9 @@ EQUIVALENT: dict[str, str] = {
     "io/chunks.py: _Tiling.__init__: constant: 1024 -> 1025 #0": (
         "one look more of a limit that is far above what any tensor needs"
     ),
-    "ops/audit/strings.py: _behind_keys: constant: 0 -> 1 #9": "an empty key is read as any other string, to its end",
+    "formats/torch/unchanged/strings.py: _behind_keys: constant: 0 -> 1 #9": (
+        "an empty key is read as any other string, to its end"
+    ),
     "pickles/folded.py: Phrases._run: constant: 4 -> 5 #12": (
         "what is not taken at once is compared with the molds one by one, and taken all the same"
     ),

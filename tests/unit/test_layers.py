@@ -450,6 +450,24 @@ def _is_import(node: ast.stmt) -> bool:
     return isinstance(node, ast.Import | ast.ImportFrom)
 
 
+READS_NODES = {
+    *("ops/hidden_globals.py", "ops/rank_shards.py"),
+    *("ops/doctor/examine.py", "ops/doctor/pickle.py"),
+    *("ops/rename/objects.py", "ops/rename/optimizer.py"),
+    *(f"ops/repair/{name}.py" for name in ("clean", "rank_files", "remains", "torch")),
+    *(f"ops/sanitize/{name}.py" for name in ("__init__", "arrays", "convert", "keys", "numpy", "objects", "output")),
+    *("ops/sanitize/report.py", "ops/sanitize/stdlib.py"),
+}
+"""Modules above the formats that still read nodes of pickles. All others read the tree of values, of any format."""
+
+
+@every_module
+def test_values_are_read_from_the_tree(path: Path) -> None:
+    if room(path) not in ("pickles", "formats", "zips"):
+        pickled = {there for there, _ in imported(path) if there[0] == "pickles"} - {("pickles", "collector")}
+        assert bool(pickled) == (path.relative_to(PACKAGE).as_posix() in READS_NODES), f"imports {sorted(pickled)}"
+
+
 OPENS = {"open", "read_text", "read_bytes", "from_file"}
 OPENED = {
     "io/system.py": "the one place",

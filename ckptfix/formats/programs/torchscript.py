@@ -19,7 +19,7 @@ torch/csrc/jit/serialization/export_module.cpp and python_print.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
 
@@ -37,10 +37,11 @@ from ckptfix.errors import (
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats.torch import module as torch_module
+from ckptfix.formats.torch.calls import detached_call, detached_entry
 from ckptfix.formats.torch.common import Storages
-from ckptfix.formats.torch.detach import detached_call, detached_entry
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.tensors import BadTensor, is_tensor, tensor_entry
+from ckptfix.formats.torch.tree import node_of
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint, ZipStorages, ambiguous_names
 from ckptfix.io.crc import checksum
@@ -178,7 +179,8 @@ def read(path: str, at: str | None = None) -> Weights | None:
     left = () if program.text("constants.pkl") in (None, b"\x80\x02).") else (CONSTANTS,)
     findings = [*module.findings, *_unsaid(module.tensors)]
     what = f"the TorchScript module {module.cls}, without its program"
-    return _weights(program, graph, storages, module.tensors, what, at or "", module.versions, left, tuple(findings))
+    tensors = tuple((name, node) for name, item in module.tensors if type(node := node_of(item)) is Call)
+    return _weights(program, graph, storages, tensors, what, at or "", module.versions, left, tuple(findings))
 
 
 def _constants(program: Program) -> Weights:
@@ -241,7 +243,7 @@ def _is_tag(node: Node) -> TypeGuard[Call]:
     return type(node) is Call and node.is_call_of("torch.jit._pickle", "restore_type_tag") and bool(node.arguments)
 
 
-def _unsaid(tensors: tuple[tuple[str, Call], ...]) -> Iterator[Finding]:
+def _unsaid(tensors: Sized) -> Iterator[Finding]:
     """Yield a note on buffers with ``persistent=False``: TorchScript keeps them in its state dict, unmarked."""
     if tensors:
         message = "buffers with persistent=False are included: TorchScript does not record which they are"

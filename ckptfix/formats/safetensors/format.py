@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import (
     ByteRange,
@@ -41,6 +42,9 @@ from ckptfix.formats.safetensors.write import framed, in_place, metadata_text, p
 from ckptfix.formats.signs import Beginning, braced
 from ckptfix.io.elements import why_unresolved
 from ckptfix.io.source import truncated_hint
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import ValueTree
 
 
 def plan_packed(checkpoint: Checkpoint, dest: str) -> tuple[Plan, int]:
@@ -129,6 +133,7 @@ def of_header(header: Header) -> Checkpoint:
         metadata=metadata,
         sites=(NameList("", "state_dict", (*rows, *tied)),),
         state_dicts=(StateDict("", len(rows), 0),) if rows else (),
+        load_tree=_tree,
         inside=header,
         findings=(*header.findings, *_unreadable(header)),
     )
@@ -226,6 +231,13 @@ def _layout(header: Header) -> Iterator[Finding]:
         message = f"{header.data_size - end} bytes follow the last tensor"
         # Every reader of safetensors refuses such a file, while torch's readers tolerate a few bytes.
         yield found("trailing-bytes", message, offset=header.data_start + end, severity="error")
+
+
+def _tree(checkpoint: Checkpoint) -> ValueTree:
+    """Return the tree of all tensors, ties and views too."""
+    from ckptfix.checkpoint.tree import EntryTree
+
+    return EntryTree(weights(checkpoint), metadata=checkpoint.metadata)
 
 
 def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:

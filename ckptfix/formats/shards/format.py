@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import Checkpoint, Edit, FormatState, NameList, OutputFile, Plan, StateDict, TensorEntry
 from ckptfix.commands import command
@@ -32,6 +33,9 @@ from ckptfix.formats.shards.index import looks_like_index
 from ckptfix.formats.shards.layout import ShardedLayout, data_bytes, open_layout, prefixed
 from ckptfix.formats.torch import common as torch_common
 from ckptfix.formats.torch import zip as torch_zip
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import ValueTree
 
 NAME, TORCH, SLICES = "hf", "hf-bin", "hf-dcp"
 
@@ -125,6 +129,7 @@ def _checkpoint(
         metadata=_metadata(layout),
         sites=(NameList("", "state_dict", (*names, *tied)),),
         state_dicts=(StateDict("", len(names), 0),) if names else (),
+        load_tree=_tree,
         inside=_Named(layout),
         findings=layout.findings,
         files=layout.marks,
@@ -171,6 +176,13 @@ def validate(checkpoint: Checkpoint) -> Iterator[Finding]:
     if not layout.unread and type(stated) is int and stated != total:
         message = f"total_size is {stated:,}, but the tensors take {total:,} bytes"
         yield found("index-total", message, severity="warning" if abs(stated - total) * 100 > total else None)
+
+
+def _tree(checkpoint: Checkpoint) -> ValueTree:
+    """Return the tree of all tensors, ties and views too."""
+    from ckptfix.checkpoint.tree import EntryTree
+
+    return EntryTree(weights(checkpoint), metadata=checkpoint.metadata)
 
 
 def weights(checkpoint: Checkpoint, at: str | None = None, *, views: bool = True) -> tuple[TensorEntry, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from ckptfix.checkpoint.address import join, keys_of
 from ckptfix.formats.torch import weights_only
-from ckptfix.pickles import Call, Dict, Global, PersId
+from ckptfix.pickles import Call, Dict, Global, PersId, Text
 from ckptfix.pickles.graph import Node, children, pairs
 
 RECONSTRUCT = "copyreg._reconstructor"
@@ -60,6 +61,16 @@ def class_name(call: Call) -> str | None:
     """Return ``module.Name`` of a call's class or function; None if it is computed."""
     found = class_of(call)
     return None if found is None else weights_only.canonical(found)
+
+
+def encoded_bytes(node: Node) -> bytes | None:
+    """Return the bytes of ``_codecs.encode(text, 'latin1')``, the form in which protocols before 3 write bytes."""
+    if type(node) is Call and node.is_call_of("_codecs", "encode") and type(node.args) is tuple and len(node.args) == 2:
+        text, encoding = node.args
+        if type(text) is Text and encoding == "latin1":
+            with suppress(UnicodeEncodeError):
+                return text.encode("latin-1")
+    return None
 
 
 _MAKERS = frozenset(("multiarray._reconstruct", "numeric._frombuffer"))

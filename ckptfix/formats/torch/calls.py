@@ -8,9 +8,10 @@ counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ckptfix.checkpoint import TensorEntry
 from ckptfix.pickles import Call, Global
 from ckptfix.pickles.graph import Node
 
@@ -178,3 +179,33 @@ MARKS_SINCE: Number = (2, 0)
 def of(func: Node) -> RebuildCall | None:
     """Return the row of the function `func` of a call; None for any other node."""
     return BY_NAME.get((func.module, func.name)) if type(func) is Global else None
+
+
+def detached_entry(entry: TensorEntry, name: str) -> TensorEntry:
+    """Return `entry` under `name`, as a plain tensor without gradient, as ``state_dict()`` returns it."""
+    return replace(entry, key=name, at="", requires_grad=False, parameter=False)
+
+
+def detached_call(node: Any) -> Any:
+    """Return the call that rebuilds the tensor of `node` detached; a parameter becomes the tensor in it."""
+    row = of(node.func) if type(node) is Call else None
+    while row is not None and row.kind == "parameter":
+        if not node.arguments:
+            return node
+        node = node.arguments[0]
+        row = of(node.func) if type(node) is Call else None
+    if row is None or type(node.args) is not tuple:
+        return node
+    if row is FROM_TYPE and len(node.args) > 3 and type(node.args[2]) is tuple:
+        func, cls, args, state = node.args[:4]
+        inner = detached_call(Call(func, args, "REDUCE", node.position))
+        if type(inner) is not Call:
+            return node
+        if type(cls) is Global and cls.full == "torch.nn.parameter.Parameter":
+            return inner
+        return Call(node.func, (inner.func, cls, inner.args, state), "REDUCE", node.position)
+    place = row.requires_grad
+    if place is None or len(node.args) <= place:
+        return node
+    args = (*node.args[:place], False, *node.args[place + 1 :])
+    return Call(node.func, args, node.how, node.position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEntry, dtypes
 from ckptfix.errors import BadPickle, CkptfixError, about
@@ -19,6 +19,9 @@ from ckptfix.pickles import Graph, PersId, Text
 from ckptfix.pickles.folded import Phrases
 from ckptfix.pickles.graph import Node
 from ckptfix.pickles.molds import CallTemplate
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import Item, ValueTree
 
 ByteOrder = Literal["little", "big"]
 
@@ -37,6 +40,16 @@ class PickledObject(FormatState):
     def graph(self) -> Graph:
         """The parsed pickle of the object."""
         return self.found.graph
+
+    def value(self, node: Node) -> Item:
+        """Return the item of the tree that `node` stands for."""
+        from ckptfix.formats.torch.tree import value_of
+
+        return value_of(node, self.storages)
+
+    def tensors_at(self, at: str) -> Iterator[tuple[str, Item]]:
+        """Yield (key, item) of each tensor and storage in the mapping at `at`."""
+        return ((key, self.value(node)) for where, key, node in self.found.tensors if where == at)
 
 
 def build(
@@ -69,6 +82,11 @@ def build(
     def load_values() -> Iterator[tuple[str, Any]]:
         return found.plain_values()
 
+    def load_tree(checkpoint: Checkpoint) -> ValueTree:
+        from ckptfix.formats.torch.tree import PickledTree
+
+        return PickledTree(graph.root, storages, found.holders)
+
     return Checkpoint(
         path=path,
         format=format,
@@ -83,6 +101,7 @@ def build(
         fixed_devices=tuple(devices.fixed),
         inside=PickledObject(found, storages, container),
         findings=findings,
+        load_tree=load_tree,
     )
 
 
@@ -103,6 +122,30 @@ def all_findings(checkpoint: Checkpoint) -> Sequence[Finding]:
     """Return the findings of reading, including those of building the entries."""
     _ = checkpoint.entries
     return checkpoint.findings
+
+
+def size_of(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return the number of tensors that a torch checkpoint lists, and the bytes of the storages that it refers to."""
+    parts = pickled_object(checkpoint)
+    return len(parts.found.tensors), promised_bytes(parts.graph)
+
+
+def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:
+    """Yield every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
+
+    Args:
+        in_object: skip references that the pickle makes and discards, which needs a walk over the whole object.
+    """
+    parts = maybe_pickled_object(checkpoint)
+    if parts is None:
+        return
+    from ckptfix.pickles.reemit import every_node
+
+    graph = parts.graph
+    nodes = every_node(graph.root) if in_object else ()
+    for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.persids:
+        with suppress(BadTensor):
+            yield parts.storages(persid)
 
 
 Lookup = Callable[[str], tuple[Data | None, int, int | None]]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ckptfix.checkpoint import Data, Storage, TensorEntry, dtypes
+from ckptfix.checkpoint import Checkpoint, Data, Storage, TensorEntry, dtypes
 from ckptfix.errors import Unsupported, WouldLoseData
 from ckptfix.formats.torch import calls as rebuild
-from ckptfix.formats.torch.plain_values import node_of
+from ckptfix.formats.torch.calls import detached_call
+from ckptfix.formats.torch.common import pickled_object
 from ckptfix.formats.torch.tensors import BadTensor, StorageOf
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles.emit import emit
+from ckptfix.pickles.graph import Node
 from ckptfix.pickles.reemit import reemit
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import Item
 
 _ORDERED_DICT = Global("collections", "OrderedDict", 0)
 _UNTYPED = Global("torch.storage", "UntypedStorage", 0)
@@ -35,6 +40,16 @@ class Calls:
     graph: Graph
     storage_of: StorageOf
     nodes: Mapping[str, Any]
+
+    def items(self) -> dict[str, Item]:
+        """Return the tensors by key."""
+        from ckptfix.formats.torch.tree import value_of
+
+        return {key: value_of(node, self.storage_of) for key, node in self.nodes.items()}
+
+    def without(self, keys: Collection[str]) -> Calls:
+        """Return the calls of all other keys."""
+        return replace(self, nodes={key: node for key, node in self.nodes.items() if key not in keys})
 
 
 @dataclass(slots=True)
@@ -214,10 +229,44 @@ def _hooks() -> Call:
 def _metadata(versions: Versions) -> Dict:
     """Return the state of an OrderedDict with this ``_metadata`` attribute."""
     rows = Call(_ORDERED_DICT, (), "REDUCE", 0)
-    rows.items = [(path, node_of(own)) for path, own in versions.items()]
+    rows.items = [(path, _node_of_plain(own)) for path, own in versions.items()]
     state = Dict()
     state.items = [("_metadata", rows)]
     return state
+
+
+def _node_of_plain(value: Any) -> Node:
+    """Return the node for a plain value, such as the versions of a module."""
+    return _node_of(value, {})
+
+
+def _node_of(value: Any, made: dict[int, Node]) -> Node:
+    if isinstance(value, bytes):
+        return Call(Global("_codecs", "encode", 0), (value.decode("latin-1"), "latin1"), "REDUCE", 0)
+    if not isinstance(value, Mapping | tuple | list | set | frozenset):
+        return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+    if id(value) not in made:
+        node: Node
+        if isinstance(value, Mapping):
+            node = Dict()
+            node.items = [(_node_of(key, made), _node_of(part, made)) for key, part in value.items()]
+        elif isinstance(value, set | frozenset):
+            kind = Global("__builtin__", "frozenset" if isinstance(value, frozenset) else "set", 0)
+            node = Call(kind, ([_node_of(part, made) for part in value],), "REDUCE", 0)
+        else:
+            parts = [_node_of(part, made) for part in value]
+            node = tuple(parts) if isinstance(value, tuple) else parts
+        made[id(value)] = node
+    return made[id(value)]
+
+
+def calls_of(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Item]]) -> Calls | None:
+    """Return the calls that rebuild these tensors of a checkpoint detached, as a state dict has them; None for none."""
+    from ckptfix.formats.torch.tree import node_of
+
+    nodes = {name: detached_call(node_of(item)) for name, item in tensors}
+    parts = pickled_object(checkpoint)
+    return Calls(parts.graph, parts.storages, nodes) if nodes else None
 
 
 def _copied(node: Any, calls: Calls, storages: _Storages, done: dict[int, Any], where: str, depth: int = 0) -> Any:

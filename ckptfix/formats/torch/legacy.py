@@ -15,7 +15,7 @@ the storage under `key`. Source: torch/serialization.py (``_legacy_save``, ``_le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -190,6 +190,13 @@ def notes(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield found("no-checksums", "torch's old format has no checksums: a flipped bit of the data would go unnoticed")
 
 
+def keeps_all(checkpoint: Checkpoint, plan: Plan, but: Collection[str] = ()) -> bool:
+    """Return whether `plan` certainly is an edit that keeps all tensors; see the contract in `base`."""
+    from ckptfix.formats.torch.unchanged import edits
+
+    return edits.keeps_all(checkpoint, plan, but, read_stream)
+
+
 FORMAT = Format(
     name=NAME,
     title="PyTorch legacy",
@@ -208,5 +215,5 @@ FORMAT = Format(
     one_stream=True,
     plan_state_dict=plan_state_dict,
     recode=recode,
-    read_stream=read_stream,
+    keeps_all=keeps_all,
 )

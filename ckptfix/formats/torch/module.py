@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
@@ -26,6 +26,9 @@ from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.pickles import Call, Dict, Global, PersId, Set, Text
 from ckptfix.pickles.graph import Node, attributes, children, pairs
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import Item
 
 HOLDERS = ("_parameters", "_buffers", "_modules")
 MAX_DEPTH = 1000
@@ -79,7 +82,7 @@ class Module:
     Attributes:
         at: address of the module.
         cls: its class.
-        tensors: (name, node) in order; a tied tensor has the same node under several names.
+        tensors: (name, tensor) in order; a tied tensor is under several names.
         versions: module path -> its ``_metadata``.
         classes: classes outside torch among it and its submodules, by first appearance.
         findings: one finding for each way in which the state dict of the loaded module may differ from this one.
@@ -87,7 +90,7 @@ class Module:
 
     at: str
     cls: str
-    tensors: tuple[tuple[str, Call], ...]
+    tensors: tuple[tuple[str, Item], ...]
     versions: Mapping[str, Versions]
     classes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -152,10 +155,18 @@ def find_modules(root: Node) -> Iterator[tuple[str, Node]]:
         stack.extend(reversed(below))
 
 
-def modules(checkpoint: Checkpoint) -> list[tuple[str, Node]]:
-    """Return (address, node) of the whole modules of a torch checkpoint; an empty list for other formats."""
+def modules(checkpoint: Checkpoint) -> list[tuple[str, Item]]:
+    """Return (address, object) of the whole modules of a torch checkpoint; an empty list for other formats."""
     parts = maybe_pickled_object(checkpoint)
-    return [] if parts is None else list(find_modules(parts.graph.root))
+    found = find_modules(parts.graph.root) if parts is not None else ()
+    return [(at, parts.value(node)) for at, node in found] if parts is not None else []
+
+
+def is_module(item: Item) -> bool:
+    """Return whether an item is a whole pickled module."""
+    from ckptfix.formats.torch.tree import node_of
+
+    return parts_of(node_of(item)) is not None
 
 
 @dataclass(slots=True)
@@ -179,8 +190,10 @@ class _Walk:
         return name
 
 
-def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of) -> Module:
-    """Read the module that `node` represents.
+def read_module(
+    item: Item | Node, at: str = "", *, parts_of: PartsOf = parts_of, class_of: ClassOf = class_of
+) -> Module:
+    """Read the module that an item, or the node of one, represents.
 
     Args:
         at: its address.
@@ -192,6 +205,9 @@ def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class
         KeyConflict: two tensors have one name.
         Unsupported: modules are nested deeper than in any program, or their names never end.
     """
+    from ckptfix.formats.torch.tree import like, node_of
+
+    node = node_of(item)
     walk = _Walk(class_of)
     open_modules: set[int] = set()
     stack: list[tuple[str, Node, int] | int] = [("", node, 0)]
@@ -225,9 +241,8 @@ def read_module(node: Node, at: str = "", *, parts_of: PartsOf = parts_of, class
             if child is not None:
                 below.append((f"{path}.", child, depth + 1))
         stack.extend(reversed(below))
-    return Module(
-        at, class_of(node), tuple(walk.tensors.items()), walk.versions, tuple(walk.classes), tuple(walk.findings)
-    )
+    tensors = tuple((name, like(item, tensor)) for name, tensor in walk.tensors.items())
+    return Module(at, class_of(node), tensors, walk.versions, tuple(walk.classes), tuple(walk.findings))
 
 
 def _own_tensors(walk: _Walk, prefix: str, module: Call, parts: Mapping[str, Node]) -> Iterator[tuple[str, Call]]:

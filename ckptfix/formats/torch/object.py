@@ -16,12 +16,11 @@ from ckptfix.errors import BadPickle
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch.attributes import tensor_state
-from ckptfix.formats.torch.call_classes import is_tensor_class
-from ckptfix.formats.torch.plain_values import described, encoded_bytes, is_container, plain, versions_of
+from ckptfix.formats.torch.call_classes import encoded_bytes, is_tensor_class
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds
-from ckptfix.pickles import Call, Dict, Graph, PersId, Text
+from ckptfix.pickles import Call, Dict, Graph, PersId, Set, Text
 from ckptfix.pickles.folded import Alone
 from ckptfix.pickles.graph import (
     Node,
@@ -158,11 +157,16 @@ class TorchObject:
                 findings.append(table.found("bad-tensor", str(error), where=where))
         return entries, findings
 
-    def plain_values(self) -> Iterator[tuple[str, Node]]:
+    def plain_values(self) -> Iterator[tuple[str, Any]]:
         """Yield every leaf that is not a tensor, as (address, plain value)."""
         for at, node in self.values:
-            yield at, plain(node)
-
+            kind = type(node)
+            if kind is Text:
+                yield at, str(node)
+            elif kind in _SIMPLE:
+                yield at, node
+            else:
+                yield at, _plain(node)
 
     def unread(self, at: str) -> list[str]:
         """Return the addresses, in the mapping at `at`, of calls that create a tensor from a list or from sizes."""
@@ -172,7 +176,10 @@ class TorchObject:
 
     def module_metadata(self, at: str) -> dict[str, dict[str, Any]] | None:
         """Return the ``_metadata`` of the state dict at `at`: module path -> the version entries of the module."""
-        return versions_of(self.metadata.get(at))
+        from ckptfix.checkpoint.plain_values import versions_of
+        from ckptfix.formats.torch.tree import value_of
+
+        return versions_of(value_of(self.metadata.get(at)))
 
 
 MAX_ADDRESS = 1024
@@ -205,12 +212,12 @@ def walk(graph: Graph) -> TorchObject:
         if (literal := encoded_bytes(node)) is not None:
             found.values.append((address, literal))
             continue
-        if not is_container(node) or (isinstance(node, (tuple, list)) and not any(map(is_container, node))):
+        if not _is_container(node) or (isinstance(node, (tuple, list)) and not any(map(_is_container, node))):
             # A tuple of plain values is one value: picklers share equal tuples, so that sharing has no meaning here.
             found.values.append((address, node))
             continue
         if id(node) in visited:
-            found.values.append((address, f"<same object as before: {described(node)}>"))
+            found.values.append((address, f"<same object as before: {_described(node)}>"))
             continue
         visited.add(id(node))
         address = found.hold(address, node)
@@ -235,6 +242,35 @@ def walk(graph: Graph) -> TorchObject:
         own = payload_of(node)
         stack += [(address, name, child, _owner(of, node, child, own)) for name, child in reversed(named[first:])]
     return found
+
+
+_CONTAINERS = frozenset((tuple, list, Dict, Call, Set, PersId))
+
+
+def _is_container(node: Node) -> bool:
+    """Return whether `node` holds other nodes."""
+    return type(node) in _CONTAINERS
+
+
+_SIMPLE = frozenset((bool, float, bytes, type(None)))
+"""Types of nodes that are plain values; text and long ints are not."""
+
+
+def _plain(node: Node) -> Any:
+    # Imported where a value needs it: the values of most files are text and numbers.
+    if type(node) is int and node.bit_length() < 64:
+        return node
+    from ckptfix.checkpoint.plain_values import plain
+    from ckptfix.formats.torch.tree import value_of
+
+    return plain(value_of(node))
+
+
+def _described(node: Node) -> str:
+    from ckptfix.checkpoint.plain_values import described
+    from ckptfix.formats.torch.tree import value_of
+
+    return described(value_of(node))
 
 
 class _Of(NamedTuple):

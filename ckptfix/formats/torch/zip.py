@@ -15,7 +15,7 @@ caffe2/serialize/inline_container.cc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -250,6 +250,13 @@ def refuses(entry: TensorEntry) -> str | None:
     return None
 
 
+def keeps_all(checkpoint: Checkpoint, plan: Plan, but: Collection[str] = ()) -> bool:
+    """Return whether `plan` certainly is an edit that keeps all tensors; see the contract in `base`."""
+    from ckptfix.formats.torch.unchanged import edits
+
+    return edits.keeps_all(checkpoint, plan, but, read_stream)
+
+
 FORMAT = Format(
     name=NAME,
     title="PyTorch zip",
@@ -266,5 +273,5 @@ FORMAT = Format(
     since=(1, 6),
     plan_state_dict=plan_state_dict,
     recode=recode,
-    read_stream=read_stream,
+    keeps_all=keeps_all,
 )

@@ -6,22 +6,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from ckptfix.checkpoint import Checkpoint
-from ckptfix.checkpoint.address import given, is_inside, join, shown
+from ckptfix.checkpoint import Checkpoint, tree
+from ckptfix.checkpoint.address import given, join, shown
+from ckptfix.checkpoint.tree import Item, TensorValue
 from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.object import MAX_ADDRESS
-from ckptfix.formats.torch.tensors import is_tensor
 from ckptfix.loaders.model.report import named
-from ckptfix.loaders.objects import Builder, from_entries, is_leaf, mapping_of
+from ckptfix.loaders.objects import Builder, has_parts, tree_of
 from ckptfix.loaders.optimizer.parameters import Key, SavedGroup, State
 from ckptfix.loaders.tensors import TensorMaker
 from ckptfix.loaders.values import ForeignObject
 from ckptfix.names import kinds
 from ckptfix.ops import tensor_classes
-from ckptfix.ops.choose import refuse_damaged
-from ckptfix.pickles.graph import Node, children
 from ckptfix.words import where_else
 
 Saved: TypeAlias = Mapping[str, object]
@@ -33,44 +30,22 @@ def optimizers_in(checkpoint: Checkpoint, maker: TensorMaker) -> Iterator[tuple[
 
     The function returns the dict, and all values that were made for it.
     """
-    parts = maybe_pickled_object(checkpoint)
-    if parts is None:
-        _ = checkpoint.entries
-        refuse_damaged(checkpoint)
-        stack: list[tuple[str, object]] = [("", from_entries(checkpoint, lambda entry: None))]
-        while stack:
-            at, value = stack.pop()
-            if isinstance(value, dict):
-                if kinds.is_optimizer(value.keys()):
-                    yield at, partial(_read, checkpoint, maker, at)
-                else:
-                    stack += [(join(at, key), inner) for key, inner in reversed(list(value.items()))]
-        return
     seen: set[int] = set()
-    nodes: list[tuple[str, Node]] = [("", parts.graph.root)]
-    while nodes:
-        at, node = nodes.pop()
-        if is_leaf(node) or id(node) in seen or is_tensor(node):
+    stack: list[tuple[str, Item]] = [("", tree_of(checkpoint).root)]
+    while stack:
+        at, item = stack.pop()
+        if not has_parts(item) or item.identity in seen or isinstance(item, TensorValue):
             continue
-        seen.add(id(node))
-        names = mapping_of(node).keys()
-        if kinds.is_optimizer(names):
-            yield at, partial(_built, checkpoint, maker, node)
+        seen.add(item.identity)
+        if kinds.is_optimizer(tree.named(item).keys()):
+            yield at, partial(_built, checkpoint, maker, item)
         elif len(at) <= MAX_ADDRESS:
-            nodes += [(join(at, name), child) for name, child in reversed(list(children(node)))]
+            stack += [(join(at, name), child) for name, child in reversed(list(item.children()))]
 
 
-def _read(checkpoint: Checkpoint, maker: TensorMaker, at: str) -> tuple[Saved, list[object]]:
-    """Return the dict at `at` in a format that stores no object; no other tensors are read."""
-    found = from_entries(checkpoint, lambda entry: maker(entry) if is_inside(entry.at, at) else None)
-    for part in at.split("/") if at else ():
-        found = found[part] if isinstance(found, dict) else {}
-    return _as_torch_has_it(found) if isinstance(found, dict) else {}, []
-
-
-def _built(checkpoint: Checkpoint, maker: TensorMaker, node: Node) -> tuple[Saved, list[object]]:
+def _built(checkpoint: Checkpoint, maker: TensorMaker, item: Item) -> tuple[Saved, list[object]]:
     builder = Builder(checkpoint, maker)
-    value = builder.build(node)
+    value = builder.build(item)
     made = list(builder.made.values())
     if not isinstance(value, Mapping):  # an object of a foreign class, which the caller refuses
         return {}, made

@@ -10,14 +10,26 @@ are compared with it while they are copied (`Plan.checks`). Otherwise damaged da
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from ckptfix.checkpoint import ByteRange, Plan
+from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.checkpoint.address import is_inside_any
+from ckptfix.formats import format_of
+from ckptfix.formats.torch.common import referred, size_of
 from ckptfix.io.read import read_from
-from ckptfix.ops.audit import edits as law_edits
 from ckptfix.ops.audit.output import PlannedOutput, bytes_of, covered_by, leaves, storages
-from ckptfix.ops.audit.promise import Account, Promise, damaged, everything, referred
+from ckptfix.ops.audit.promise import Account, Promise, damaged, everything
+
+
+def keeps_all(source: Checkpoint, plan: Plan, but: Collection[str] = ()) -> bool:
+    """Return whether `plan` certainly keeps every tensor of `source`, except those at or below an address of `but`.
+
+    False proves nothing: `audit` then checks each tensor. For an edit of keys or devices, this takes a tenth of the
+    time.
+    """
+    sure = format_of(source).keeps_all
+    return sure is not None and sure(source, plan, but)
 
 
 def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
@@ -31,10 +43,10 @@ def audit(promise: Promise, plan: Plan, format: str) -> tuple[Plan, Account]:
     """
     source = promise.edited
     broken = () if source is None else damaged(source)
-    if source is not None and not promise.puts and not promise.made and law_edits.holds_the_same(source, plan):
-        tensors, nbytes = law_edits.size(source)
+    if source is not None and not promise.puts and not promise.made and keeps_all(source, plan):
+        tensors, nbytes = size_of(source)
         return plan, Account(tensors, nbytes, tensors, nbytes, damaged=broken)
-    if promise.chosen is not None and law_edits.holds_the_rest(promise.chosen, plan, promise.reported):
+    if promise.chosen is not None and keeps_all(promise.chosen, plan, promise.reported):
         everyone = [*promise.kept, *promise.others]
         written = len(promise.kept)
         return plan, Account(len(everyone), bytes_of(everyone), written, bytes_of(promise.kept))

@@ -13,11 +13,12 @@ from ckptfix.checkpoint.tensors import reach
 from ckptfix.errors import CkptfixError, UnknownFormat, WouldLoseData
 from ckptfix.formats import FORMATS, HEAD, by_content
 from ckptfix.formats.base import Format
+from ckptfix.formats.torch.common import referred
 from ckptfix.io.read import read_from
 from ckptfix.io.source import open_source
 from ckptfix.io.virtual_files import PlannedFile, checks_of
 from ckptfix.ops.audit.pieces import Trail, in_pieces, planned_trail, trail
-from ckptfix.ops.audit.promise import Promise, listed, referred
+from ckptfix.ops.audit.promise import Promise, listed
 from ckptfix.ops.audit.same import Place, Same
 
 Kind = tuple[str, tuple[int, ...], tuple[str, ...]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +11,7 @@ from ckptfix.checkpoint.address import is_inside_any, keys_of, of_keys
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.formats.torch.tensors import BadTensor
-from ckptfix.pickles import PersId
+from ckptfix.formats.torch.common import maybe_pickled_object, referred
 from ckptfix.words import some
 
 
@@ -151,23 +149,3 @@ def holders(entries: Iterable[TensorEntry]) -> set[str]:
     """Return addresses with others below them: a tensor there carries tensors, which are lost if it is replaced."""
     ats = {entry.at for entry in entries}
     return {of_keys(keys[:end]) for keys in map(keys_of, ats) for end in range(1, len(keys) + 1)}
-
-
-def referred(checkpoint: Checkpoint, *, in_object: bool = False) -> Iterator[Storage]:
-    """Yield every storage that the pickle of a torch checkpoint refers to, whatever holds the reference.
-
-    Args:
-        in_object: skip references that the pickle makes and discards, which needs a walk over the whole object.
-    """
-    parts = maybe_pickled_object(checkpoint)
-    if parts is None:
-        return
-    from ckptfix.pickles.reemit import every_node
-
-    graph = parts.graph
-    nodes = every_node(graph.root) if in_object else ()
-    for persid in (node for node in nodes if type(node) is PersId) if in_object else graph.persids:
-        try:
-            yield parts.storages(persid)
-        except BadTensor:
-            continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix
@@ -22,6 +23,9 @@ from ckptfix.pickles.call_text import call_text
 from ckptfix.pickles.graph import pairs
 from ckptfix.pickles.names import survey
 from ckptfix.words import plural, some
+
+if TYPE_CHECKING:
+    from ckptfix.checkpoint.tree import Item
 
 _ABOUT = (
     ("numpy._core", "a name that only NumPy 2 has"),
@@ -51,8 +55,13 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
         where: its record.
         base: offset in the file of the first byte that the graph's spans count from.
     """
+    def root() -> Item:
+        from ckptfix.formats.torch.tree import value_of
+
+        return value_of(graph.root)
+
     calls = _calls(graph)
-    known = tensor_classes.libraries(graph)
+    known = tensor_classes.libraries(map(weights_only.canonical, graph.globals), root)
     seen: set[str] = set()
     for node in graph.globals:
         name = weights_only.canonical(node)

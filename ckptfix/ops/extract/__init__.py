@@ -121,8 +121,8 @@ KEPT = "a class or function that builds tensors; weights_only=True refuses it, a
 
 def foreign(weights: Weights) -> list[str]:
     """Return the globals in the calls of its tensors that are not torch's own."""
-    nodes = () if weights.calls is None else weights.calls.nodes.values()
-    return [name for name in dict.fromkeys(chain.from_iterable(map(globals_below, nodes))) if not _is_own(name)]
+    items = () if weights.calls is None else weights.calls.items().values()
+    return [name for name in dict.fromkeys(chain.from_iterable(map(globals_below, items))) if not _is_own(name)]
 
 
 def _is_own(name: str) -> bool:

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ckptfix.checkpoint import Checkpoint, address
+from ckptfix.checkpoint.tree import TensorValue
 from ckptfix.errors import Refused, Undecided
+from ckptfix.formats.torch.calls import detached_entry
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.detach import detached_entry
-from ckptfix.formats.torch.tensors import BadTensor, tensor_entry
+from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.weights import Weights
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import ANY, choices, listed, meant
 from ckptfix.ops.extract.sources import picked, read
-from ckptfix.pickles import Call
 
 SHADOW_LIST = "shadow_params"
 """Key in torch_ema's ExponentialMovingAverage.state_dict(): a list of tensors in the order of the parameters."""
@@ -170,9 +170,9 @@ def _from_list(checkpoint: Checkpoint, at: str, models: list[Candidate]) -> Weig
     parts = pickled_object(checkpoint)
     try:
         values = [
-            detached_entry(tensor_entry(node, key, "", parts.storages), key)
-            for where, key, node in parts.found.tensors
-            if where == at and type(node) is Call
+            detached_entry(item.entry(key, ""), key)
+            for key, item in parts.tensors_at(at)
+            if isinstance(item, TensorValue)
         ]
     except BadTensor as error:
         raise Refused(f"cannot read an average: {error}", path=checkpoint.path, where=at) from None

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join, keys_of, of_keys
+from ckptfix.checkpoint.tree import Item
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import weights_of, without_optimizer
-from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.detach import detached_call, detached_entry
-from ckptfix.formats.torch.emit import Calls
+from ckptfix.formats.torch.calls import detached_entry
+from ckptfix.formats.torch.common import maybe_pickled_object
+from ckptfix.formats.torch.emit import Calls, calls_of
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
@@ -20,7 +21,6 @@ from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_e
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.hazards import dangerous_below
 from ckptfix.ops.rank_shards import refuse_odd_keys
-from ckptfix.pickles import Call, PersId
 
 EXTRA_STATE = "_extra_state"
 """Last component of the key under which a module keeps data other than tensors (Module.get_extra_state)."""
@@ -54,7 +54,7 @@ def read(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
 def _without_hazards(weights: Weights) -> tuple[Weights, tuple[TensorEntry, ...]]:
     """Split off the tensors whose calls name a global that can run code; each of them becomes a finding."""
     calls = weights.calls
-    named = {} if calls is None else {key: dangerous_below(node) for key, node in calls.nodes.items()}
+    named = {} if calls is None else {key: dangerous_below(item) for key, item in calls.items().items()}
     unsafe = {key: name for key, name in named.items() if name}
     if calls is None or not unsafe:
         return weights, ()
@@ -64,10 +64,10 @@ def _without_hazards(weights: Weights) -> tuple[Weights, tuple[TensorEntry, ...]
         found("not-taken", f"its call names {unsafe[entry.key]}, which can run code", where=place)
         for entry, place in zip(gone, places, strict=True)
     )
-    kept = replace(calls, nodes={key: node for key, node in calls.nodes.items() if key not in unsafe})
     entries = tuple(entry for entry in weights.entries if entry.key not in unsafe)
     left = (*weights.left, *places)
-    made = replace(weights, entries=entries, calls=kept, left=left, findings=(*weights.findings, *rows))
+    findings = (*weights.findings, *rows)
+    made = replace(weights, entries=entries, calls=calls.without(unsafe), left=left, findings=findings)
     return made, gone
 
 
@@ -89,12 +89,10 @@ def _of_module(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
 
 
 def _calls(
-    checkpoint: Checkpoint, tensors: Iterable[tuple[str, Call | PersId]], entries: Iterable[TensorEntry]
+    checkpoint: Checkpoint, tensors: Iterable[tuple[str, Item]], entries: Iterable[TensorEntry]
 ) -> Calls | None:
     odd = {entry.key for entry in entries if entry.kind != "dense"}
-    nodes = {name: detached_call(node) for name, node in tensors if name in odd}
-    parts = pickled_object(checkpoint)
-    return Calls(parts.graph, parts.storages, nodes) if nodes else None
+    return calls_of(checkpoint, ((name, item) for name, item in tensors if name in odd))
 
 
 def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
@@ -107,7 +105,7 @@ def _of_mapping(checkpoint: Checkpoint, at: str) -> Weights:
         return Weights(checkpoint.path, what, at, own, left=left, byteorder=checkpoint.byteorder)
     found = parts.found
     gone = _optimizer_names(checkpoint, at)
-    tensors = [(key, node) for where, key, node in found.tensors if where == at and key not in gone]
+    tensors = [(key, item) for key, item in parts.tensors_at(at) if key not in gone]
     entries = plain_entries(checkpoint, tensors)
     return Weights(
         path=checkpoint.path,

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside
 from ckptfix.errors import CkptfixError
-from ckptfix.formats.torch.call_classes import class_of
 from ckptfix.ops.candidates import beside_state_dict, candidates, state_dict_of
-from ckptfix.pickles import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +34,14 @@ def modules_in(checkpoint: Checkpoint) -> tuple[PickledModule, ...]:
     for row in candidates(checkpoint):
         if row.module is None:
             continue
+        from ckptfix.checkpoint.tree import ObjectValue
+
         try:
             entries = state_dict_of(checkpoint, row)
             others = beside_state_dict(checkpoint, row.at, entries)
         except CkptfixError:
             continue
-        kind = class_of(row.module) if type(row.module) is Call else None
+        kind = row.module.cls if isinstance(row.module, ObjectValue) else None
         named = (replace(entry, at=row.at) for entry in entries)
         found.append(PickledModule(row.at, "" if kind is None else kind.full, (*named, *others), len(entries)))
     return tuple(found)

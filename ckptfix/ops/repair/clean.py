@@ -17,6 +17,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
 from ckptfix.formats.torch.dangerous_globals import is_dangerous
 from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.tree import value_of
 from ckptfix.io.layers import Memory, WindowSource
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
@@ -64,7 +65,7 @@ def clean(found: TorchObject) -> Cleaned:
     graph = found.graph
     called = {id(node): weights_only.canonical(node) for node in graph.globals}
     names = {node: name for node, name in called.items() if is_dangerous(name)}
-    names |= in_texts(graph.root)
+    names |= in_texts(value_of(graph.root))
     if not names:
         return Cleaned()
     made_by = dict(names)

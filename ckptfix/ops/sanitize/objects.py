@@ -11,6 +11,7 @@ from ckptfix.formats.torch import module as torch_module
 from ckptfix.formats.torch.call_classes import NEW, RECONSTRUCT, UNINITIALIZED, class_name
 from ckptfix.formats.torch.state import state_rows
 from ckptfix.formats.torch.tensors import is_tensor
+from ckptfix.formats.torch.tree import node_of
 from ckptfix.ops.sanitize import arrays
 from ckptfix.ops.sanitize import numpy as numpy_pickles
 from ckptfix.ops.sanitize.numpy import BadValue, new_dict
@@ -194,7 +195,7 @@ def _module(out: ConvertedObject, call: Call, name: str) -> Steps:
     out.drop_at(None, name, "it is a whole module; only its state_dict() is kept")
     made = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
     made.items = []
-    yield from out.fill(made.items, list(found.tensors))
+    yield from out.fill(made.items, [(path, node_of(tensor)) for path, tensor in found.tensors])
     if found.versions:
         versions = Call(Global("collections", "OrderedDict", 0), (), "REDUCE", 0)
         versions.items = []

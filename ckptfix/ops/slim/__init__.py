@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, Data, Plan
 from ckptfix.checkpoint.address import join
+from ckptfix.checkpoint.tree import Item, ListValue, MapValue, ObjectValue, Value, identity, pairs_of
 from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, StrPath, Unsupported
 from ckptfix.formats import detect, format_of
 from ckptfix.formats.base import ByFile, file_by_file
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
-from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
+from ckptfix.formats.torch.packed import PackedStorage, find_used, plan_with, units_of
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.checksums import digest
 from ckptfix.io.read import Progress, read_chunks
@@ -25,11 +26,7 @@ from ckptfix.ops.audit.output import storages as storages_of
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.inplace import grown
-from ckptfix.ops.slim.views import PackedStorage, find_used, references, units_of
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_of, is_folder
-from ckptfix.pickles import Call, Dict
-from ckptfix.pickles.graph import Node, attributes, children, label, pairs, payload_of
-from ckptfix.pickles.reemit import reemit
 from ckptfix.words import plural
 
 UNUSED, OPTIMIZER, DUPLICATES, CONTAINER = "unused storage", "optimizer", "duplicates", "container"
@@ -129,14 +126,14 @@ _CONVERT = "convert it, and slim the result"
 
 def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: bool, contiguous: bool) -> Slimmed:
     parts = pickled_object(checkpoint)
-    root = parts.graph.root
+    root = checkpoint.tree.root
     legacy = format_of(checkpoint).one_stream
     gone, dropped = _optimizers(root) if no_optimizer else ({}, ())
-    if id(root) in gone:
+    if identity(root) in gone:
         hint = "leave out --no-optimizer to keep it"
         raise Refused("it holds only an optimizer's state", path=checkpoint.path, hint=hint)
-    before = find_used(root, parts.storages)
-    used = find_used(root, parts.storages, gone) if gone else before
+    before = find_used(checkpoint)
+    used = find_used(checkpoint, gone) if gone else before
     keys = {*before, *parts.graph.storages()}
 
     def new_key() -> str:
@@ -164,9 +161,7 @@ def _slim_torch(checkpoint: Checkpoint, dest: str, no_optimizer: bool, dedupe: b
     }
     if not gone and not compacted and not same and not format_of(checkpoint).folder and not grown(checkpoint):
         return Slimmed(copy_of(checkpoint, dest), identical=True)
-    rewritten = reemit(parts.graph, gone=gone, replaced=references(units, same, legacy))
-    storages = {unit.key: NewStorage(unit.data, unit.used.itemsize, unit.crc32) for unit in units}
-    plan = plan_rewrite(checkpoint, rewritten, dest, storages)
+    plan = plan_with(checkpoint, dest, units, same, gone, legacy=legacy)
     places = {unit.key: unit.data for unit in units}
     equal = tuple((places[key], places[other]) for key, other in same.items())
     return Slimmed(plan, _sums(checkpoint, plan, saved), dropped, compacted, len(same), same=equal)
@@ -178,46 +173,56 @@ def _sums(checkpoint: Checkpoint, plan: Plan, saved: Mapping[str, int]) -> dict[
     return {reason: nbytes for reason, nbytes in {**saved, CONTAINER: rest}.items() if nbytes}
 
 
-def _optimizers(root: Node) -> tuple[dict[int, Node], tuple[str, ...]]:
+def _optimizers(root: Item) -> tuple[dict[int, Item], tuple[str, ...]]:
     """Find optimizer states, lists of only these, and an optimizer's tensors among those of a model.
 
-    Return the nodes by ``id``, and their addresses.
+    Return the items by identity, and their addresses.
     """
-    gone: dict[int, Node] = {}
+    gone: dict[int, Item] = {}
     dropped: list[str] = []
     seen: set[int] = set()
     stack = [("", root)]
     while stack:
-        address, node = stack.pop()
-        if type(node) not in (tuple, list, Dict, Call) or id(node) in seen:
+        address, item = stack.pop()
+        if not _holds_values(item) or item.identity in seen:
             continue
-        seen.add(id(node))
-        several = isinstance(node, (tuple, list)) and node and all(map(_is_optimizer, node))
-        if several or _is_optimizer(node):
-            gone[id(node)] = node
+        seen.add(item.identity)
+        several = isinstance(item, ListValue) and item.count and all(map(_is_optimizer, item))
+        if several or _is_optimizer(item):
+            gone[item.identity] = item
             dropped.append(address)
             continue
         # A class may not rebuild its object if a part of what it reads is missing.
-        own = payload_of(node)
-        below = [(join(address, name), child) for name, child in children(node) if id(child) not in own]
-        mixed = kinds.optimizer_names(name for name, _ in children(node)) if pairs(node) is not None else frozenset()
+        own = item.payload if isinstance(item, ObjectValue) else frozenset()
+        rows = list(item.children())
+        below = [(join(address, name), child) for name, child in rows if identity(child) not in own]
+        mixed = kinds.optimizer_names(name for name, _ in rows) if pairs_of(item) is not None else frozenset()
         if mixed:
-            gone |= {id(child): child for name, child in children(node) if name in mixed}
-            dropped += [join(address, name) for name, _ in children(node) if name in mixed]
-            below = [(where, child) for where, child in below if id(child) not in gone]
+            gone |= {identity(child): child for name, child in rows if name in mixed}
+            dropped += [join(address, name) for name, _ in rows if name in mixed]
+            below = [(where, child) for where, child in below if identity(child) not in gone]
         stack += [(where[:1024], child) for where, child in reversed(below)]
     return gone, tuple(dropped)
 
 
-def _is_optimizer(node: Node) -> bool:
-    """Return whether a node is the result of ``Optimizer.state_dict()``, flattened or not, or a pickled optimizer."""
-    rows = pairs(node)
-    if rows is not None and kinds.is_flat_optimizer([label(key) for key, _ in rows if isinstance(key, str)]):
+def _holds_values(item: Item) -> TypeGuard[Value]:
+    """Return whether an item may hold an optimizer: a dict, a list, a tuple or an object."""
+    return isinstance(item, MapValue | ObjectValue) or _is_sequence(item)
+
+
+def _is_sequence(item: Item) -> TypeGuard[ListValue]:
+    return isinstance(item, ListValue) and item.kind in ("list", "tuple")
+
+
+def _is_optimizer(item: Item) -> bool:
+    """Return whether an item is the result of ``Optimizer.state_dict()``, flattened or not, or a pickled optimizer."""
+    rows = pairs_of(item)
+    if rows is not None and kinds.is_flat_optimizer([str(key) for key, _ in rows if isinstance(key, str)]):
         return True
-    if rows is None and type(node) is Call:
-        rows = attributes(node.state)
-    found = {label(key): value for key, value in rows or () if isinstance(key, str)}
-    return pairs(found.get("state")) is not None and type(found.get("param_groups")) in (list, tuple)
+    if rows is None and isinstance(item, ObjectValue):
+        rows = item.attributes
+    found = {str(key): value for key, value in rows or () if isinstance(key, str)}
+    return pairs_of(found.get("state")) is not None and _is_sequence(found.get("param_groups"))
 
 
 def _equal(units: list[PackedStorage]) -> dict[str, str]:

@@ -13,10 +13,10 @@ import builders
 import pytest
 import torch
 
+from ckptfix.checkpoint.plain_values import plain
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.object import walk
-from ckptfix.formats.torch.plain_values import plain
 from ckptfix.pickles import Graph, parse
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckptfix.checkpoint import ByteRange, Data, contiguous_stride, dtypes, is_contiguous
+from ckptfix.checkpoint import ByteRange, Checkpoint, Data, Plan, contiguous_stride, dtypes, is_contiguous
 from ckptfix.checkpoint.tensors import reach
 from ckptfix.formats.torch import calls
-from ckptfix.formats.torch.common import Storages, fields
+from ckptfix.formats.torch.common import Storages, fields, pickled_object
 from ckptfix.formats.torch.emit import reference
+from ckptfix.formats.torch.rewrite import NewStorage, plan_rewrite
 from ckptfix.formats.torch.tensors import BadTensor, dtype_name, sizes, viewed
 from ckptfix.io.derived import gathered
 from ckptfix.pickles import Call, Dict, Global, PersId, Set
 from ckptfix.pickles.graph import Node
-from ckptfix.pickles.reemit import every_node
+from ckptfix.pickles.reemit import every_node, reemit
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,17 @@ class PackedStorage:
     contiguous: bool = False
 
 
-def find_used(root: Node, storages: Storages, gone: Iterable[int] = ()) -> dict[str, Used]:
-    """Find the storages that `root` refers to, by key. Nodes in `gone` do not count; meta tensors have no storage.
+def find_used(checkpoint: Checkpoint, gone: Iterable[int] = ()) -> dict[str, Used]:
+    """Find the storages that the object of a torch checkpoint refers to, by key; meta tensors have no storage.
+
+    Args:
+        gone: identities of values that do not count, nor do those in them alone.
 
     Raises:
         BadTensor: a reference is malformed.
     """
+    parts = pickled_object(checkpoint)
+    root, storages = parts.graph.root, parts.storages
     found: dict[str, Used] = {}
     without = frozenset(gone)
     for node in nodes_left(root, without):
@@ -270,3 +276,29 @@ def references(units: Iterable[PackedStorage], same: Mapping[str, str], legacy: 
             stride = contiguous_stride(view.shape) if unit.contiguous else view.args[3]
             replaced[id(view.args)] = (shared, offset, view.args[2], stride, *view.args[4:])
     return replaced
+
+
+def plan_with(
+    checkpoint: Checkpoint,
+    dest: str,
+    units: Sequence[PackedStorage],
+    same: Mapping[str, str],
+    gone: Iterable[int],
+    *,
+    legacy: bool,
+) -> Plan:
+    """Plan a file at `dest` with the object of a checkpoint on other storages, `units`.
+
+    Args:
+        same: as for `references`.
+        gone: identities of values that are left out.
+        legacy: the references are those of a legacy file.
+
+    Raises:
+        Unsupported: the object cannot be written again with its meaning kept.
+        DamagedFile: the file lacks a storage.
+    """
+    graph = pickled_object(checkpoint).graph
+    rewritten = reemit(graph, gone=frozenset(gone), replaced=references(units, same, legacy))
+    storages = {unit.key: NewStorage(unit.data, unit.used.itemsize, unit.crc32) for unit in units}
+    return plan_rewrite(checkpoint, rewritten, dest, storages)

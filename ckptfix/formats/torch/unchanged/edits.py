@@ -3,7 +3,7 @@
 An edit copies every byte outside the pickle. So each storage is at the place of the input that it was at, as the
 directory of the output shows, and the object is the same. The pickles are compared opcode by opcode if only keys and
 location tags differ (`strings`), otherwise node by node, without strings and devices. If this comparison fails, it
-proves nothing: `audit.audit` then checks each tensor.
+proves nothing: the audit then checks each tensor.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ import operator
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Plan
 from ckptfix.errors import CkptfixError
-from ckptfix.formats import format_of
-from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object, promised_bytes
+from ckptfix.formats.torch.common import pickled_object
+from ckptfix.formats.torch.unchanged import strings
 from ckptfix.formats.torch.zip_layout import ZipCheckpoint
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import Source, open_source
 from ckptfix.io.virtual_files import PlannedFile
-from ckptfix.ops.audit import strings
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text, parse
 from ckptfix.zips.local import record_data
 from ckptfix.zips.read import DirectoryRecord, same_rows
@@ -30,19 +29,23 @@ from ckptfix.zips.read import DirectoryRecord, same_rows
 if TYPE_CHECKING:
     from ckptfix.formats.torch.legacy_layout import LegacyLayout
 
+ReadStream: TypeAlias = Callable[[str], tuple[Any, bytes]]
+"""Function from a file to its container and the unparsed pickle of its object."""
+
 MOST_MOVED = 8
 """The most records with a new local header: an edit pads the record behind the pickle."""
 
 
-def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
-    """Return whether `plan` certainly is an edit of `source` that keeps all its tensors; False proves nothing."""
-    parts = maybe_pickled_object(source)
-    format = format_of(source)
-    if format.keeps_all is not None:
-        return format.keeps_all(source, plan, ())
-    read_stream = format.read_stream
-    if parts is None or read_stream is None or len(plan.files) != 1:
+def keeps_all(source: Checkpoint, plan: Plan, but: Collection[str], read_stream: ReadStream) -> bool:
+    """Return whether `plan` certainly is an edit of `source` that keeps all its tensors; False proves nothing.
+
+    Args:
+        but: addresses that need not be kept; with any, the answer is False.
+        read_stream: returns the container and the unparsed pickle of a planned file.
+    """
+    if but or len(plan.files) != 1:
         return False
+    parts = pickled_object(source)
     name = PlannedFile(plan.files[0])
     if plan.files[0].segments == (ByteRange(source.path, 0, source.size),):
         return True
@@ -55,12 +58,6 @@ def holds_the_same(source: Checkpoint, plan: Plan) -> bool:
         return strings.differ_alone(parts.found, stream) or _same_object(parts.graph, parse(stream))
     except CkptfixError:
         return False
-
-
-def holds_the_rest(source: Checkpoint, plan: Plan, but: Collection[str]) -> bool:
-    """Return whether `plan` certainly keeps every tensor of `source`, except those at or below an address of `but`."""
-    keeps_all = format_of(source).keeps_all
-    return keeps_all is not None and keeps_all(source, plan, but)
 
 
 def _pickle_beside_the_same(old: ZipCheckpoint, name: PlannedFile) -> bytes | None:
@@ -241,9 +238,3 @@ def _numbers(fields: tuple[object, ...]) -> tuple[object, ...] | None:
     plain = (int, Text, type(None))
     flat = [part for value in fields for part in (value if type(value) is tuple else (value,))]
     return tuple(flat) if all(type(part) in plain for part in flat) else None
-
-
-def size(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Return the number of tensors that a torch checkpoint lists, and the bytes of the storages that it refers to."""
-    parts = pickled_object(checkpoint)
-    return len(parts.found.tensors), promised_bytes(parts.graph)
