@@ -186,8 +186,11 @@ def find(
         proven = same_values(one, target) if by == "structure" else {}
         matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
         operations = Operations()
-        if by == "structure" and not reshape:
-            matching, operations = with_operations(matching, one.slots, target.slots, Heads(heads, kv_heads), proven)
+        if by == "structure":
+            asked = Heads(heads, kv_heads)
+            matching, operations = with_operations(
+                *(matching, one.slots, target.slots, asked, proven), reshape=reshape
+            )
         refusals = list(
             match_plan.refusals(
                 *(one, target, matching, operations),
@@ -213,13 +216,13 @@ def _refuse_apart(
 ) -> None:
     """Refuse to change quantized weights except in name, unless codes and companions change in the same way."""
     steps = [(one.old, one.operations) for one in operations.taken]
-    reshaped = [((pair.source,), (_reshaped(pair.reshape),)) for pair in matching.pairs if pair.reshape is not None]
+    shapes = {slot.name: slot.shape for slot in side.slots}
+    reshaped = [
+        ((pair.source,), (match_plan.reshape(shapes[pair.source], pair.reshape),))
+        for pair in matching.pairs
+        if pair.reshape is not None
+    ]
     refuse_apart(checkpoint, side.at or "", [*steps, *reshaped])
-
-
-def _reshaped(shape: Sequence[int]) -> Operation:
-    sizes = tuple((size, ()) for size in shape)
-    return Operation("reshape", {"from": sizes, "to": sizes})
 
 
 def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:
@@ -262,7 +265,7 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
     names = [rule for rule in rules if isinstance(rule, NameRule)]
     name = os.fspath(path)
     if name.endswith(".json"):
-        if found.planned.tensors is not None:
+        if len(names) < len(rules):
             raise Refused("JSON holds only names, but these rules change tensors", path=name, hint="name a text file")
         text = json.dumps({rule.old: rule.new for rule in names}, indent=1, ensure_ascii=False) + "\n"
     else:
@@ -371,7 +374,7 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         changed = {pair.target for pair in matching.pairs if pair.operation}
         line += f"; {plural(len(changed), 'tensor')} of TARGET built by rule" if changed else ""
-        over = match_plan.unexpected(found.source.slots, matching) if found.drops else ()
+        over = match_plan.left_out(found.source.slots, matching, drop_unexpected=found.drops)
         line += f"; {len(over):,} left out: {some([*over])}" if over else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[Rule] = planned.rules if planned else matching.rules
