@@ -202,8 +202,16 @@ class Twins:
     all modules in common. A module of one of them belongs in the other.
     """
 
-    def __init__(self, links: Iterable[tuple[Unit, Unit]], contents: tuple[Contents, Contents]) -> None:
+    def __init__(
+        self,
+        links: Iterable[tuple[Unit, Unit]],
+        contents: tuple[Contents, Contents],
+        known: Iterable[tuple[str, str]] = (),
+    ) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+        for ours, twin in known:
+            found[0].setdefault(ours, set()).add(twin)
+            found[1].setdefault(twin, set()).add(ours)
         for one, other in links:
             theirs = _filled(other.path, contents[1])
             for own, ours in _filled(one.path, contents[0]).items():

@@ -1,8 +1,8 @@
 """Tied tensors: a tensor with several names is a set of names, of which none is its owner.
 
-If both sides have equally many names for tensors of a shape, every name has a counterpart, and names are matched one by
-one as if nothing were tied. Otherwise one name stands for each tensor: one that the other side has too, or that of a
-module without further tensors, in whatever order the names are defined.
+If all names of a shape are one tensor, and the other side has as many of this shape, every name has a counterpart, and
+names are matched one by one as if nothing were tied. Otherwise one name stands for each tensor: one that the other side
+has too, or that of a module without further tensors, in whatever order the names are defined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ def as_sets(source: Sequence[Slot], target: Sequence[Slot]) -> Sides:
     if not any(slot.tied for side in sides for slot in side):
         return sides
     counts = [Counter(slot.shape for slot in side) for side in sides]
-    level = {shape for shape, count in counts[0].items() if counts[1][shape] == count}
+    tensors = [Counter(slot.shape for slot in side if slot.tied is None) for side in sides]
+    level = {
+        shape
+        for shape, count in counts[0].items()
+        if counts[1][shape] == count and all(own[shape] in (1, count) for own in tensors)
+    }
     names = [{slot.name for slot in side} for side in sides]
     return _rooted(source, level, names[1]), _rooted(target, level, names[0])
 
@@ -43,16 +48,16 @@ def _rooted(side: Sequence[Slot], level: set[tuple[int, ...]], others: set[str])
 
 
 def settled(matching: Matching, source: Sequence[Slot]) -> Matching:
-    """Return the matching without doubts among names of one tensor of the source: all these have the same values."""
-    tied = {slot.name: slot.tied or slot.name for slot in source}
-    shared = {root for name, root in tied.items() if name != root}
-    if not shared:
+    """Return the matching without doubts among the names of one tensor of the source, if no other has its shape."""
+    counts = Counter(slot.shape for slot in source)
+    tensors = Counter(slot.shape for slot in source if slot.tied is None)
+    alike = {slot.name for slot in source if tensors[slot.shape] == 1 < counts[slot.shape]}
+    if not alike:
         return matching
     sources = {pair.target: pair.source for pair in matching.pairs}
 
     def sure(pair: MatchedPair) -> MatchedPair:
-        root = tied[pair.source]
-        harmless = root in shared and all(tied.get(sources.get(rival, "")) == root for rival in pair.instead)
+        harmless = pair.source in alike and all(sources.get(rival) in alike for rival in pair.instead)
         return replace(pair, instead=()) if pair.instead and harmless else pair
 
     return replace(matching, pairs=tuple(map(sure, matching.pairs)))
