@@ -27,6 +27,7 @@ from ckptfix.names.slots import Slot
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
 from ckptfix.ops.quantized import refuse_apart
@@ -63,6 +64,7 @@ class MatchProposal:
         refusals: reasons not to write it, if any.
         planned: the edits; None if they are refused themselves.
         drops: names of the source that the target lacks are left out.
+        verified: both models, run on one input, gave equal outputs.
     """
 
     checkpoint: Checkpoint
@@ -73,6 +75,7 @@ class MatchProposal:
     refusals: tuple[CkptfixError, ...] = ()
     notes: tuple[str, ...] = field(default=(), repr=False)
     drops: bool = False
+    verified: bool = False
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -98,6 +101,9 @@ def match(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    verify: bool = False,
+    source_model: str | None = None,
+    inputs: StrPath | None = None,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -119,6 +125,11 @@ def match(
         drop_unexpected: leave out keys of `source` that the model lacks; they are listed.
         reshape: pair tensors with the same number of elements, and reshape them.
         heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
+        verify: run both models with the same random weights, and accept only a matching with equal outputs; this
+            settles pairs that are ambiguous. `like` and `source_model` are factories then, and `allow_import` is set.
+        source_model: ``module:factory`` of the model that `source` was saved from.
+        inputs: input of both models: a file that torch.save wrote, or ``module:factory``; one tensor, a tuple, or a
+            mapping of arguments. By default it follows from the first layer of the model.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
         keep_old: keep the checkpoint that `force` replaces beside it, as ``DEST.~1~``; see `Result.backup`.
@@ -145,6 +156,9 @@ def match(
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,
+        verify=verify,
+        source_model=source_model,
+        inputs=inputs,
         allow_import=allow_import,
     )
     if dry_run and not in_place:
@@ -172,6 +186,9 @@ def find(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    verify: bool = False,
+    source_model: str | None = None,
+    inputs: StrPath | None = None,
     allow_import: bool = False,
 ) -> MatchProposal:
     """Match `source` to `like`; the arguments are those of `match`."""
@@ -191,6 +208,11 @@ def find(
             matching, operations = with_operations(
                 *(matching, one.slots, target.slots, asked, proven), reshape=reshape
             )
+        verdict = None
+        if verify or source_model is not None:
+            both = _models(source_model or "", os.fspath(like), inputs, allow_import)
+            verdict = verifier.prove(both, matching, operations, one.slots, converted)
+            matching, operations = verdict.matching, verdict.operations
         refusals = list(
             match_plan.refusals(
                 *(one, target, matching, operations),
@@ -199,6 +221,8 @@ def find(
                 drop_unexpected=drop_unexpected,
             )
         )
+        if verdict is not None and not verdict.equal:
+            refusals.insert(0, verifier.refusal(verdict))
         planned = None
         try:
             _refuse_apart(checkpoint, one, matching, operations)
@@ -208,7 +232,50 @@ def find(
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
-    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected)
+    verified = verdict is not None and verdict.equal
+    if verdict is not None and verified:
+        notes = (*verdict.notes, *notes)
+    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified)
+
+
+def _models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
+    """Build both models and their input.
+
+    Raises:
+        Refused: one of them is no ``module:factory``, or `allow_import` is not set.
+    """
+    if not source:
+        hint = "add --source module:factory, the model that IN was saved from"
+        raise Refused("verifying runs the model of IN too, which is not named", hint=hint)
+    for text in (source, target):
+        if not targets.is_factory(text):
+            hint = "pass package.module:function, a callable without arguments that returns the model"
+            raise Refused(f"verifying runs both models, and {text!r} is no module:factory", hint=hint)
+    if not allow_import:
+        raise Refused("verifying runs the code of both models", hint="add --allow-import to allow it")
+    from ckptfix.ops.target.model import make
+
+    given: object = None
+    if inputs is not None:
+        text = file_name(inputs)
+        if targets.is_factory(text):
+            given = make(text)
+        else:
+            given = verifier.read_input(text)
+    return verifier.models(make(source), make(target), given)
+
+
+def converted(file: str, matching: Matching, operations: Operations) -> Mapping[str, Any]:
+    """Return the weights of a file under the names of the target, written as a matching of it is."""
+    import torch
+
+    checkpoint = formats.open_checkpoint(file)
+    one = targets.of_checkpoint(checkpoint, "")
+    planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=True)
+    found = MatchProposal(checkpoint, one, one, matching, planned, drops=True)
+    done = _write(found, f"{file}.out", WriteOptions(force=True))
+    made: Mapping[str, Any] = torch.load(done.dest, weights_only=True)
+    return made
 
 
 def _refuse_apart(
@@ -274,7 +341,8 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
             raise Refused(f"a line of rules cannot hold {odd!r}", path=name, hint="name a file *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         ours, theirs = as_path(found.checkpoint.path).name, as_path(found.target.label).name
-        text = f"# {printable(ours)} -> {printable(theirs)}\n{text}"
+        proof = "# verified on outputs\n" if found.verified else ""
+        text = f"# {printable(ours)} -> {printable(theirs)}\n{proof}{text}"
     write_text(name, text, found.checkpoint.path, force=force)
 
 
