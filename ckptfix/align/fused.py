@@ -233,14 +233,14 @@ class _Splits:
                     family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names))
                 ):
                     return (
-                        f"{_any(slot.name)} {list(slot.shape)} has its rows in a special order: state it in a rules file "
-                        "(`ckptfix help rules`)"
+                        f"{_any(slot.name)} {list(slot.shape)} has its rows in a special order: state it in a rules "
+                        "file (`ckptfix help rules`)"
                     )
                 if last in HEAD_BY_HEAD:
                     if heads.query is None:
                         return (
-                            f"{_any(slot.name)} {list(slot.shape)} holds query, key and value head by head, or one after "
-                            "the other: pass --heads N (and --kv-heads N) if it is head by head"
+                            f"{_any(slot.name)} {list(slot.shape)} holds query, key and value head by head, or one "
+                            "after the other: pass --heads N (and --kv-heads N) if it is head by head"
                         )
                     if not _fits(heads, shapes):
                         return f"{_any(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"

@@ -21,7 +21,7 @@ class SharedStacks:
     """The stacks that both sides have.
 
     Attributes:
-        scopes: unit of either side -> the contents of the shared stacks that it is in; missing if in none.
+        scopes: unit of either side -> numbers of the shared stacks that it is in; missing if in none.
         blocks: pairs of blocks, one of each side, that have the same place in stacks that only one template has.
     """
 
@@ -38,23 +38,23 @@ def shared(a: ModelSide, b: ModelSide) -> SharedStacks:
             content = _content(stacks)
             if content is not None:
                 by_content[which].setdefault(content, []).append(template)
-    found: dict[Unit, tuple[Hashable, ...]] = {}
+    found: dict[Unit, tuple[int, ...]] = {}
     blocks: list[tuple[str, str]] = []
-    for content, ours in by_content[0].items():
+    for number, (content, ours) in enumerate(by_content[0].items()):
         theirs = by_content[1].get(content, [])
         if len(ours) != len(theirs):
             continue
         for side, templates in zip(sides, (ours, theirs), strict=True):
             for unit in (unit for template in templates for row in side[template].values() for block in row.values()
                          for unit in block):  # fmt: skip
-                found[unit] = (*found.get(unit, ()), content)
+                found[unit] = (*found.get(unit, ()), number)
         if len(ours) == 1:
             blocks += _same_place(sides[0][ours[0]], sides[1][theirs[0]])
     return SharedStacks(found, tuple(blocks))
 
 
 def _same_place(ours: Stacks, theirs: Stacks) -> Iterator[tuple[str, str]]:
-    """Yield the blocks of two templates that have the same place, if those at each place are alike."""
+    """Yield the blocks of two templates that have the same place, if those at each place have equal contents."""
     rows = [
         [(f"{front}{number}", _alike(stacks[front][number])) for front in sorted(stacks, key=natural)
          for number in sorted(stacks[front])]

@@ -1,4 +1,4 @@
-"""Tied tensors: a tensor with several names is a set of names, of which none is its owner.
+"""Tied tensors: a tensor with several names is a set of names, and none of them is first.
 
 If all names of a shape are one tensor, and the other side has as many of this shape, every name has a counterpart, and
 names are matched one by one as if nothing were tied. Otherwise one name stands for each tensor: one that the other side

@@ -188,7 +188,7 @@ def part_of_expert(name: str) -> str | None:
 
 
 GATED = {"fc_1": "gate_proj", "fc_2": "up_proj", "proj": "down_proj"}
-"""What LitGPT calls the parts of a gated MLP, and the names of the same parts elsewhere (litgpt/model.py LLaMAMLP)."""
+"""Parts of a gated MLP: their names in LitGPT, and those of other libraries (litgpt/model.py LLaMAMLP)."""
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
 """Names beside an ``in_proj`` that show it to be Mamba's, not that of attention."""

@@ -20,7 +20,6 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
-from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
@@ -250,7 +249,7 @@ def _models(source: str, target: str, inputs: StrPath | None, allow_import: bool
     for text in (source, target):
         if not targets.is_factory(text):
             hint = "pass package.module:function, a callable without arguments that returns the model"
-            raise Refused(f"verifying runs both models, and {text!r} is no module:factory", hint=hint)
+            raise Refused(f"verifying runs both models, and {text!r} is not a module:factory", hint=hint)
     if not allow_import:
         raise Refused("verifying runs the code of both models", hint="add --allow-import to allow it")
     from ckptfix.ops.target.model import make
@@ -258,10 +257,7 @@ def _models(source: str, target: str, inputs: StrPath | None, allow_import: bool
     given: object = None
     if inputs is not None:
         text = file_name(inputs)
-        if targets.is_factory(text):
-            given = make(text)
-        else:
-            given = verifier.read_input(text)
+        given = make(text) if targets.is_factory(text) else verifier.read_input(text)
     return verifier.models(make(source), make(target), given)
 
 

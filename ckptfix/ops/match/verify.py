@@ -59,7 +59,7 @@ class Models:
 
 @dataclass(slots=True)
 class Verdict:
-    """What the outputs say of a matching.
+    """A matching, and the difference of the outputs that it gives.
 
     Attributes:
         difference: the greatest difference, relative to the greatest output; None if they cannot be compared.
@@ -109,7 +109,7 @@ def read_input(path: str) -> object:
     try:
         return torch.load(path, weights_only=True)
     except Exception as error:
-        message = f"it is no input that torch.save wrote: {type(error).__name__}"
+        message = f"it is not an input that torch.save wrote: {type(error).__name__}"
         hint = "save a tensor, a tuple of arguments, or a dict of named ones"
         raise CkptfixError(message, path=path, hint=hint) from error
 
@@ -170,7 +170,8 @@ def prove(both: Models, matching: Matching, operations: Operations, slots: Seque
             first = first or done
         assert first is not None
         if first.difference is not None:
-            first.notes = tuple(_first_apart(both, arguments, first.matching, convert(file, first.matching, operations)))
+            filled = convert(file, first.matching, operations)
+            first.notes = tuple(_first_apart(both, arguments, first.matching, filled))
         return first
 
 
@@ -200,7 +201,8 @@ def _mattering(model: torch.nn.Module, arguments: tuple[tuple[Any, ...], Mapping
 
     state = model.state_dict(keep_vars=True)
     found = {name for name in _used(model, arguments) if not isinstance(state[name], torch.nn.Parameter)}
-    weights = {id(one): one for one in state.values() if isinstance(one, torch.nn.Parameter) and one.is_floating_point()}
+    parameters = [one for one in state.values() if isinstance(one, torch.nn.Parameter) and one.is_floating_point()]
+    weights = {id(one): one for one in parameters}
     for weight in weights.values():
         weight.requires_grad_(True)
         weight.grad = None
@@ -209,13 +211,13 @@ def _mattering(model: torch.nn.Module, arguments: tuple[tuple[Any, ...], Mapping
         generator = torch.Generator().manual_seed(SEED)
         sums = [(one * torch.randn(one.shape, generator=generator, dtype=one.dtype)).sum() for one in made]
         if sums:
-            torch.stack(sums).sum().backward()
+            torch.autograd.backward(sums)
     changing = {key for key, one in weights.items() if one.grad is not None and float(one.grad.abs().max()) > NOTHING}
     return found | {name for name, tensor in state.items() if id(tensor) in changing}
 
 
 def _draw(model: torch.nn.Module, seed: int) -> None:
-    """Give a model random weights under which every tensor matters and no output is saturated."""
+    """Set random weights under which every tensor matters and no output is saturated."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
