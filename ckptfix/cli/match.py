@@ -110,6 +110,8 @@ def command(
     up; experts) are split and joined if names and sizes allow only one way. Ambiguous and leftover tensors are refused
     and listed; --drop-unexpected leaves out those that only IN has. The rules behind the pairs are shown:
     features.{n}.conv.weight -> backbone.{n}.0.weight.
+
+    --verify runs both models, IN's from --source, and proves which of several targets are right.
     """
     from ckptfix.ops import match as matching
     from ckptfix.ops.writing import WriteOptions

@@ -309,6 +309,14 @@ def test_reshape(cli: Cli, tmp_path: Path) -> None:
     assert torch.equal(found["conv.weight"].flatten(), load(source)["fc.weight"].flatten())
 
 
+def test_a_refusal_names_the_option_that_settles_it(cli: Cli, tmp_path: Path) -> None:
+    source = saved(tmp_path / "a.pth", flat(cls=(1, 1, 8), fc__weight=(5, 8)))
+    target = saved(tmp_path / "b.pth", flat(token=(8,), head__weight=(5, 8)))
+    result = cli("match", source, tmp_path / "o.pth", "--like", target)
+    assert result.exit_code == 2 and "--reshape" in result.stderr and "[1, 1, 8]" in result.stderr
+    assert cli("match", source, tmp_path / "o.pth", "--like", target, "--reshape").exit_code == 0
+
+
 def test_a_fused_attention_is_taken_apart(tmp_path: Path) -> None:
     whole = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2)}).state_dict()
     source = saved(tmp_path / "a.pth", whole)

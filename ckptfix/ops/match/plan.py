@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -294,7 +295,8 @@ def refusals(
             NoMatch(
                 f"{len(unsure)} of {len(matching.pairs)} pairs are ambiguous: other targets would fit equally well",
                 lines=_cut(lines),
-                hint="inspect them with --report; --accept-ambiguous accepts the first target of each",
+                hint="inspect them with --report; --accept-ambiguous accepts the first target of each; "
+                "--verify, with both models, proves which targets are right",
             )
         )
     if not matching.pairs and partial and drop_unexpected:
@@ -316,10 +318,32 @@ def refusals(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
-                hint="--partial renames the others; unmatched tensors of IN keep their keys",
+                hint=_reshapes(source, target, matching)
+                or "--partial renames the others; unmatched tensors of IN keep their keys",
             )
         )
     return tuple(found)
+
+
+def _reshapes(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
+    """Return a hint on `reshape` if every tensor that is left over could be reshaped to one of the other side."""
+    left, missing = set(matching.left), set(matching.missing)
+    sizes: dict[int, list[Slot]] = {}
+    for slot in target.slots:
+        if slot.name in missing:
+            sizes.setdefault(math.prod(slot.shape), []).append(slot)
+    pairs = []
+    for slot in (slot for slot in source.slots if slot.name in left):
+        rows = [other for other in sizes.get(math.prod(slot.shape), ()) if other.shape != slot.shape]
+        fitting = next((other for other in rows if not is_transposed(slot.shape, other.shape)), None)
+        if fitting is None:
+            return None
+        pairs.append((slot, fitting))
+    if not pairs:
+        return None
+    one, other = pairs[0]
+    shown = f"{one.name} {list(one.shape)} and {other.name} {list(other.shape)}"
+    return f"--reshape pairs tensors of equally many elements, such as {shown}"
 
 
 def _cut(lines: Sequence[str]) -> tuple[str, ...]:
