@@ -20,6 +20,7 @@ from ckptfix.names.spellings import (
     CONV1D,
     FROM_THE_RIGHT,
     FUSIONS,
+    GATED,
     HEAD_BY_HEAD,
     OWN_ORDER,
     UNTOLD,
@@ -192,7 +193,9 @@ class _Splits:
                     parts = [by_name.get(f"{front}{part}.{leaf}") for part in split]
                     if all(parts):
                         shapes = tuple(part.shape for part in parts if part is not None)
-                        self._groups.setdefault((family, leaf), {}).setdefault(shapes, split)
+                        own = f"{front}proj.weight" in by_name  # LitGPT's, which are matched under other names
+                        words = tuple(GATED.get(part, part) for part in split) if own else split
+                        self._groups.setdefault((family, leaf), {}).setdefault(shapes, words)
             found = _EXPERT.fullmatch(name)
             if found is not None:
                 experts.setdefault((found[1], found[3]), {})[int(found[2])] = slot
@@ -230,17 +233,17 @@ class _Splits:
                     family == "qkv" and last not in HEAD_BY_HEAD and any(map(OWN_ORDER.search, names))
                 ):
                     return (
-                        f"{slot.name} {list(slot.shape)} has its rows in a special order: state it in a rules file "
-                        "(`ckptfix help rules`)"
+                        f"{_any(slot.name)} {list(slot.shape)} has its rows in a special order: state it in a rules "
+                        "file (`ckptfix help rules`)"
                     )
                 if last in HEAD_BY_HEAD:
                     if heads.query is None:
                         return (
-                            f"{slot.name} {list(slot.shape)} holds query, key and value head by head, or one after "
-                            "the other: pass --heads N (and --kv-heads N) if it is head by head"
+                            f"{_any(slot.name)} {list(slot.shape)} holds query, key and value head by head, or one "
+                            "after the other: pass --heads N (and --kv-heads N) if it is head by head"
                         )
                     if not _fits(heads, shapes):
-                        return f"{slot.name} {list(slot.shape)} does not have the rows of {_said(heads)}"
+                        return f"{_any(slot.name)} {list(slot.shape)} does not have the rows of {_said(heads)}"
                     options = heads.options if "kv" in heads.options else {"groups": heads.query}
                     steps = _cut(slot.shape, shapes, "deinterleave", options)
                     assert steps is not None
@@ -256,7 +259,7 @@ class _Splits:
             return None
         role = part_of_expert(behind)
         if role == "gate-up" and f"{slot.name}_bias" in names:
-            return f"{slot.name} {list(slot.shape)} may alternate the rows of gate and up, as in GPT-OSS"
+            return f"{_any(slot.name)} {list(slot.shape)} may alternate the rows of gate and up, as in GPT-OSS"
         roles = ("gate", "up") if role == "gate-up" else (role,)
         count, *rest = slot.shape
         tables = [self._experts.get(role or "", {}) for role in roles]
@@ -267,13 +270,13 @@ class _Splits:
                 continue
             plain = (shape[0] * len(roles), shape[1])
             ways = [turned for turned in (False, True) if tuple(rest) == (plain[::-1] if turned else plain)]
-            if len(ways) == 2 and role == "down":
-                ways = _as_gate_and_up(shapes.get(f"{front}experts.gate_up_proj"), shape)
+            if len(ways) == 2:
+                ways = self._as_beside(front, role or "", count, shapes)
             if len(ways) != 1:
                 if ways:
                     return (
-                        f"{slot.name} {list(slot.shape)} may or may not hold its experts transposed: state it in "
-                        "a rules file (`ckptfix help rules`)"
+                        f"{_any(slot.name)} {list(slot.shape)} may or may not hold its experts transposed: state "
+                        "it in a rules file (`ckptfix help rules`)"
                     )
                 continue
             steps = [Operation("unstack")]
@@ -286,18 +289,20 @@ class _Splits:
             return Fused(slot.name, parts, tuple(steps), count)
         return None
 
+    def _as_beside(self, front: str, role: str, count: int, shapes: Mapping[str, Shape]) -> list[bool]:
+        """Return whether square experts may be transposed, judging by the other tensor of experts beside them.
 
-def _as_gate_and_up(beside: Shape | None, shape: Shape) -> list[bool]:
-    """Return whether square experts may be transposed, judging by the fused gate and up tensor beside them.
-
-    Args:
-        shape: of one expert.
-
-    Returns:
-        The possible answers: False, True, or both.
-    """
-    plain = (2 * shape[0], shape[1])
-    return [turned for turned in (False, True) if beside is None or beside[1:] == (plain[::-1] if turned else plain)]
+        Returns:
+            The possible answers: False, True, or both.
+        """
+        beside, roles = ("gate_up_proj", ("gate", "up")) if role == "down" else ("down_proj", ("down",))
+        whole = shapes.get(f"{front}experts.{beside}")
+        parts = {shape for experts, shape in self._experts.get(roles[0], {}) if experts == count}
+        if whole is None or len(parts) != 1:
+            return [False, True]
+        (rows, columns) = parts.pop()
+        plain = rows * len(roles), columns
+        return [turned for turned in (False, True) if whole[1:] == (plain[::-1] if turned else plain)]
 
 
 def _cut(
@@ -319,6 +324,11 @@ def _fits(heads: Heads, shapes: Sequence[Shape]) -> bool:
     kv = heads.kv or heads.query
     size, odd = divmod(rows[0], heads.query)
     return not odd and heads.query % kv == 0 and all(row == size * kv for row in rows[1:])
+
+
+def _any(name: str) -> str:
+    """Return a name without its numbers, so that a question about all layers is asked once."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "{n}", name)
 
 
 def _said(heads: Heads) -> str:
@@ -352,7 +362,8 @@ def taken(matching: Matching, source: UnfusedSide, target: UnfusedSide) -> tuple
 def _in_order(whole: Fused, others: Sequence[str]) -> bool:
     """Return whether the parts have gone to the parts of one module, each to the one with the same word."""
     own = [_ending(part.name, [slot.name for slot in whole.parts]) for part in whole.parts]
-    return own == [_ending(other, others) for other in others]
+    theirs = [_ending(other, others) for other in others]
+    return own in (theirs, [".".join(GATED.get(part, part) for part in ending.split(".")) for ending in theirs])
 
 
 def _ending(name: str, among: Sequence[str]) -> str:

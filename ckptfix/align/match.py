@@ -6,13 +6,11 @@ what they could not match; neither guesses. Pairs known from values are passed i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
+from ckptfix.align import ties
 from ckptfix.align.result import Matching
 from ckptfix.names.slots import Slot
-
-Matcher = Callable[..., Matching]
 
 
 def match(
@@ -36,8 +34,8 @@ def match(
     from ckptfix.align import position as match_position
     from ckptfix.align import structure as match_structure
 
-    matchers: dict[str, Matcher] = {
-        "position": match_position.match,
-        "structure": partial(match_structure.match, proven=proven or {}),
-    }
-    return matchers[by](source, target, reshape=reshape)
+    if by == "position":
+        return match_position.match(source, target, reshape=reshape)
+    sides = ties.as_sets(source, target)
+    found = match_structure.match(*sides, reshape=reshape, proven=ties.of_untied(proven or {}, (source, target)))
+    return ties.settled(found, source)

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
-from ckptfix.align.units import Signature, Unit, fronts, words
+from ckptfix.align.units import Signature, Unit, fronts, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -202,8 +202,16 @@ class Twins:
     all modules in common. A module of one of them belongs in the other.
     """
 
-    def __init__(self, links: Iterable[tuple[Unit, Unit]], contents: tuple[Contents, Contents]) -> None:
+    def __init__(
+        self,
+        links: Iterable[tuple[Unit, Unit]],
+        contents: tuple[Contents, Contents],
+        known: Iterable[tuple[str, str]] = (),
+    ) -> None:
         found: tuple[dict[str, set[str]], dict[str, set[str]]] = ({}, {})
+        for ours, twin in known:
+            found[0].setdefault(ours, set()).add(twin)
+            found[1].setdefault(twin, set()).add(ours)
         for one, other in links:
             theirs = _filled(other.path, contents[1])
             for own, ours in _filled(one.path, contents[0]).items():
@@ -215,13 +223,14 @@ class Twins:
         )
 
     def say(self, one: Unit, other: Unit) -> int:
-        """Return 1 if both are in the same block, -1 if one's block is known to differ from the other's, else 0."""
-        ours, theirs = fronts(one.path), fronts(other.path)
+        """Return 1 if both are in the same numbered block, -1 if a block or module has the other elsewhere, else 0."""
+        ours, theirs = siblings(one.path), siblings(other.path)
         known = [(self._twins[0][front], theirs) for front in ours if front in self._twins[0]]
         known += [(self._twins[1][front], ours) for front in theirs if front in self._twins[1]]
         if any(twin not in others for twin, others in known):
             return -1
-        return int(bool(known))
+        numbered = *fronts(one.path), *fronts(other.path)
+        return int(any(front in twins for front in numbered for twins in self._twins))
 
     def lists(self, one: Unit, other: Unit) -> bool:
         """Return whether both are at the same place of two lists, because their innermost blocks are the same."""
@@ -231,7 +240,7 @@ class Twins:
 
 def _filled(path: str, contents: Contents) -> dict[tuple[int, int], str]:
     """Return content -> block with other modules that contains this one. Keep the inner of two equal nested blocks."""
-    return {contents[front]: front for front in fronts(path) if contents[front][0] > 1}
+    return {contents[front]: front for front in siblings(path) if contents[front][0] > 1}
 
 
 def turnable(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side]) -> set[int]:

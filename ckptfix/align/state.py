@@ -20,12 +20,18 @@ SHOWN = 8
 
 @dataclass
 class AlignState:
-    """The two sides, and what is certain: for each side, the positions of the linked units in order."""
+    """The two sides, and what is certain.
+
+    Attributes:
+        pins: for each side, the positions of the linked units in order.
+        blocks: pairs of blocks that are known to be the same.
+    """
 
     a: ModelSide
     b: ModelSide
     links: list[Link] = field(default_factory=list)
     pins: tuple[list[int], list[int]] = ([], [])
+    blocks: Sequence[tuple[str, str]] = ()
     twins: Twins | None = None
     effort: Effort = field(default_factory=Effort)
     compared: int = 0
@@ -50,7 +56,7 @@ class AlignState:
         The blocks that they show to be counterparts become landmarks too.
         """
         sure = [(link.one, link.other) for link in self.links if not link.instead]
-        self.twins = Twins(sure, (self.a.contents, self.b.contents))
+        self.twins = Twins(sure, (self.a.contents, self.b.contents), self.blocks)
         certain = sorted((one.first, other.first) for one, other in sure)
         kept = rising([other for _, other in certain])
         self.pins = ([certain[index][0] for index in kept], [certain[index][1] for index in kept])

@@ -26,6 +26,7 @@ from ckptfix.align.result import Matching
 from ckptfix.align.roles import RoleEvidence, singular
 from ckptfix.align.same_names import same_names, same_values
 from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
+from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
 from ckptfix.align.units import ModelSide, Unit, counted, side, words
 from ckptfix.names.slots import Slot
@@ -107,6 +108,16 @@ def without(key: Callable[[Unit], Hashable], held: frozenset[Hashable]) -> Calla
     return (lambda unit: () if flat(unit) in held else key(unit)) if held else key
 
 
+def scoped(key: Callable[[Unit], Hashable], within: Mapping[Unit, Hashable]) -> Callable[[Unit], Hashable]:
+    """Return `key`, with the stacks that contain a module if both sides have them."""
+
+    def both(unit: Unit) -> Hashable:
+        own = key(unit)
+        return (own, within.get(unit)) if own else ()
+
+    return both
+
+
 ENOUGH = 2.5
 """Margin by which an assignment must beat the next best to be certain. Definition order alone gives 2: it distinguishes
 ``query, key, value`` from ``q, k, v``, but also from ``k, v, q``."""
@@ -140,10 +151,12 @@ def match(
     state = AlignState(side(source), side(target))
     state.add(same_values(state.a, state.b, proven) if proven else same_names(state.a, state.b))
     held = reshaped(state.a.units, state.b.units) if reshape else frozenset()
+    stacks = shared(state.a, state.b)
+    state.blocks = stacks.blocks
     for key in (whole, main, vector):
-        _by_class(state, without(key, held))
+        _by_class(state, scoped(without(key, held), stacks.scopes))
     if reshape:
-        _by_class(state, flat)
+        _by_class(state, scoped(flat, stacks.scopes))
     _doubt_blocks(state)
     return matching(state.links, (state.a, state.b), source, target)
 

@@ -83,12 +83,12 @@ class ModelSide:
 
     @cached_property
     def contents(self) -> dict[str, tuple[int, int]]:
-        """Path that ends in a number -> count of the units that `under` counts there, and a sum of their signatures."""
+        """Block or module -> count of the units in it that the other side must have too, and a sum of signatures."""
         found: dict[str, tuple[int, int]] = {}
         for unit in self.units:
             if unit.slots:
                 own = hash(unit.signature)
-                for front in fronts(unit.path):
+                for front in holders(unit.path):
                     count, sum_ = found.get(front, (0, 0))
                     found[front] = count + 1, sum_ + own
         return found
@@ -206,6 +206,19 @@ def number(text: str) -> int:
 def fronts(path: str) -> list[str]:
     """Return the fronts of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
     return [path[: match.end()] for match in _NUMBER.finditer(path)]
+
+
+def holders(path: str) -> list[str]:
+    """Return the blocks and modules that contain a module: its `fronts`, and the modules on the way to it."""
+    ends = {match.end() for match in _NUMBER.finditer(path)} | {match.start() for match in re.finditer(r"\.", path)}
+    return [path[:end] for end in sorted(ends)]
+
+
+def siblings(path: str) -> list[str]:
+    """Return the `fronts` of a module, and the module that holds it directly, the innermost last."""
+    found = fronts(path)
+    parent = path.rpartition(".")[0]
+    return [*found, parent] if parent and all(len(front) < len(parent) for front in found) else found
 
 
 def words(text: str) -> list[str]:

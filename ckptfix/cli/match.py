@@ -66,6 +66,11 @@ _OTHERS = Others()
     click.Option(["--heads"], metavar="N", type=click.IntRange(1),
                  help="Number of query heads of the attention, if a layout depends on it."),
     click.Option(["--kv-heads"], metavar="N", type=click.IntRange(1), help="Number of key and value heads, if fewer."),
+    click.Option(["--verify"], is_flag=True,
+                 help="Run both models with the same random weights, and accept only equal outputs."),
+    click.Option(["--source", "source_model"], metavar="MODULE:FACTORY", help="The model of IN, for --verify."),
+    click.Option(["--input", "inputs"], metavar="FILE", type=FileName(),
+                 help="Input for --verify, of both models: a file of torch.save, or module:factory."),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     in_place_option(),
     *_HOW,
@@ -90,6 +95,9 @@ def command(
     reshape: bool,
     heads: int | None,
     kv_heads: int | None,
+    verify: bool,
+    source_model: str | None,
+    inputs: str | None,
     allow_import: bool,
     force: bool,
     backup: bool,
@@ -102,6 +110,8 @@ def command(
     up; experts) are split and joined if names and sizes allow only one way. Ambiguous and leftover tensors are refused
     and listed; --drop-unexpected leaves out those that only IN has. The rules behind the pairs are shown:
     features.{n}.conv.weight -> backbone.{n}.0.weight.
+
+    --verify runs both models, IN's from --source, and proves which of several targets are right.
     """
     from ckptfix.ops import match as matching
     from ckptfix.ops.writing import WriteOptions
@@ -125,6 +135,9 @@ def command(
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,
+        verify=verify,
+        source_model=source_model,
+        inputs=inputs,
         allow_import=allow_import,
     )
     writing = in_place or (dest is not None and not dry_run)

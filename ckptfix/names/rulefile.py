@@ -104,7 +104,7 @@ class Rules:
         for old, new in self.names.items():
             number = self.lines.get(old, 0)
             with _Line(self.path, number, f"{old} {ARROW} {new}"):
-                after, before = _turned(new, old)
+                after, before = turned(new, old)
                 NameRule(after, before)
                 if names.setdefault(after, before) != before:
                     raise Refused(f"it cannot be reversed: {names[after]!r} becomes {new!r} too")
@@ -130,7 +130,7 @@ class _Line:
             raise CkptfixError(error.message, path=self._path, where=self._where, hint=error.hint) from None
 
 
-def _turned(new: str, old: str) -> tuple[str, str]:
+def turned(new: str, old: str) -> tuple[str, str]:
     """Return `new` as the left side of a rule and `old` as its right, with number shifts reversed."""
     moves: dict[str, int] = {}
     for name, uses in placeholders(new).items():

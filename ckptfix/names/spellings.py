@@ -190,7 +190,8 @@ def part_of_expert(name: str) -> str | None:
     return _EXPERT_PARTS.get(name.removesuffix(".weight"))
 
 
-_LITGPT = {"fc_1": "gate_proj", "fc_2": "up_proj", "proj": "down_proj"}
+GATED = {"fc_1": "gate_proj", "fc_2": "up_proj", "proj": "down_proj"}
+"""Parts of a gated MLP: their names in LitGPT, and those of other libraries (litgpt/model.py LLaMAMLP)."""
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
 """Names beside an ``in_proj`` that show it to be Mamba's, not that of attention."""
@@ -280,9 +281,9 @@ def _gated_name(name: str, modules: Collection[str]) -> str | None:
     """Return `name` with a word for a part of LitGPT's gated MLP, which numbers its gate and up projections."""
     module, _, leaf = name.rpartition(".")
     parent, _, last = module.rpartition(".")
-    if last not in _LITGPT or not all(f"{parent}.{part}" in modules for part in _LITGPT):
+    if last not in GATED or not all(f"{parent}.{part}" in modules for part in GATED):
         return None
-    return f"{parent}.{_LITGPT[last]}.{leaf}"
+    return f"{parent}.{GATED[last]}.{leaf}"
 
 
 def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tuple[str, ...]], ...]:

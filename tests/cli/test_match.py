@@ -309,6 +309,14 @@ def test_reshape(cli: Cli, tmp_path: Path) -> None:
     assert torch.equal(found["conv.weight"].flatten(), load(source)["fc.weight"].flatten())
 
 
+def test_a_refusal_names_the_option_that_settles_it(cli: Cli, tmp_path: Path) -> None:
+    source = saved(tmp_path / "a.pth", flat(cls=(1, 1, 8), fc__weight=(5, 8)))
+    target = saved(tmp_path / "b.pth", flat(token=(8,), head__weight=(5, 8)))
+    result = cli("match", source, tmp_path / "o.pth", "--like", target)
+    assert result.exit_code == 2 and "--reshape" in result.stderr and "[1, 1, 8]" in result.stderr
+    assert cli("match", source, tmp_path / "o.pth", "--like", target, "--reshape").exit_code == 0
+
+
 def test_a_fused_attention_is_taken_apart(tmp_path: Path) -> None:
     whole = nn.ModuleDict({"attn": nn.MultiheadAttention(4, 2)}).state_dict()
     source = saved(tmp_path / "a.pth", whole)
@@ -388,3 +396,24 @@ def test_equal_names_are_not_called_a_match_by_shape(cli: Cli, tmp_path: Path) -
     (same,) = [line for line in shown if line.startswith("features.1.weight")]
     assert "only shape" not in same and same.endswith("same name")
     assert any("only shape" in line for line in shown if line.startswith("old.weight"))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_rules_reshape_too_and_run_backwards(tmp_path: Path, both: bool) -> None:
+    """Also beside tensors that are split."""
+    source = flat(cls=(1, 1, 8), fc__weight=(5, 8), conv__weight=(8, 3, 2, 2))
+    target = flat(token=(8,), head__weight=(5, 8), stem__weight=(8, 3, 2, 2))
+    if both:
+        source |= flat(attn__qkv__weight=(24, 8), attn__proj__weight=(8, 8))
+        target |= {f"self_attn.{name}.weight": torch.zeros(8, 8) for name in ("query", "key", "value", "out")}
+    one, other = saved(tmp_path / "a.pth", source), saved(tmp_path / "b.pth", target)
+    found = matching_module.find(one, other, reshape=True)
+    assert not found.refusals
+    matching_module.write_rules(found, tmp_path / "found.rules")
+    ckptfix.match(one, tmp_path / "o.pth", other, reshape=True)
+    ckptfix.rename(one, tmp_path / "again.pth", rules=tmp_path / "found.rules")
+    ckptfix.rename(tmp_path / "again.pth", tmp_path / "back.pth", rules=tmp_path / "found.rules", reverse=True)
+    made, again, back = (load(tmp_path / name) for name in ("o.pth", "again.pth", "back.pth"))
+    assert {key: value.shape for key, value in made.items()} == {key: value.shape for key, value in target.items()}
+    assert all(torch.equal(made[key], value) for key, value in again.items()) and made.keys() == again.keys()
+    assert all(torch.equal(source[key], value) for key, value in back.items()) and source.keys() == back.keys()

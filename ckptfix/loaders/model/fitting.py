@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
-from ckptfix.align.result import Skipped
+from ckptfix.align.result import Matching, Skipped
 from ckptfix.checkpoint import Checkpoint, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.commands import command
@@ -27,6 +27,10 @@ from ckptfix.ops.rename.transform import TransformedTensors
 
 if TYPE_CHECKING:
     import torch
+
+
+Prove = Callable[[Matching, Operations, Sequence[Slot]], tuple[Matching, Operations]]
+"""Return what is proved of a matching of the slots of a file, or raise an error."""
 
 
 @dataclass(slots=True)
@@ -71,12 +75,14 @@ def best_fit(
     *,
     assign: bool,
     strict: bool = False,
+    prove: Prove | None = None,
 ) -> Fit:
     """Return the fit of the state dict that fits `target` better than any other.
 
     Args:
         strict: only a complete fit counts; if ``"auto"`` finds none by keys, a complete alignment by structure does.
         how: ``"auto"``, ``"position"`` or ``"structure"``.
+        prove: returns the matching and the operations that are proved, given those that are found.
 
     Raises:
         Refused: two state dicts fit equally well, or `how` is not a way to match.
@@ -84,7 +90,7 @@ def best_fit(
     if how not in _WAYS:
         raise Refused(f"match={how!r} is unknown", hint=f"use one of {', '.join(_WAYS)}")
     if how != "auto":
-        return _matched(checkpoint, _meant(checkpoint, found, fit=False), target, how, assign)
+        return _matched(checkpoint, _meant(checkpoint, found, fit=False), target, how, assign, prove)
     fits = [by_names(source, target, assign=assign) for source in found]
     score = {id(fit): (fit.complete, len(fit.pairs)) for fit in fits}
     top = max(score.values())
@@ -136,13 +142,17 @@ def by_names(source: StateSource, target: Target, *, assign: bool = False) -> Fi
     return fit
 
 
-def _matched(checkpoint: Checkpoint, source: StateSource, target: Target, how: str, assign: bool) -> Fit:
+def _matched(
+    checkpoint: Checkpoint, source: StateSource, target: Target, how: str, assign: bool, prove: Prove | None = None
+) -> Fit:
     """Match by position or structure. Ambiguous pairs are not loaded."""
     operations = Operations()
     try:
         matching = match(source.slots(), target.slots(), by=how)
         if how == "structure":
             matching, operations = with_operations(matching, source.slots(), target.slots(), Heads(), {})
+        if prove is not None:
+            matching, operations = prove(matching, operations, source.slots())
     except CkptfixError as error:
         error.path = error.path or checkpoint.path
         if how == "position":

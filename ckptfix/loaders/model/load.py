@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, same_place
@@ -31,7 +32,10 @@ from ckptfix.words import plural, some
 if TYPE_CHECKING:
     import torch
 
+    from ckptfix.align.result import Matching
     from ckptfix.loaders.tensors import MapLocation
+    from ckptfix.names.slots import Slot
+    from ckptfix.ops.match.fused import Operations
 
 
 @opens_once
@@ -47,6 +51,7 @@ def load_into(
     mmap: bool = False,
     verify: bool = True,
     allow_empty: bool = False,
+    verify_against: torch.nn.Module | None = None,
 ) -> LoadReport:
     """Load the checkpoint at `path` into `model`, and report what was done.
 
@@ -79,6 +84,9 @@ def load_into(
             is always checked.
         allow_empty: with ``strict=False``, accept a file even if nothing of it fits. There is a warning if less than
             half of the keys of both sides fit.
+        verify_against: with ``match="structure"`` or ``"position"``, the model that the file was saved from. Copies of
+            both models are run with the same random weights on an input that their first layer shows, and only a
+            matching with equal outputs is used; this settles keys that are ambiguous.
 
     Raises:
         LoadMismatch: model and file disagree and `strict` is True, or nothing of the file fits, or codes of a quantized
@@ -107,7 +115,13 @@ def load_into(
     restore = restore_location(map_location)
     where = restore if assign or callable(map_location) else unmoved
     maker = TensorMaker(checkpoint, where, warn=assign, verify=verify, mmap=mmap)
-    fit = best_fit(checkpoint, found, goal, match, assign=assign, strict=strict and not goal.own_way)
+    prove = None
+    if verify_against is not None:
+        if match == "auto":
+            raise Refused("verify_against proves a matching, and there is none", hint="add match='structure'")
+        prove = partial(_proved, verify_against, model)
+    alone = strict and not goal.own_way
+    fit = best_fit(checkpoint, found, goal, match, assign=assign, strict=alone, prove=prove)
     codes = refuse_codes(checkpoint, fit)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
@@ -161,6 +175,22 @@ def load_into(
 _HINT = "strict=False loads what fits; match='structure' aligns models that name the same layers differently"
 _CODES = "load it into a model that its library has quantized in the same way; or save the weights dequantized first"
 _EMPTY = "match='structure' aligns models that name the same layers differently; allow_empty=True accepts this"
+
+
+def _proved(
+    source: torch.nn.Module, model: torch.nn.Module, matching: Matching, operations: Operations, slots: Sequence[Slot]
+) -> tuple[Matching, Operations]:
+    """Return the matching with which both models give equal outputs.
+
+    Raises:
+        NoMatch: none does.
+    """
+    from ckptfix.ops.match import converted, verify
+
+    done = verify.prove(verify.models(source, model), matching, operations, slots, converted)
+    if not done.equal:
+        raise verify.refusal(done)
+    return done.matching, done.operations
 
 
 def _elsewhere(found: Sequence[StateSource], fit: Fit, at: str | None) -> str:

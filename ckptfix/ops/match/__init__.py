@@ -20,13 +20,13 @@ from ckptfix.findings import table
 from ckptfix.findings.row import Finding
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
-from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
 from ckptfix.ops.quantized import refuse_apart
@@ -63,6 +63,7 @@ class MatchProposal:
         refusals: reasons not to write it, if any.
         planned: the edits; None if they are refused themselves.
         drops: names of the source that the target lacks are left out.
+        verified: both models, run on one input, gave equal outputs.
     """
 
     checkpoint: Checkpoint
@@ -73,6 +74,7 @@ class MatchProposal:
     refusals: tuple[CkptfixError, ...] = ()
     notes: tuple[str, ...] = field(default=(), repr=False)
     drops: bool = False
+    verified: bool = False
 
     @property
     def left(self) -> tuple[str, ...]:
@@ -98,6 +100,9 @@ def match(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    verify: bool = False,
+    source_model: str | None = None,
+    inputs: StrPath | None = None,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -119,6 +124,11 @@ def match(
         drop_unexpected: leave out keys of `source` that the model lacks; they are listed.
         reshape: pair tensors with the same number of elements, and reshape them.
         heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
+        verify: run both models with the same random weights, and accept only a matching with equal outputs; this
+            settles pairs that are ambiguous. `like` and `source_model` are factories then, and `allow_import` is set.
+        source_model: ``module:factory`` of the model that `source` was saved from.
+        inputs: input of both models: a file that torch.save wrote, or ``module:factory``; one tensor, a tuple, or a
+            mapping of arguments. By default it follows from the first layer of the model.
         allow_import: import the module of ``module:factory`` and call the factory, which runs their code.
         force: replace an existing `dest`.
         keep_old: keep the checkpoint that `force` replaces beside it, as ``DEST.~1~``; see `Result.backup`.
@@ -145,6 +155,9 @@ def match(
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,
+        verify=verify,
+        source_model=source_model,
+        inputs=inputs,
         allow_import=allow_import,
     )
     if dry_run and not in_place:
@@ -172,6 +185,9 @@ def find(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    verify: bool = False,
+    source_model: str | None = None,
+    inputs: StrPath | None = None,
     allow_import: bool = False,
 ) -> MatchProposal:
     """Match `source` to `like`; the arguments are those of `match`."""
@@ -186,8 +202,16 @@ def find(
         proven = same_values(one, target) if by == "structure" else {}
         matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
         operations = Operations()
-        if by == "structure" and not reshape:
-            matching, operations = with_operations(matching, one.slots, target.slots, Heads(heads, kv_heads), proven)
+        if by == "structure":
+            asked = Heads(heads, kv_heads)
+            matching, operations = with_operations(
+                *(matching, one.slots, target.slots, asked, proven), reshape=reshape
+            )
+        verdict = None
+        if verify or source_model is not None:
+            both = _models(source_model or "", os.fspath(like), inputs, allow_import)
+            verdict = verifier.prove(both, matching, operations, one.slots, converted)
+            matching, operations = verdict.matching, verdict.operations
         refusals = list(
             match_plan.refusals(
                 *(one, target, matching, operations),
@@ -196,6 +220,8 @@ def find(
                 drop_unexpected=drop_unexpected,
             )
         )
+        if verdict is not None and not verdict.equal:
+            refusals.insert(0, verifier.refusal(verdict))
         planned = None
         try:
             _refuse_apart(checkpoint, one, matching, operations)
@@ -205,7 +231,47 @@ def find(
     for refusal in refusals:
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
-    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected)
+    verified = verdict is not None and verdict.equal
+    if verdict is not None and verified:
+        notes = (*verdict.notes, *notes)
+    return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified)
+
+
+def _models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
+    """Build both models and their input.
+
+    Raises:
+        Refused: one of them is no ``module:factory``, or `allow_import` is not set.
+    """
+    if not source:
+        hint = "add --source module:factory, the model that IN was saved from"
+        raise Refused("verifying runs the model of IN too, which is not named", hint=hint)
+    for text in (source, target):
+        if not targets.is_factory(text):
+            hint = "pass package.module:function, a callable without arguments that returns the model"
+            raise Refused(f"verifying runs both models, and {text!r} is not a module:factory", hint=hint)
+    if not allow_import:
+        raise Refused("verifying runs the code of both models", hint="add --allow-import to allow it")
+    from ckptfix.ops.target.model import make
+
+    given: object = None
+    if inputs is not None:
+        text = file_name(inputs)
+        given = make(text) if targets.is_factory(text) else verifier.read_input(text)
+    return verifier.models(make(source), make(target), given)
+
+
+def converted(file: str, matching: Matching, operations: Operations) -> Mapping[str, Any]:
+    """Return the weights of a file under the names of the target, written as a matching of it is."""
+    import torch
+
+    checkpoint = formats.open_checkpoint(file)
+    one = targets.of_checkpoint(checkpoint, "")
+    planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=True)
+    found = MatchProposal(checkpoint, one, one, matching, planned, drops=True)
+    done = _write(found, f"{file}.out", WriteOptions(force=True))
+    made: Mapping[str, Any] = torch.load(done.dest, weights_only=True)
+    return made
 
 
 def _refuse_apart(
@@ -213,13 +279,13 @@ def _refuse_apart(
 ) -> None:
     """Refuse to change quantized weights except in name, unless codes and companions change in the same way."""
     steps = [(one.old, one.operations) for one in operations.taken]
-    reshaped = [((pair.source,), (_reshaped(pair.reshape),)) for pair in matching.pairs if pair.reshape is not None]
+    shapes = {slot.name: slot.shape for slot in side.slots}
+    reshaped = [
+        ((pair.source,), (match_plan.reshape(shapes[pair.source], pair.reshape),))
+        for pair in matching.pairs
+        if pair.reshape is not None
+    ]
     refuse_apart(checkpoint, side.at or "", [*steps, *reshaped])
-
-
-def _reshaped(shape: Sequence[int]) -> Operation:
-    sizes = tuple((size, ()) for size in shape)
-    return Operation("reshape", {"from": sizes, "to": sizes})
 
 
 def _refuse_heads(heads: int | None, kv_heads: int | None) -> None:
@@ -262,7 +328,7 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
     names = [rule for rule in rules if isinstance(rule, NameRule)]
     name = os.fspath(path)
     if name.endswith(".json"):
-        if found.planned.tensors is not None:
+        if len(names) < len(rules):
             raise Refused("JSON holds only names, but these rules change tensors", path=name, hint="name a text file")
         text = json.dumps({rule.old: rule.new for rule in names}, indent=1, ensure_ascii=False) + "\n"
     else:
@@ -271,7 +337,8 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
             raise Refused(f"a line of rules cannot hold {odd!r}", path=name, hint="name a file *.json")
         text = "".join(f"{rule}\n" for rule in rules)
         ours, theirs = as_path(found.checkpoint.path).name, as_path(found.target.label).name
-        text = f"# {printable(ours)} -> {printable(theirs)}\n{text}"
+        proof = "# verified on outputs\n" if found.verified else ""
+        text = f"# {printable(ours)} -> {printable(theirs)}\n{proof}{text}"
     write_text(name, text, found.checkpoint.path, force=force)
 
 
@@ -371,7 +438,7 @@ def _lines(found: MatchProposal) -> tuple[str, ...]:
         reshaped = sum(pair.reshape is not None for pair in matching.pairs)
         changed = {pair.target for pair in matching.pairs if pair.operation}
         line += f"; {plural(len(changed), 'tensor')} of TARGET built by rule" if changed else ""
-        over = match_plan.unexpected(found.source.slots, matching) if found.drops else ()
+        over = match_plan.left_out(found.source.slots, matching, drop_unexpected=found.drops)
         line += f"; {len(over):,} left out: {some([*over])}" if over else ""
         line += f"; {reshaped:,} reshaped" if reshaped else ""
     rules: Sequence[Rule] = planned.rules if planned else matching.rules

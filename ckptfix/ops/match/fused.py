@@ -41,17 +41,24 @@ class Operations:
 
 
 def with_operations(
-    plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
+    plain: Matching,
+    source: Sequence[Slot],
+    target: Sequence[Slot],
+    heads: Heads,
+    proven: Mapping[str, str],
+    *,
+    reshape: bool = False,
 ) -> tuple[Matching, Operations]:
     """Split fused tensors if that pairs more of them, and reorder queries and keys for the target.
 
     Args:
         plain: the matching of the unchanged tensors.
+        reshape: as for `ckptfix.align.match.match`.
     """
     done = Operations()
     made = plain
     if not plain.complete or are_turned(source, target):
-        made, done = _taken_apart(plain, source, target, heads, proven)
+        made, done = _taken_apart(plain, source, target, heads, proven, reshape)
     question = orders(source, target, made) or turned_experts(source, target)
     if question is None and is_glm(source) != is_glm(target) and done.taken:
         question = "GLM rotates neighboring rows, other models of transformers rotate halves of a head"
@@ -62,13 +69,18 @@ def with_operations(
 
 
 def _taken_apart(
-    plain: Matching, source: Sequence[Slot], target: Sequence[Slot], heads: Heads, proven: Mapping[str, str]
+    plain: Matching,
+    source: Sequence[Slot],
+    target: Sequence[Slot],
+    heads: Heads,
+    proven: Mapping[str, str],
+    reshape: bool,
 ) -> tuple[Matching, Operations]:
     mine, other = sides(source, target, heads)
     questions = (*mine.questions, *other.questions)
     if not mine.fused and not other.fused:
         return plain, Operations(questions=questions)
-    matching = matcher.match(mine.slots, other.slots, proven=proven)
+    matching = matcher.match(mine.slots, other.slots, reshape=reshape, proven=proven)
     found, wrong = taken(matching, mine, other)
     turned = are_turned(source, target)
     if wrong or _open(matching) >= _open(plain) + turned or any(_line(one) is None for one in found):

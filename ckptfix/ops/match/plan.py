@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ckptfix.align.fused import FusedTensors
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
 from ckptfix.errors import CkptfixError, NoMatch, NoSuchTensor, Refused
@@ -16,7 +18,7 @@ from ckptfix.names import wrappers
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
 from ckptfix.names.operations import Operation
-from ckptfix.names.rulefile import Rules, TensorRule, side
+from ckptfix.names.rulefile import Rules, TensorRule, side, turned
 from ckptfix.names.rules import NameRule, is_rule, renamed
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.spellings import fusions
@@ -72,22 +74,24 @@ def plan(
         Unsupported: a tensor to reshape is not dense and contiguous.
     """
     names = with_buffers(source.slots, matching)
-    over = unexpected(source.slots, matching) if drop_unexpected else {}
+    over = left_out(source.slots, matching, drop_unexpected=drop_unexpected)
+    shapes = _shapes(source.slots, matching)
     refuse_lone(checkpoint, source.at or "", over)
     taken = () if operations is None else operations.taken
+    keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
+    again = reshapes(source.slots, names, shapes)
     if taken:
-        keys = [name for site in _keys_at(checkpoint, source) for name in site]
-        gone = {name for one in taken for name in one.old} | over.keys()
-        changed = {old: new for old, new in names.items() if old != new and old not in over}
+        taken = (*taken, *again)
+        gone = {name for one in taken for name in one.old}
+        changed = {old: new for old, new in names.items() if old != new and old not in over.keys() | gone}
         single = learned(changed, [key for key in keys if key not in gone])
         made = fused_rules(taken, single, keys)
-        left_out = _left_out(over, names, len(made.tensors) + len(single) + 1)
-        made = replace(made, tensors=(*made.tensors, *left_out))
+        lost = _left_out(over, names, len(made.tensors) + len(single) + 1)
+        made = replace(made, tensors=(*made.tensors, *lost))
         return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
     at = source.at or ""
     kept = {old: new for old, new in names.items() if old not in over}
     renames = sites.rename(checkpoint, mapping=kept, at=at, allow_unmatched=True)
-    shapes = _shapes(source.slots, matching)
     edits: list[Edit] = [Put(at, _tensors(checkpoint, at, shapes))] if shapes else []
     findings = [finding for finding in renames.findings if finding.id != "unused-rule"]
     if over:
@@ -97,11 +101,29 @@ def plan(
         message = "the optimizer state keeps the old shapes and does not fit the reshaped parameters"
         findings.append(found("optimizer-shapes", message))
     changed = {old: new for old, new in kept.items() if old != new}
-    keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
-    rules: tuple[NameRule | TensorRule, ...] = (*_left_out(over, names, 1), *learned(changed, keys, matching.rules))
+    lines = fused_rules(again, (), keys).tensors
+    others = {old: new for old, new in changed.items() if old not in shapes}
+    rules: tuple[NameRule | TensorRule, ...] = (
+        *lines,
+        *_left_out(over, names, len(lines) + 1),
+        *learned(others, [key for key in keys if key not in shapes], matching.rules),
+    )
     dropped = dropping(at, [*over], format_of(checkpoint).ties(checkpoint)) if over else ()
     edits = [*edits, *dropped, *_kept(renames.edits)]
     return MatchPlan(changed, rules, tuple(edits), renames.references, tuple(findings))
+
+
+def left_out(slots: Sequence[Slot], matching: Matching, *, drop_unexpected: bool) -> dict[str, str]:
+    """Return the names of the source that are left out -> the other name of the same tensor, or empty.
+
+    A second name of a tensor that the target has under one name goes in any case, because its tensor stays.
+    """
+    over = unexpected(slots, matching)
+    if drop_unexpected:
+        return over
+    names = matching.names
+    tied = {row.name for row in matching.skipped_source if row.tied}
+    return {name: other for name, other in over.items() if name in tied and other in names}
 
 
 def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
@@ -176,8 +198,8 @@ def learned(
 ) -> tuple[NameRule, ...]:
     """Find rules that map the names in `every` to exactly `names`, and leave the others unchanged.
 
-    `rules` are used if they do that already. A name that no rule covers gets its own line, which `rename --map` applies
-    before all rules.
+    `rules` are used if they do that already. A name that no rule covers, forwards or backwards, gets its own line,
+    which `rename --map` applies before all rules.
     """
     if not names:
         return ()
@@ -185,7 +207,11 @@ def learned(
     if not found or _wrong(names, every, found):
         found = learn(names, every)
     single = []
-    for name in _wrong(names, every, found):
+    back = {names.get(name, name): name for name in every}
+    with suppress(Refused):  # a rule that uses a number twice has no inverse
+        found_back = [NameRule(*turned(rule.new, rule.old)) for rule in found]
+        back = {name: back[name] for name in _wrong(back, tuple(back), found_back)}
+    for name in dict.fromkeys((*_wrong(names, every, found), *back.values())):
         with suppress(Refused):  # a name that looks like a rule, but is not a valid one
             single.append(NameRule(name, names.get(name, name)))
     return (*single, *found)
@@ -205,6 +231,22 @@ def _made(every: Sequence[str], rules: Sequence[NameRule]) -> dict[str, str]:
         **renamed([name for name in every if name not in exact], patterns),
         **{name: exact[name] for name in every if name in exact},
     }
+
+
+def reshapes(
+    slots: Sequence[Slot], names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[FusedTensors, ...]:
+    """Return the tensors that are reshaped, and the operation of a rules file that does it."""
+    old = {slot.name: slot.shape for slot in slots}
+    return tuple(
+        FusedTensors((name,), (names.get(name, name),), (reshape(old[name], new),), 0, joins=False)
+        for name, new in shapes.items()
+    )
+
+
+def reshape(old: Sequence[int], new: Sequence[int]) -> Operation:
+    """Return the operation that gives a tensor of the shape `old` the shape `new`."""
+    return Operation("reshape", {"from": tuple((size, ()) for size in old), "to": tuple((size, ()) for size in new)})
 
 
 def _shapes(slots: Sequence[Slot], matching: Matching) -> dict[str, tuple[int, ...]]:
@@ -256,7 +298,8 @@ def refusals(
             NoMatch(
                 f"{len(unsure)} of {len(matching.pairs)} pairs are ambiguous: other targets would fit equally well",
                 lines=_cut(lines),
-                hint="inspect them with --report; --accept-ambiguous accepts the first target of each",
+                hint="inspect them with --report; --accept-ambiguous accepts the first target of each; "
+                "--verify, with both models, proves which targets are right",
             )
         )
     if not matching.pairs and partial and drop_unexpected:
@@ -278,10 +321,32 @@ def refusals(
             NoMatch(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
-                hint="--partial renames the others; unmatched tensors of IN keep their keys",
+                hint=_reshapes(source, target, matching)
+                or "--partial renames the others; unmatched tensors of IN keep their keys",
             )
         )
     return tuple(found)
+
+
+def _reshapes(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
+    """Return a hint on `reshape` if every tensor that is left over could be reshaped to one of the other side."""
+    left, missing = set(matching.left), set(matching.missing)
+    sizes: dict[int, list[Slot]] = {}
+    for slot in target.slots:
+        if slot.name in missing:
+            sizes.setdefault(math.prod(slot.shape), []).append(slot)
+    pairs = []
+    for slot in (slot for slot in source.slots if slot.name in left):
+        rows = [other for other in sizes.get(math.prod(slot.shape), ()) if other.shape != slot.shape]
+        fitting = next((other for other in rows if not is_transposed(slot.shape, other.shape)), None)
+        if fitting is None:
+            return None
+        pairs.append((slot, fitting))
+    if not pairs:
+        return None
+    one, other = pairs[0]
+    shown = f"{one.name} {list(one.shape)} and {other.name} {list(other.shape)}"
+    return f"--reshape pairs tensors of equally many elements, such as {shown}"
 
 
 def _cut(lines: Sequence[str]) -> tuple[str, ...]:
@@ -327,6 +392,11 @@ def notes(source: ExpectedModel, target: ExpectedModel, matching: Matching, oper
         if (ours[one].tied or one) != (ours[other].tied or other):
             tie = f"TARGET ties {slot.name} to {slot.tied}"
             sentences.append(f"{tie}; IN has a tensor for each, and the last one is used")
+    for row in matching.skipped_target if matching.by == "structure" else ():
+        main = sources.get(next((slot.tied or "" for slot in target.slots if slot.name == row.name), ""))
+        if row.tied and main is not None:
+            tie = f"{row.name} is a second key of the same tensor in TARGET, which IN lacks"
+            sentences.append(f"{tie}: the line `{main} -> {row.name} | tie` adds it")
     sentences += operations.questions
     sentences += fused(source, target, matching)
     return tuple(sentences)

@@ -31,15 +31,7 @@ def build(text: str) -> list[Row]:
         MissingExtra: torch is not installed.
         CkptfixError: the module cannot be imported or has no such factory, or the factory fails or returns no model.
     """
-    need_torch(f"building {text!r}")
-    module_name, _, factory_name = text.partition(":")
-    *holders, name = factory_name.split(".")
-    with _own_folder_importable(), redirect_stdout(sys.stderr):
-        try:
-            module = importlib.import_module(module_name)
-            factory = getattr(reduce(getattr, holders, module), name)
-        except (Exception, SystemExit) as error:
-            raise CkptfixError(f"cannot import {text!r}: {_in_words(error)}") from error
+    with _called(text) as factory:
         made = _made(text, factory)
     return rows_of(text, made)
 
@@ -57,6 +49,27 @@ def rows_of(text: str, made: object) -> list[Row]:
     ]
 
 
+def make(text: str) -> object:
+    """Return what the factory ``module:factory`` returns, with its values; errors are those of `build`."""
+    with _called(text) as factory:
+        return _values(text, factory)
+
+
+@contextmanager
+def _called(text: str) -> Iterator[Callable[[], object]]:
+    """Import the factory; until the context ends, its folder is importable and its output goes to stderr."""
+    need_torch(f"building {text!r}")
+    module_name, _, factory_name = text.partition(":")
+    *holders, name = factory_name.split(".")
+    with _own_folder_importable(), redirect_stdout(sys.stderr):
+        try:
+            module = importlib.import_module(module_name)
+            factory = getattr(reduce(getattr, holders, module), name)
+        except (Exception, SystemExit) as error:
+            raise CkptfixError(f"cannot import {text!r}: {_in_words(error)}") from error
+        yield factory
+
+
 def _made(text: str, factory: Callable[[], object]) -> object:
     import torch
 
@@ -66,7 +79,14 @@ def _made(text: str, factory: Callable[[], object]) -> object:
         with torch.device("meta"):
             return factory()
     except (Exception, SystemExit):
-        pass
+        return _values(text, factory)
+
+
+def _values(text: str, factory: Callable[[], object]) -> object:
+    import torch
+
+    if isinstance(factory, torch.nn.Module | torch.Tensor | Mapping):
+        return factory
     try:
         return factory()
     except (Exception, SystemExit) as error:

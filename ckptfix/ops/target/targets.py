@@ -69,7 +69,7 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         from ckptfix.ops.target.model import rows_of
 
         return ExpectedModel(text, _slots(rows_of(text, LIVE[text])))
-    if _FACTORY.fullmatch(text) and not found_as(text):
+    if is_factory(text):
         return _model(text, allow_import)
     if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not INDEX.search(text):
         return _keys_file(text, at)
@@ -79,6 +79,11 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         if error.choices:
             error.choose_with({"like_at": error.choices[0]})
         raise
+
+
+def is_factory(text: str) -> bool:
+    """Return whether a target is named as ``module:factory``, and not a file."""
+    return _FACTORY.fullmatch(text) is not None and not found_as(text)
 
 
 def of_checkpoint(

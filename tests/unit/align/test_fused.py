@@ -141,6 +141,35 @@ def test_square_experts_lie_as_gate_and_up_do(turned: bool) -> None:
         assert complete and [row.count("transpose") for row in rows] == [turned, turned]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_square_gate_and_up_lie_as_the_way_down_does(turned: bool) -> None:
+    """Sizes of OLMoE: gate and up together are as high as wide."""
+    half = D // 2
+    down = (3, half, D) if turned else (3, D, half)
+    one = layered({"moe.experts.gate_up_proj": (3, D, D), "moe.experts.down_proj": down})
+    parts = {"gate_proj": (half, D), "up_proj": (half, D), "down_proj": (D, half)}
+    other = layered({f"moe.experts.{e}.{name}.weight": shape for e in range(3) for name, shape in parts.items()})
+    for sides in ((one, other), (other, one)):
+        complete, operations, rows = found(*sides)
+        assert complete and not operations.questions
+        assert [row.count("transpose") for row in rows] == [turned, turned]
+
+
+def test_a_question_about_every_layer_comes_once() -> None:
+    one = layered({"attn.wqkv.weight": (3 * D, D)}, count=4)
+    _, operations, _ = found(one, layered(split("wq", "wk", "wv"), count=4))
+    assert len(operations.questions) == 1
+
+
+def test_gate_and_up_are_split_into_the_parts_of_litgpt() -> None:
+    """Phi-3 to LitGPT, as by way of the names of LLaMA."""
+    one = layered({"mlp.gate_up_proj.weight": (2 * H, D), "mlp.down_proj.weight": (D, H)})
+    other = layered({"mlp.fc_1.weight": (H, D), "mlp.fc_2.weight": (H, D), "mlp.proj.weight": (D, H)}, "transformer.h")
+    for sides, verb in (((one, other), "split"), ((other, one), "concat")):
+        complete, _, rows = found(*sides)
+        assert complete and len(rows) == 1 and rows[0].endswith(f"| {verb}") and "{fc_1,fc_2}" in rows[0]
+
+
 META: Shapes = {
     "tok_embeddings.weight": (20, D),
     **layered({"attention.wq.weight": (D, D), "attention.wk.weight": (D // 2, D), "attention.wv.weight": (D // 2, D),
