@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import (
     NOWHERE,
@@ -24,6 +24,7 @@ from ckptfix.checkpoint.quantization import (
     recognised,
 )
 from ckptfix.commands import word
+from ckptfix.elements.reader import why_no_numbers
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.formats import open_checkpoint, signs
 from ckptfix.io.source import found_as, is_local, open_source
@@ -133,6 +134,37 @@ def described(name: str, role: Role, weight: Quantized) -> str:
         return f"codes of a quantized weight, {weight.label}"
     of = "" if weight.codes is None else f" of {weight.codes}"
     return f"the {role}{of}, {weight.label}"
+
+
+_PACKED: frozenset[Role] = frozenset({"scale", "zero point", "second scale"})
+"""Roles of companions that are codes too if they are not floats: exponents, packed zeros, quantized scales."""
+
+
+def codes_of(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the tensors whose elements are codes and not numbers: address -> its description."""
+    return checkpoint.once(_codes)
+
+
+def _codes(checkpoint: Checkpoint) -> dict[str, str]:
+    roles = quantization_of(checkpoint).roles
+    if not roles:
+        return {}
+    dtype_of = {entry.name: entry.dtype for entry in checkpoint.entries if entry.name in roles}
+    return {
+        name: described(name, role, weight)
+        for name, (role, weight) in roles.items()
+        if role == "codes" or (role in _PACKED and not _is_float(dtype_of.get(name, "")))
+    }
+
+
+def _is_float(dtype: str) -> bool:
+    row = dtypes.find(dtype)
+    return row is not None and row.family == "float"
+
+
+def no_numbers(checkpoint: Checkpoint, entry: TensorEntry) -> str | None:
+    """Return why a tensor has no numbers to compute with, such as that they are codes; None if it has."""
+    return why_no_numbers(entry) or codes_of(checkpoint).get(entry.name)
 
 
 def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) -> None:

@@ -15,6 +15,7 @@ from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
+from ckptfix.ops.quantized import codes_of
 from ckptfix.pickles.collector import gc_paused
 
 __all__ = ["DiffResult", "diff"]
@@ -67,7 +68,8 @@ def diff(
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
-    tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
+    codes = codes_of(a), codes_of(b)
+    tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated, codes)
     renamed: list[RenamedTensors] = []
     ambiguous: list[Group] = []
     values: list[ValueChange] = []
@@ -119,6 +121,7 @@ def diff(
             only_b=tuple(entry for entry in rest_b if id(entry) not in taken),
             byteorders=tensors.byteorders,
             files=(*a.files, *b.files),
+            codes=codes,
         ),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -132,6 +132,7 @@ class ComparedEntries:
         only_a, only_b: those without a counterpart.
         byteorders: of A and B.
         files: the files that the checkpoints were read from.
+        codes: address -> description of the tensors of A, and of B, whose elements are codes and not numbers.
     """
 
     compared: tuple[Compared, ...] = ()
@@ -139,6 +140,7 @@ class ComparedEntries:
     only_b: tuple[TensorEntry, ...] = ()
     byteorders: tuple[str, str] = ("little", "little")
     files: tuple[FileVersion, ...] = ()
+    codes: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.elements.moments import ElementMoments
-from ckptfix.elements.reader import Content, content, reduced, tensor_id, why_no_numbers
+from ckptfix.elements.reader import Content, content, reduced, tensor_id
 from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -19,7 +19,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
-from ckptfix.ops import choose
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
 from ckptfix.pickles.collector import gc_paused
@@ -178,7 +178,7 @@ def stats(
         with about(checkpoint.path):
             unused = typed.unmatched(globs.unused(), names, kind="glob", allow=allow_unmatched)
     found = _computed(checkpoint, entries, progress)
-    rows = tuple(_row(entry, found) for entry in entries)
+    rows = tuple(_row(checkpoint, entry, found) for entry in entries)
     groups: dict[str, list[tuple[object, TensorStats]]] = {}
     placed = [(tensor_id(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
@@ -214,9 +214,9 @@ def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorS
     return TensorStats(name, None, None, len(members), both if both.elements else None)
 
 
-def _row(entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
+def _row(checkpoint: Checkpoint, entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
     made = found.get(tensor_id(entry))
-    reason = None if made is not None else why_no_numbers(entry) or "the file does not hold its data"
+    reason = None if made is not None else quantized.no_numbers(checkpoint, entry) or "the file does not hold its data"
     return TensorStats(entry.name, entry.dtype, entry.shape, 1, made, reason)
 
 
@@ -225,7 +225,7 @@ def _computed(
 ) -> dict[object, ElementMoments]:
     places: dict[object, Content] = {}
     for entry in entries:
-        if why_no_numbers(entry) is None:
+        if quantized.no_numbers(checkpoint, entry) is None:
             with suppress(Unsupported):
                 places[tensor_id(entry)] = content(entry, checkpoint.byteorder)
     return reduced(places, ElementMoments, progress)
