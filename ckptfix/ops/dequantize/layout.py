@@ -334,14 +334,21 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
     return Derived(total, chunks if total else tuple, f"dequantized to {to}", sources)
 
 
-def plain(layout: Layout, parts: Parts, tensors: Sequence[TensorEntry], to: str | None) -> TensorEntry:
-    """Return the plain weight as a tensor, in the dtype `to`, or in that of the scheme's own code."""
+def plain(
+    layout: Layout, parts: Parts, tensors: Sequence[TensorEntry], to: str | None, storage: Storage | None = None
+) -> TensorEntry:
+    """Return the plain weight as a tensor, in the dtype `to`, or in that of the scheme's own code.
+
+    Args:
+        storage: of a weight that is computed from the same tensors.
+    """
     dtype = to or layout.dtype
     codes = parts.codes
-    storage = codes.storage
-    assert storage is not None
-    data = stream(layout, tensors, dtype)
-    made = Storage(storage.key, dtype, data.length, storage.location, data)
+    made = storage
+    if made is None:
+        assert codes.storage is not None
+        data = stream(layout, tensors, dtype)
+        made = Storage(codes.storage.key, dtype, data.length, codes.storage.location, data)
     return TensorEntry(
         layout.key,
         codes.at,

@@ -586,3 +586,21 @@ def test_inspect_and_doctor_state_bits_groups_and_parameters(tmp_path: Path) -> 
     (note,) = [one for one in ckptfix.doctor(source).findings if one.id == "quantized"]
     assert "4 bits, groups of 32" in note.message and note.where == "m.qweight"
     assert ckptfix.inspect(source).as_dict()["quantized"] == [row.as_dict()]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_weights_are_tied_if_codes_and_scales_are_the_same(tmp_path: Path, suffix: str) -> None:
+    """Codes that are views of one storage, as in a flat buffer, are different weights."""
+    flat = torch.randn(128, 64).to(FP8)
+    state = {"a.weight": flat[:64], "b.weight": flat[64:], "c.weight": flat[:64], "d.weight": flat[:64],
+             "e.bias": flat[:64].view(torch.uint8)[:4]}  # fmt: skip
+    scales = {f"{name}.weight_scale": torch.rand(64, 1) for name in "abd"}
+    scales["c.weight_scale"] = scales["a.weight_scale"]
+    torch.save({**state, **scales}, tmp_path / "in.pth")
+    ckptfix.convert(tmp_path / "in.pth", tmp_path / f"out.{suffix}", dequantize=True, dtype="fp32")
+    found = ckptfix.load_state_dict(tmp_path / f"out.{suffix}")
+    for name in "abcd":
+        same(found[f"{name}.weight"], state[f"{name}.weight"].float() * scales[f"{name}.weight_scale"])
+    same(found["e.bias"], state["e.bias"])
+    places = {name: found[f"{name}.weight"].data_ptr() for name in "abcd"}
+    assert places["a"] == places["c"] and len(set(places.values())) == 3
