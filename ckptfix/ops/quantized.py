@@ -26,7 +26,7 @@ from ckptfix.checkpoint.quantization import (
 from ckptfix.commands import word
 from ckptfix.elements.reader import why_no_numbers
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.formats import open_checkpoint, signs
+from ckptfix.formats import format_of, open_checkpoint, signs
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
 
@@ -150,11 +150,13 @@ def _codes(checkpoint: Checkpoint) -> dict[str, str]:
     if not roles:
         return {}
     dtype_of = {entry.name: entry.dtype for entry in checkpoint.entries if entry.name in roles}
-    return {
+    found = {
         name: described(name, role, weight)
         for name, (role, weight) in roles.items()
         if role == "codes" or (role in _PACKED and not _is_float(dtype_of.get(name, "")))
     }
+    tied = format_of(checkpoint).ties(checkpoint)
+    return found | {name: found[base] for name, base in tied.items() if base in found}
 
 
 def _is_float(dtype: str) -> bool:

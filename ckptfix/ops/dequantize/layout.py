@@ -298,15 +298,16 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     return made.tobytes()
 
 
-def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
+def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel: bool = True) -> Derived:
     """Return the bytes of the plain weight in the dtype `to`, computed when they are read.
 
     Args:
         tensors: all tensors that it is computed from.
+        parallel: compute on threads; otherwise in the thread that reads the bytes.
     """
     item = dtypes.by_name(to).itemsize
     total = layout.numel * item
-    step = max(TASK // max(layout.width, 1), 1)
+    step = max((TASK if parallel else TASK // 4) // max(layout.width, 1), 1)
     step = max(step // layout.step, 1) * layout.step
 
     def block(readers: Tensors, first: int) -> bytes:
@@ -318,9 +319,11 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
         try:
             call = partial(block, readers)
             firsts = range(0, layout.rows, step)
-            if len(firsts) < 2:
+            if len(firsts) < 2 or not parallel:
                 for first in firsts:
-                    yield call(first)[:left]
+                    chunk = call(first)[:left]
+                    left -= len(chunk)
+                    yield chunk
                 return
             keep_freed_memory()
             with closing(Workers(AHEAD).run(call, firsts)) as made:
@@ -335,19 +338,26 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
 
 
 def plain(
-    layout: Layout, parts: Parts, tensors: Sequence[TensorEntry], to: str | None, storage: Storage | None = None
+    layout: Layout,
+    parts: Parts,
+    tensors: Sequence[TensorEntry],
+    to: str | None,
+    storage: Storage | None = None,
+    *,
+    parallel: bool = True,
 ) -> TensorEntry:
     """Return the plain weight as a tensor, in the dtype `to`, or in that of the scheme's own code.
 
     Args:
         storage: of a weight that is computed from the same tensors.
+        parallel: compute on threads.
     """
     dtype = to or layout.dtype
     codes = parts.codes
     made = storage
     if made is None:
         assert codes.storage is not None
-        data = stream(layout, tensors, dtype)
+        data = stream(layout, tensors, dtype, parallel=parallel)
         made = Storage(codes.storage.key, dtype, data.length, codes.storage.location, data)
     return TensorEntry(
         layout.key,

@@ -11,8 +11,9 @@ from ckptfix.checkpoint import Checkpoint, Drop, Edit, OutputFile, Put, Rename, 
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import Quantized
 from ckptfix.errors import KeyConflict, Refused
+from ckptfix.formats import format_of
 from ckptfix.ops import quantized
-from ckptfix.ops.audit.promise import Promise
+from ckptfix.ops.audit.promise import Promise, listed
 from ckptfix.ops.dequantize.layout import Layout, Parts, plain
 from ckptfix.ops.dequantize.own import own_tensors
 from ckptfix.ops.dequantize.settings import OTHERS, Settings, settings_of, without
@@ -222,16 +223,30 @@ def _is_at(name: str, at: str) -> bool:
     return name.startswith(join(at, "")) if at else True
 
 
-def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -> Dequantization:
+def with_ties(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint that lists the tensors under every key, also those that metadata ties to another."""
+    entries = tuple(listed(checkpoint))
+    if len(entries) == len(checkpoint.entries):
+        return checkpoint
+    tied = format_of(checkpoint).ties(checkpoint)
+    kept = {key: value for key, value in checkpoint.metadata.items() if key not in tied}
+    return replace(checkpoint, load_entries=lambda: entries, metadata=kept)
+
+
+def dequantized(
+    checkpoint: Checkpoint, to: str | None, at: str | None = None, *, parallel: bool = True
+) -> Dequantization:
     """Plan plain weights instead of all quantized ones.
 
     Args:
         to: their dtype; that of each scheme's own code by default.
         at: address of the only state dict to change.
+        parallel: compute each weight on threads.
 
     Raises:
         Refused: there are none, or one of them cannot be computed.
     """
+    checkpoint = with_ties(checkpoint)
     settings = settings_of(checkpoint)
     optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
     whole = own_tensors(entry for entry in checkpoint.entries if entry.at not in optimizer)
@@ -252,7 +267,7 @@ def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -
     for row in weights:
         # Weights are tied if they are computed from the same tensors, and not if only their codes share a storage.
         place = (row.layout.shape, *(same_place(entry) or entry.name for entry in row.used))
-        put = plain(row.layout, row.parts, row.used, to, shared.get(place))
+        put = plain(row.layout, row.parts, row.used, to, shared.get(place), parallel=parallel)
         assert put.storage is not None
         if place not in shared:
             storage = put.storage

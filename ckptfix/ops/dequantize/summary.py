@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, same_place
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -80,6 +80,8 @@ def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
 
     settings = settings_of(checkpoint)
     elements = {entry.name: entry.numel for entry in checkpoint.entries}
+    places = {entry.name: same_place(entry) or entry.name for entry in checkpoint.entries}
+    seen: set[object] = set()
     rows: dict[tuple[str, str], QuantizedWeights] = {}
     for weight in quantization.weights:
         layout = _layout(checkpoint, weight, settings)
@@ -91,11 +93,14 @@ def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
                 group = layout.group or None
                 row = replace(row, bits=layout.bits, group=group, parameters=0, described=how)
         count = row.parameters
+        place = tuple(places.get(name) for name in weight.names)
+        first = place not in seen  # Tied weights are counted as weights, and their parameters once.
+        seen.add(place)
         rows[weight.label, how] = replace(
             row,
             weights=row.weights + 1,
-            elements=row.elements + sum(elements.get(name, 0) for name in weight.names),
-            parameters=None if count is None or layout is None else count + layout.numel,
+            elements=row.elements + first * sum(elements.get(name, 0) for name in weight.names),
+            parameters=None if count is None or layout is None else count + first * layout.numel,
         )
     return tuple(rows.values())
 

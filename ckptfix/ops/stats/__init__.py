@@ -19,6 +19,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
+from ckptfix.names.layers import layer_of
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
@@ -145,6 +146,7 @@ def stats(
     by_layer: bool = False,
     depth: int | None = None,
     allow_unmatched: bool = False,
+    dequantized: bool = False,
     progress: Progress | None = None,
 ) -> Statistics:
     """Compute min, max, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
@@ -158,6 +160,7 @@ def stats(
         by_layer: join the tensors of each numbered layer, and of each module without a number.
         depth: join tensors whose names begin with the same components, this many of them.
         allow_unmatched: a glob that matches nothing is a finding, not an error.
+        dequantized: read the plain weights of a quantized model instead of its codes and scales.
 
     Raises:
         WouldLoseData: a tensor cannot be read as it was written.
@@ -165,6 +168,10 @@ def stats(
         CkptfixError: the file cannot be read.
     """
     checkpoint = open_checkpoint(path)
+    if dequantized:
+        from ckptfix.ops.dequantize.view import as_plain
+
+        (checkpoint,) = as_plain(checkpoint)
     globs = Globs(filter)
     unused: tuple[Finding, ...] = ()
     entries = listed(checkpoint)
@@ -183,7 +190,7 @@ def stats(
     placed = [(tensor_id(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
         for entry, member in zip(entries, placed, strict=True):
-            groups.setdefault(_group(entry, depth), []).append(member)
+            groups.setdefault(address.join(entry.at, layer_of(entry.key, depth)), []).append(member)
     return Statistics(
         path=checkpoint.path,
         rows=rows,
@@ -191,18 +198,6 @@ def stats(
         total=_joined("", placed),
         findings=(*unused, *(choose.remarks(checkpoint) if at is None else ())),
     )
-
-
-def _group(entry: TensorEntry, depth: int | None) -> str:
-    """Return the part of a name that its group shares: `depth` components, or those up to the first number."""
-    parts = entry.key.split(".")
-    module = parts[:-1] or parts
-    if depth is not None:
-        module = module[:depth]
-    else:
-        first = next((index for index, part in enumerate(module) if part.isdecimal()), None)
-        module = module if first is None else module[: first + 1]
-    return address.join(entry.at, ".".join(module))
 
 
 def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorStats:

@@ -604,3 +604,22 @@ def test_weights_are_tied_if_codes_and_scales_are_the_same(tmp_path: Path, suffi
     same(found["e.bias"], state["e.bias"])
     places = {name: found[f"{name}.weight"].data_ptr() for name in "abcd"}
     assert places["a"] == places["c"] and len(set(places.values())) == 3
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_ties_that_metadata_states_are_dequantized_too(tmp_path: Path, suffix: str) -> None:
+    codes, scale = torch.randn(64, 32).to(FP8), torch.rand(64, 1)
+    state = {name: {"weight": codes, "weight_scale": scale}[name[2:]]
+             for name in ("a.weight", "a.weight_scale", "b.weight", "b.weight_scale")}  # fmt: skip
+    torch.save({**state, "n.bias": torch.ones(3)}, tmp_path / "in.pth")
+    ckptfix.convert(tmp_path / "in.pth", tmp_path / "in.safetensors")
+    assert set(safetensors.torch.load_file(tmp_path / "in.safetensors")) == {"a.weight", "a.weight_scale", "n.bias"}
+    for source in ("in.pth", "in.safetensors"):
+        assert ckptfix.inspect(tmp_path / source).plain_parameters == 64 * 32 + 3
+        rows = {row.name: row.moments for row in ckptfix.stats(tmp_path / source).rows}
+        assert rows["a.weight"] is rows["b.weight"] is None
+        ckptfix.convert(tmp_path / source, tmp_path / f"out.{suffix}", dequantize=True, dtype="fp32", force=True)
+        found = ckptfix.load_state_dict(tmp_path / f"out.{suffix}")
+        assert sorted(found) == ["a.weight", "b.weight", "n.bias"]
+        same(found["a.weight"], codes.float() * scale)
+        assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()
