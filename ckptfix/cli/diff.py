@@ -11,7 +11,7 @@ import click
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole
-from ckptfix.cli.shared.options import allow_unmatched_option
+from ckptfix.cli.shared.options import allow_unmatched_option, dequantized_option
 from ckptfix.cli.shared.terminal_width import wrapped
 from ckptfix.errors import printable
 from ckptfix.io.source import shares_open_files
@@ -20,7 +20,7 @@ from ckptfix.ops import diff
 if TYPE_CHECKING:
     from ckptfix.cli.shared.colors import Meaning
     from ckptfix.elements.pair_sums import ValueDiff
-    from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
+    from ckptfix.ops.diff.result import DiffResult, LayerDiff, NamePair, OneSided, TensorChange
 
 ROWS = 20
 """Rows per list shown on a terminal, unless --limit changes that."""
@@ -59,6 +59,8 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         callback=_one_or_two,
         help="Compare the state dicts at this address. Give it twice for different addresses in A and B.",
     ),
+    dequantized_option(),
+    click.Option(["--by-layer"], is_flag=True, help="Show the differences of each layer, not of each tensor."),
     click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
     click.Option(
         ["--limit"],
@@ -123,7 +125,10 @@ def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[Line]:
     yield from _table(
         "Properties", ["name", "property", "A", "B"], _properties(result.changed, bool(limit)), limit, width
     )
-    yield from _values("Values", result.changed, limit, width)
+    if result.layers:
+        yield from _layers(result.layers, limit, width)
+    else:
+        yield from _values("Values", result.changed, limit, width)
     yield from _values("Different bytes, equal values", result.close, limit, width)
     shared = [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]
     yield from _table("Storage shared on one side only", ["in", "names"], shared, limit, width)
@@ -183,9 +188,17 @@ def _properties(changes: Sequence[TensorChange], grouped: bool) -> Iterator[tupl
 
 
 def _values(title: str, changes: Sequence[TensorChange], limit: int, width: int) -> Iterator[Line]:
-    headers = ["name", "differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note"]
     rows = [(_name(row), *_statistics(row.values)) for row in changes if row.values is not None]
-    yield from _table(title, headers, rows, limit, width, right=range(1, 6))
+    yield from _table(title, ["name", *_STATISTICS], rows, limit, width, right=range(1, 6))
+
+
+def _layers(layers: Sequence[LayerDiff], limit: int, width: int) -> Iterator[Line]:
+    rows = [(row.name, f"{row.tensors:,}", *_statistics(row.values)) for row in layers]
+    headers = ["layer", "tensors", *_STATISTICS]
+    yield from _table("Values by layer", headers, rows, limit, width, right=range(1, 7))
+
+
+_STATISTICS = ("differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note")
 
 
 def _statistics(values: ValueDiff) -> tuple[str, ...]:

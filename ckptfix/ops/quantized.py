@@ -26,9 +26,12 @@ from ckptfix.checkpoint.quantization import (
 from ckptfix.commands import word
 from ckptfix.elements.reader import why_no_numbers
 from ckptfix.errors import CkptfixError, Refused
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
 from ckptfix.formats import format_of, open_checkpoint, signs
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
+from ckptfix.words import plural
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
@@ -150,13 +153,13 @@ def _codes(checkpoint: Checkpoint) -> dict[str, str]:
     if not roles:
         return {}
     dtype_of = {entry.name: entry.dtype for entry in checkpoint.entries if entry.name in roles}
-    found = {
+    made = {
         name: described(name, role, weight)
         for name, (role, weight) in roles.items()
         if role == "codes" or (role in _PACKED and not _is_float(dtype_of.get(name, "")))
     }
     tied = format_of(checkpoint).ties(checkpoint)
-    return found | {name: found[base] for name, base in tied.items() if base in found}
+    return made | {name: made[base] for name, base in tied.items() if base in made}
 
 
 def _is_float(dtype: str) -> bool:
@@ -167,6 +170,15 @@ def _is_float(dtype: str) -> bool:
 def no_numbers(checkpoint: Checkpoint, entry: TensorEntry) -> str | None:
     """Return why a tensor has no numbers to compute with, such as that they are codes; None if it has."""
     return why_no_numbers(entry) or codes_of(checkpoint).get(entry.name)
+
+
+def codes_note(names: Collection[str]) -> tuple[Finding, ...]:
+    """Return a note that some tensors, at these addresses, hold codes; nothing for no tensors."""
+    if not names:
+        return ()
+    hold = "holds" if len(names) == 1 else "hold"
+    message = f"{plural(len(names), 'tensor')} {hold} codes of quantized weights, not numbers"
+    return (found("quantized", message, where=next(iter(names)), fix="--dequantized computes the weights"),)
 
 
 def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) -> None:

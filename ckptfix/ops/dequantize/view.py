@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import overload
 
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import Refused, about
 from ckptfix.ops import quantized
 from ckptfix.ops.dequantize.own import own_tensors
 from ckptfix.ops.dequantize.plan import dequantized, with_ties
+
+
+@overload
+def as_plain(one: Checkpoint, /) -> tuple[Checkpoint]: ...
+
+
+@overload
+def as_plain(one: Checkpoint, other: Checkpoint, /) -> tuple[Checkpoint, Checkpoint]: ...
+
+
+@overload
+def as_plain(*checkpoints: Checkpoint) -> tuple[Checkpoint, ...]: ...
 
 
 def as_plain(*checkpoints: Checkpoint) -> tuple[Checkpoint, ...]:

@@ -32,6 +32,8 @@ def diff(
     strip: Sequence[str] | str = (),
     quick: bool = False,
     at: str | tuple[str, str] | None = None,
+    dequantized: bool = False,
+    by_layer: bool = False,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare two checkpoints of any formats; see `DiffResult`.
@@ -44,6 +46,8 @@ def diff(
         strip: prefixes to remove on both sides before keys are matched.
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
+        dequantized: compare the plain weights of a quantized model, on either side, instead of codes and scales.
+        by_layer: also join the differences of the tensors of each numbered layer, and of each module without a number.
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`, or `filter` matches nothing.
@@ -53,9 +57,13 @@ def diff(
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if not 0 <= tolerance < math.inf:
             raise Refused(f"{name} is {tolerance}, but must be a number of at least 0")
+    both = open_checkpoint(a), open_checkpoint(b)
+    if dequantized:
+        from ckptfix.ops.dequantize.view import as_plain
+
+        both = as_plain(*both)
     return compared(
-        open_checkpoint(a),
-        open_checkpoint(b),
+        *both,
         keys_only=keys_only,
         rtol=rtol,
         atol=atol,
@@ -64,5 +72,6 @@ def diff(
         strip=(strip,) if isinstance(strip, str) else strip,
         quick=quick,
         at=at,
+        by_layer=by_layer,
         progress=progress,
     )

@@ -14,8 +14,8 @@ from ckptfix.ops.diff.content import Group, RenamedTensors, find_renamed
 from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
-from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
-from ckptfix.ops.quantized import codes_of
+from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, layers, sharing
+from ckptfix.ops.quantized import codes_note, codes_of
 from ckptfix.pickles.collector import gc_paused
 
 __all__ = ["DiffResult", "diff"]
@@ -37,6 +37,7 @@ def diff(
     strip: Sequence[str] = (),
     quick: bool = False,
     at: At = None,
+    by_layer: bool = False,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `a` with `b`: keys, properties, elements, and the values that are not tensors.
@@ -52,6 +53,7 @@ def diff(
         quick: tensors that fill a storage count as equal where size and the stated CRC-32 are.
         at: compare only the state dict at this address; one for both (a file without it uses its main state dict)
             or one each.
+        by_layer: join the differences of each layer, which reads equal tensors again for their norms.
         progress: called with the bytes compared and the bytes in all, of one side.
 
     Raises:
@@ -79,7 +81,7 @@ def diff(
         add(pair.a, pair.b, "wrapper" if pair.wrapped else "name")
     if not keys_only:
         with Readers() as readers:
-            tensors.run(readers, progress)
+            tensors.run(readers, progress, norms=by_layer)
             renamed, ambiguous = find_renamed(a, b, rest_a, rest_b, readers, trust_crc=quick)
         for found in renamed:
             tensors.add_equal(found.a, found.b)
@@ -87,6 +89,9 @@ def diff(
     if filter is not None and not (matched or rest_a or rest_b or total):
         keys = [entry.key for entry in (*a.entries, *b.entries)]
         notes += typed.unmatched([filter], keys, kind="glob", allow=allow_unmatched)
+    changed = tuple(row.change() for row in tensors.rows if row.differs)
+    held = {row.name_a: None for row in changed if row.values and (row.name_a in codes[0] or row.name_b in codes[1])}
+    notes += codes_note(held)
     pairs = [(pair.a, pair.b) for pair in matched] + [(found.a, found.b) for found in renamed]
     taken = {id(entry) for found in renamed for entry in (found.a, found.b)}
     return DiffResult(
@@ -103,10 +108,11 @@ def diff(
         wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),
         renamed=tuple(NamePair(found.a.name, found.b.name, found.of_several) for found in renamed),
         ambiguous=tuple(Ambiguous(_names(group_a), _names(group_b)) for group_a, group_b in ambiguous),
-        changed=tuple(row.change() for row in tensors.rows if row.differs),
+        changed=changed,
         close=tuple(row.change() for row in tensors.rows if row.is_close),
         sharing=() if keys_only or "sharing" in unstated else tuple(sharing(pairs)),
         values=tuple(values),
+        layers=tuple(layers(tensors.rows)) if by_layer and not keys_only else (),
         unread=(*_unread(side_a), *_unread(side_b)),
         counts=Counts(
             matched=len(matched),

@@ -96,6 +96,15 @@ class TensorChange:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerDiff:
+    """The differences between all elements of a layer; `tensors` counts those with arithmetic."""
+
+    name: str
+    tensors: int
+    values: ValueDiff
+
+
+@dataclass(frozen=True, slots=True)
 class Sharing:
     """Tensors that share one storage in the file `side` but not in the other; `names` are those in that file."""
 
@@ -181,6 +190,7 @@ class DiffResult:
         values: values that are not tensors and differ.
         unread: tensors of either file that could not be read; the files then count as different.
         counts: how much was compared.
+        layers: the layers with different elements, if `diff` was called with `by_layer`.
         modules: whole pickled modules that were compared as their state dicts.
         notes: for each side, whether the choice of its main state dict is in doubt (`choose.remarks`); no difference.
         tensors: all that took part, equal ones too; not in the JSON.
@@ -203,6 +213,7 @@ class DiffResult:
     values: tuple[ValueChange, ...]
     unread: tuple[Finding, ...]
     counts: Counts
+    layers: tuple[LayerDiff, ...] = ()
     modules: tuple[ModuleRead, ...] = ()
     notes: tuple[Finding, ...] = ()
     tensors: ComparedEntries = field(default=ComparedEntries(), compare=False)

@@ -196,7 +196,11 @@ def stats(
         rows=rows,
         groups=tuple(_joined(name, members) for name, members in groups.items()),
         total=_joined("", placed),
-        findings=(*unused, *(choose.remarks(checkpoint) if at is None else ())),
+        findings=(
+            *unused,
+            *(choose.remarks(checkpoint) if at is None else ()),
+            *quantized.codes_note([row.name for row in rows if row.name in quantized.codes_of(checkpoint)]),
+        ),
     )
 
 
