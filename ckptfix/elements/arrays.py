@@ -154,7 +154,7 @@ def rounded(numbers: Elements, target: str, into: Elements) -> None:
     kind = _kind(target)
     near = numbers if target == "float64" else numbers.astype(numpy.float32, copy=False)
     if kind.itemsize == 1:
-        into[...] = _in_eight_bits(near, target)
+        into[...] = _in_eight_bits(near, target).reshape(near.shape)
     else:
         numpy.copyto(into.view(kind), near, casting="unsafe")
 
