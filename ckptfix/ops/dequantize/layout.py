@@ -27,6 +27,7 @@ from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
 from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.settings import Settings
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,11 +178,12 @@ class Layout:
     @property
     def described(self) -> str:
         """Its bits and its group in words."""
+        bits = plural(self.bits, "bit")
         if not self.group:
-            return f"{self.bits} bits, a scale for the tensor"
+            return f"{bits}, a scale for the tensor"
         if all(size == 1 for size in self.group[:-1]):
-            return f"{self.bits} bits, groups of {self.group[-1]:,}"
-        return f"{self.bits} bits, blocks of {' x '.join(map(str, self.group))}"
+            return f"{bits}, groups of {self.group[-1]:,}"
+        return f"{bits}, blocks of {' x '.join(map(str, self.group))}"
 
 
 class Parts:
@@ -333,7 +335,8 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel:
         finally:
             readers.close()
 
-    sources = tuple(place for entry in tensors for place in read_from(row_major(entry, "little")))
+    own = (entry for entry in tensors if entry.storage is not None)
+    sources = tuple(place for entry in own for place in read_from(row_major(entry, "little")))
     return Derived(total, chunks if total else tuple, f"dequantized to {to}", sources)
 
 
@@ -356,9 +359,9 @@ def plain(
     codes = parts.codes
     made = storage
     if made is None:
-        assert codes.storage is not None
+        first = next(entry.storage for entry in tensors if entry.storage is not None)
         data = stream(layout, tensors, dtype, parallel=parallel)
-        made = Storage(codes.storage.key, dtype, data.length, codes.storage.location, data)
+        made = Storage(first.key, dtype, data.length, first.location, data)
     return TensorEntry(
         layout.key,
         codes.at,

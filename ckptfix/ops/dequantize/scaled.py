@@ -307,10 +307,11 @@ def int8(parts: Parts) -> Layout:
     scale = parts.first_scale
     dtype = scale.dtype if scale.dtype in MOST_FLOATS else _dtype(parts, scale)
     zero = parts.find("_zero_point")
-    return one_scale(parts, _signed, dtype, scale=scale, zero=zero)
+    return one_scale(parts, signed, dtype, scale=scale, zero=zero)
 
 
-def _signed(data: Array) -> Array:
+def signed(data: Array) -> Array:
+    """Return rows of bytes as signed integers, in float32."""
     import numpy
 
     return data.view(numpy.int8).astype(numpy.float32)
@@ -336,4 +337,4 @@ def bitsandbytes_int8(parts: Parts) -> Layout:
     if layout is not None and parts.checks and numbers(layout).any():
         hint = "save the model again with a bitsandbytes that writes rows (weight_format 0)"
         raise parts.wrong("the codes are in the order of a kernel (weight_format)", where=layout.name, hint=hint)
-    return one_scale(parts, _signed, "float32", after=after)
+    return one_scale(parts, signed, "float32", after=after)

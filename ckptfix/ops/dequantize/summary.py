@@ -55,7 +55,7 @@ class QuantizedWeights:
     @property
     def brief(self) -> str:
         """The scheme and its bits, for a column."""
-        return self.scheme if self.bits is None else f"{self.scheme}, {self.bits} bits"
+        return self.scheme if self.bits is None else f"{self.scheme}, {plural(self.bits, 'bit')}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
