@@ -212,11 +212,15 @@ class Parts:
         stem = codes.key[: len(codes.key) - len(weight.scheme.suffix)]
         names = {name for _, name in weight.companions}
         self._beside: dict[str, TensorEntry] = {}
+        self.stem = stem
         for companion in weight.scheme.companions:
             entry = beside.get(companion.name(stem))
             if entry is not None and entry.name in names:
                 self._beside.setdefault(companion.suffix, entry)
-        self.stem = stem
+            elif entry is not None and companion.role != "activation scale":
+                # The weight would be computed without it, and be wrong.
+                shape = f"{entry.dtype} with the shape {list(entry.shape)}"
+                raise self.wrong(f"its {companion.role} does not fit ({shape})", where=entry.name)
 
     def find(self, suffix: str) -> TensorEntry | None:
         """Return the companion with this suffix; None if the file lacks it."""

@@ -93,6 +93,8 @@ def quanto(parts: Parts) -> Layout:
         raise parts.wrong("codes of eight bits with a zero point are not known", where=extra.name)
     if codes.dtype == "uint8" or scale.dtype not in MOST_FLOATS:
         raise parts.wrong(f"codes of {codes.dtype} with a scale of {scale.dtype} are not known")
+    if math.prod(scale.shape) not in (1, *codes.shape[:1]):
+        raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(codes.shape)}")
     decode = signed if codes.dtype == "int8" else eight_bits(codes.dtype).take
     return one_scale(parts, decode, scale.dtype, scale=scale)
 
@@ -133,9 +135,9 @@ def hqq(parts: Parts) -> Layout:
     """
     codes, scale, zero = parts.codes, parts.need("scale", "scale"), parts.need("zero", "zero point")
     shape = tuple(int(size) for size in _numbers(parts, "shape"))
-    axis = int(_numbers(parts, "axis")[0])
+    axis = _number(parts, "axis")
     packing, dtype = _text(parts, "packing"), _text(parts, "compute_dtype").removeprefix("torch.")
-    if any(_numbers(parts, name)[0] for name in ("view_as_float", "quant_scale", "quant_zero")):
+    if any(_number(parts, name) for name in ("view_as_float", "quant_scale", "quant_zero")):
         raise parts.wrong("codes that are viewed as floats, and scales that are quantized too, are not known")
     if packing not in HQQ or dtype not in MOST_FLOATS or len(codes.shape) != 2:
         raise parts.wrong(f"the packing {packing} with the dtype {dtype} is not known")
@@ -164,9 +166,7 @@ def hqq(parts: Parts) -> Layout:
     def compute(round_: Round, data: Array, zeros: Array, scales: Array) -> Array:
         import numpy
 
-        made = round_(data.astype(numpy.float32) - zeros)
-        made = made * scales
-        return made
+        return round_(data.astype(numpy.float32) - zeros) * scales
 
     size = width if axis == 1 else rows
     return Layout(f"{parts.stem}weight", shape, dtype, bits, (1, size), rows, width, read, compute)
@@ -178,6 +178,13 @@ def _numbers(parts: Parts, name: str) -> list[int]:
         raise parts.wrong(f"the file does not state its {name} ({parts.stem}{name})")
     made: list[int] = numbers(entry).reshape(-1).tolist()
     return made
+
+
+def _number(parts: Parts, name: str) -> int:
+    found = _numbers(parts, name)
+    if len(found) != 1:
+        raise parts.wrong(f"its {name} is not one number", where=f"{parts.stem}{name}")
+    return int(found[0])
 
 
 def _text(parts: Parts, name: str) -> str:
