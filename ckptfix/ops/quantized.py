@@ -15,6 +15,7 @@ from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import (
     NOWHERE,
+    SUBCLASS,
     OtherShards,
     Quantization,
     Quantized,
@@ -179,6 +180,29 @@ def codes_note(names: Collection[str]) -> tuple[Finding, ...]:
     hold = "holds" if len(names) == 1 else "hold"
     message = f"{plural(len(names), 'tensor')} {hold} codes of quantized weights, not numbers"
     return (found("quantized", message, where=next(iter(names)), fix="--dequantized computes the weights"),)
+
+
+_LIBRARIES: tuple[tuple[str, str], ...] = (
+    ("fp8", "transformers or vLLM with fp8"),
+    ("nvfp4-modelopt", "vLLM or TensorRT-LLM (ModelOpt)"),
+    ("int4-modelopt", "vLLM or TensorRT-LLM (ModelOpt)"),
+    ("nvfp4", "compressed-tensors"), ("mxfp4-pack", "compressed-tensors"), ("mxfp8", "compressed-tensors"),
+    ("mxfp4", "transformers with kernels (gpt-oss)"), ("pack-quantized", "compressed-tensors"),
+    ("int8-scale", "compressed-tensors"), ("marlin-24", "compressed-tensors"), ("bitsandbytes", "bitsandbytes"),
+    ("gptq", "gptqmodel"), ("awq", "gptqmodel or autoawq"), ("torchao", "torchao"), ("quanto", "optimum-quanto"),
+    ("hqq", "hqq"), ("mlx", "mlx"), ("eetq", "eetq"), ("exl", "exllama"), ("aqlm", "aqlm"), ("vptq", "vptq"),
+    ("higgs", "flute-kernel"), ("spqr", "spqr_quant"), ("bitnet", "transformers with bitnet"),
+    ("nunchaku", "nunchaku"),
+)  # fmt: skip
+"""Beginning of the id of a scheme -> the library that loads its weights; the first one counts."""
+
+
+def library_of(weight: Quantized) -> str:
+    """Return the library that loads a quantized weight."""
+    if weight.scheme is SUBCLASS:
+        return weight.label.partition(" ")[0]
+    names = (name for start, name in _LIBRARIES if weight.scheme.id.startswith(start))
+    return next(names, "the library that quantized it")
 
 
 def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) -> None:

@@ -397,3 +397,48 @@ def test_a_shard_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     with patch("ckptfix.ops.quantized.open_checkpoint") as opened:
         assert not quantization_of(open_checkpoint(shard))
     assert not opened.called
+
+
+def _nf4() -> dict[str, torch.Tensor]:
+    about = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [16, 16]}
+    return {
+        "l.weight": torch.randint(0, 255, (128, 1), dtype=torch.uint8), "l.weight.absmax": torch.rand(4),
+        "l.weight.quant_map": torch.linspace(-1, 1, 16),
+        "l.weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8),
+    }  # fmt: skip
+
+
+HEAD = "RuntimeError: Error(s) in loading state_dict for Net:\n\t"
+UNEXPECTED = f'{HEAD}Unexpected key(s) in state_dict: "l.weight_scale_inv". '
+MISMATCH = (f"{HEAD}size mismatch for l.weight: copying a param with shape torch.Size([128, 1]) from checkpoint, "
+            "the shape in current model is torch.Size([16, 16]).")  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "error", "method", "library"), [
+    ({"l.weight": torch.ones(8, 8).to(FP8), "l.weight_scale_inv": torch.ones(1, 1)}, UNEXPECTED, "fp8", "fp8"),
+    (_nf4(), MISMATCH, "bitsandbytes", "bitsandbytes"),
+])  # fmt: skip
+def test_doctor_prints_the_command_that_helps_a_loader_without_the_scheme(
+    tmp_path: Path, state: dict[str, torch.Tensor], error: str, method: str, library: str
+) -> None:
+    source = written({**state, **BESIDE}, tmp_path / "in", "safetensors")
+    done = ckptfix.doctor(source, error=error)
+    (row,) = (finding for finding in done.findings if finding.id == "quantized-keys")
+    assert library in row.message and "config.json" in row.message and row.severity == "info"
+    assert done.fix is not None and "--dequantize" in done.fix
+    ckptfix.convert(source, tmp_path / "out.safetensors", dequantize=True)
+    found = ckptfix.load_state_dict(tmp_path / "out.safetensors")
+    assert found["l.weight"].shape == ((16, 16) if error == MISMATCH else (8, 8))
+    assert set(found) == {"l.weight", *BESIDE}
+    (source.parent / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+    (row,) = (one for one in ckptfix.doctor(source, error=error).findings if one.id == "quantized-keys")
+    assert f"names {method}" in row.message
+
+
+def test_doctor_prints_no_command_that_would_be_refused(tmp_path: Path) -> None:
+    (row,) = (row for row in FIXTURES if row.scheme == "eetq")
+    source = written({**row.tensors, **BESIDE}, tmp_path, "safetensors")
+    name = next(name for name in row.tensors if name.endswith("weight_scales"))
+    done = ckptfix.doctor(source, error=UNEXPECTED.replace("l.weight_scale_inv", name))
+    (finding,) = (one for one in done.findings if one.id == "quantized-keys")
+    assert "eetq" in finding.message and done.fix is None
