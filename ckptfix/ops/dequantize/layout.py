@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.quantization import Quantized
-from ckptfix.elements.arrays import Encoding, rounded
+from ckptfix.elements.arrays import Encoding, halves, rounded
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
-from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.settings import Settings
 from ckptfix.words import plural
 

@@ -21,8 +21,8 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
 from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
+from ckptfix.elements.arrays import halves
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
-from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 
