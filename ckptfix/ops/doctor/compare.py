@@ -211,7 +211,7 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
     seen = [own(name) for name in names.seen]
     over = dict.fromkeys([*map(own, names.unexpected), *(name for name in seen if name in shapes), *under])
     missing = dict.fromkeys([*map(own, names.missing), *(name for name in seen if name not in shapes)])
-    conflicts = tuple(replace(row, name=_in_file(own(row.name), shapes)) for row in names.conflicts)
+    conflicts = tuple(replace(row, name=_conflicting(row, own(row.name), shapes)) for row in names.conflicts)
     return MessageSide(
         at,
         shapes,
@@ -247,6 +247,13 @@ def _in_file(name: str, shapes: Mapping[str, Shape]) -> str:
     changes = (subs for change in library_names.CHANGES for subs in (change.forward, change.back))
     olds = (library_names.substituted(name, subs) for subs in changes)
     return next((old for old in olds if old in shapes), name)
+
+
+def _conflicting(row: ShapeConflict, name: str, shapes: Mapping[str, Shape]) -> str:
+    """Return the key of the file that a conflict is about; accelerate prints only its last component."""
+    short = "." not in row.name and row.name not in shapes
+    ends = (key for key, shape in shapes.items() if short and shape == row.saved and key.endswith(f".{row.name}"))
+    return next(ends, None) or _in_file(name, shapes)
 
 
 def _is_under(name: str, module: str) -> bool:
