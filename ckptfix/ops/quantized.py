@@ -25,7 +25,6 @@ from ckptfix.checkpoint.quantization import (
     recognised,
 )
 from ckptfix.commands import word
-from ckptfix.elements.reader import why_no_numbers
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -170,6 +169,9 @@ def _is_float(dtype: str) -> bool:
 
 def no_numbers(checkpoint: Checkpoint, entry: TensorEntry) -> str | None:
     """Return why a tensor has no numbers to compute with, such as that they are codes; None if it has."""
+    # Verbs that read no elements start faster without this import.
+    from ckptfix.elements.reader import why_no_numbers
+
     return why_no_numbers(entry) or codes_of(checkpoint).get(entry.name)
 
 

@@ -25,10 +25,9 @@ from ckptfix.names.operations import Operation
 from ckptfix.names.slots import Slot, is_transposed
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
-from ckptfix.ops.dequantize.summary import summary_of
-from ckptfix.ops.doctor import solve
+from ckptfix.ops.doctor import quantized_keys, solve
 from ckptfix.ops.doctor.groups import BESIDE, TOLD
-from ckptfix.ops.quantized import library_of, methods_of, quantization_of
+from ckptfix.ops.quantized import quantization_of
 from ckptfix.urls import as_path, folder_beside
 from ckptfix.words import plural, some
 
@@ -190,7 +189,7 @@ def _findings(answer: _Answer, at: str, where: str) -> Iterator[Finding]:
 
 
 _NOTES = frozenset({"training-checkpoint", "quantized-keys"})
-"""Findings that are no error of the file, although a command helps."""
+"""Findings that do not count as errors of the file, although a command helps."""
 
 
 def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
@@ -581,8 +580,8 @@ def _drop(
         return
     coded = [name for name in rest if _is_coded(checkpoint, side.at, name)]
     if coded:
-        answer.say("quantized-keys", f"these keys belong to quantized weights, whose scheme the loader must know: "
-                   f"{_keys(coded)}; {_needs(checkpoint)}", _dequantizing(checkpoint))  # fmt: skip
+        what = f"these keys belong to quantized weights, whose scheme the loader must know: {_keys(coded)}"
+        answer.say("quantized-keys", f"{what}; {quantized_keys.needs(checkpoint)}", quantized_keys.remedy(checkpoint))
         return
     unchanged = [name for name in side.shapes if current[name] == name]
     watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}
@@ -616,24 +615,6 @@ def _drop(
     hint = "" if weighty else ", which hold no weights"
     them = "it" if len(rest) == 1 else "them"
     answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {them} out")
-
-
-def _needs(checkpoint: Checkpoint) -> str:
-    """Return what a loader of quantized weights needs: a library, and settings in config.json."""
-    weight = quantization_of(checkpoint).weights[0]
-    library = library_of(weight)
-    methods = methods_of(checkpoint)
-    if methods:
-        return f"config.json names {', '.join(methods)}, so the loader needs {library}"
-    return f"the loader needs {library}, and quantization_config in config.json, which is not beside the file"
-
-
-def _dequantizing(checkpoint: Checkpoint) -> Fix:
-    """Return the command that writes plain weights, if all schemes of the file are computed."""
-    rows = summary_of(checkpoint)
-    if rows and all(row.parameters is not None for row in rows):
-        return step("convert", dequantize=True)
-    return "load it with the library that quantized it"
 
 
 def _is_coded(checkpoint: Checkpoint, at: str, name: str) -> bool:
@@ -730,7 +711,7 @@ def _say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: _Answer) -
     coded = [row for row in rows if _is_coded(checkpoint, side.at, row.name)]
     if coded:
         answer.say("quantized-keys", f"{_shapes(coded)}: the file has codes of quantized weights, and the model has "
-                   f"plain weights; {_needs(checkpoint)}", _dequantizing(checkpoint))  # fmt: skip
+                   f"plain weights; {quantized_keys.needs(checkpoint)}", quantized_keys.remedy(checkpoint))  # fmt: skip
     rows = [row for row in rows if row not in coded]
     for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
         rows = says(checkpoint, side, rows, answer)
