@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from ckptfix.loaders import ForeignObject as ForeignObject
     from ckptfix.loaders import LoadReport as LoadReport
     from ckptfix.loaders import OptimizerReport as OptimizerReport
+    from ckptfix.loaders import load as load
     from ckptfix.loaders import load_checkpoint as load_checkpoint
     from ckptfix.loaders import load_into as load_into
     from ckptfix.loaders import load_optimizer as load_optimizer
     from ckptfix.loaders import load_state_dict as load_state_dict
+    from ckptfix.loaders import save as save
     from ckptfix.ops.average import average as average
     from ckptfix.ops.cast import cast as cast
     from ckptfix.ops.convert import convert as convert
@@ -66,12 +68,14 @@ _HOMES = {
     "LoadMismatch": "errors",
     "LoadReport": "loaders",
     "OptimizerReport": "loaders",
+    "load": "loaders",
     "load_checkpoint": "loaders",
     "load_into": "loaders",
     "load_optimizer": "loaders",
     "load_state_dict": "loaders",
     "open_checkpoint": "formats",
     "recording": "ops.record",
+    "save": "loaders",
 }
 """Public name -> the module that defines it, imported on first use."""
 

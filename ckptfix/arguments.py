@@ -8,12 +8,56 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args, get_origin
 
 from ckptfix.errors import WrongType
 
+if TYPE_CHECKING:
+    import torch
+
+Model: TypeAlias = "torch.nn.Module | Mapping[str, Any]"
+"""A model, or a state dict, in memory."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def is_model(value: object) -> bool:
+    """Return whether `value` is a model or a state dict in memory."""
+    return isinstance(value, Mapping) or callable(getattr(value, "state_dict", None))
+
+
+LIVE: dict[str, object] = {}
+"""Name -> model or state dict in memory that a public function was called with, as long as the call lasts."""
+
+
+def takes_model(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap `function` so that its argument `like` may be a model or a state dict in memory.
+
+    Inside, the argument is a name, which commands, reports and `targets.read` treat like that of a file.
+    """
+
+    @wraps(function)
+    def taken(*args: P.args, **kwargs: P.kwargs) -> R:
+        order, _ = _wanted(function)
+        words: list[Any] = [*args]
+        options: dict[str, Any] = {**kwargs}
+        holder: Any = options if "like" in options else words
+        place: Any = "like" if "like" in options else order.index("like") if "like" in order else len(words)
+        value = holder[place] if holder is options or place < len(words) else None
+        if not is_model(value):
+            return function(*args, **kwargs)
+        name = f"<{type(value).__name__}>"
+        while name in LIVE:
+            name = f"<{name}>"
+        LIVE[name] = value
+        holder[place] = name
+        try:
+            return function(*words, **options)
+        finally:
+            del LIVE[name]
+
+    return taken
 
 
 class ArgumentKind(NamedTuple):
@@ -43,6 +87,7 @@ KINDS: dict[str, ArgumentKind] = {
     "Progress": ArgumentKind("a function of (bytes done, total bytes)", callable),
     "Mapping": ArgumentKind("a mapping, such as a dict", lambda value: isinstance(value, Mapping)),
     "Sequence": ArgumentKind("a list or tuple", lambda value: isinstance(value, list | tuple)),
+    "Model": ArgumentKind("a model or a state dict", is_model),
     "tuple": ArgumentKind("a tuple", lambda value: isinstance(value, tuple)),
 }
 """Annotation, without its parameters -> the type."""

@@ -31,8 +31,10 @@ class Command(NamedTuple):
     Attributes:
         name: the word that a user types.
         section: the heading in the overview.
+        behind: the overview names it without a line of its own.
         summary: one line for the overview, the completion and the help.
         example: a command line for the end of its help.
+        examples: more of them.
         home: the module below ``ckptfix`` that holds its function in Python, which has the same name with underscores;
             empty if there is none.
         cli: the module below ``ckptfix.cli`` that holds its ``command``; empty if it is named after the command.
@@ -44,6 +46,7 @@ class Command(NamedTuple):
         not_in_a_fleet: why it makes no sense for one file of many; empty if it does.
         other_words: words that users may know from other tools. Where several commands have the same word, the one
             that has it nearer to the front is proposed first.
+        other_options: options that users may know from other tools -> what this command has instead.
         chained: its place in a chain; None if no finding proposes it.
     """
 
@@ -59,7 +62,10 @@ class Command(NamedTuple):
     at: bool = False
     not_in_a_fleet: str = ""
     other_words: tuple[str, ...] = ()
+    other_options: tuple[tuple[str, str], ...] = ()
     chained: Chained | None = None
+    examples: tuple[str, ...] = ()
+    behind: bool = False
 
     @property
     def module(self) -> str:
@@ -72,6 +78,11 @@ class Command(NamedTuple):
         return self.name.replace("-", "_")
 
     @property
+    def all_examples(self) -> tuple[str, ...]:
+        """The command lines for the end of its help."""
+        return (self.example, *self.examples)
+
+    @property
     def output_word(self) -> str:
         """The word in the default name of its output."""
         return self.word or self.name
@@ -79,160 +90,310 @@ class Command(NamedTuple):
 
 _TABLE = (
     Command(
-        "fix", "Start here", "Fix everything that keeps a file from loading, in one step.",
+        "fix", "Start", "Fix everything that keeps a file from loading, in one step.",
         example="ckptfix fix broken.pth fixed.pth", home="ops.fix", writes=True, word="fixed", at=True,
+        examples=(
+            "ckptfix fix training.ckpt plain.ckpt --like model.safetensors",
+        ),
     ),
     Command(
-        "ls", "Look", "List checkpoints with format, size, devices and faults.",
+        "ls", "Start", "List checkpoints with format, size, devices and faults.",
         example="ckptfix ls runs/ --recursive --sort size",
         not_in_a_fleet="it makes one list of all inputs: `ckptfix ls -r FOLDER`",
         other_words=("list", "dir", "find"),
+        examples=(
+            "ckptfix ls run/ --check",
+        ),
     ),
     Command(
         "inspect", "Look", "Show what a file is, and list its tensors.",
         example="ckptfix inspect model.pth --filter '*.weight' --sort size", home="ops.inspect",
         other_words=("info", "show", "report", "html", "page", "view", "cat", "load", "read", "open", "summary"),
+        examples=(
+            "ckptfix inspect model.pth --tree --depth 2",
+            "ckptfix inspect model.safetensors --html page.html",
+        ),
     ),
     Command(
-        "doctor", "Look", "Explain why a file does not load, and what fixes it.",
+        "doctor", "Start", "Explain why a file does not load, and what fixes it.",
         example="ckptfix doctor model.pth --error 'failed finding central directory'", home="ops.doctor", at=True,
         other_words=("verify", "check", "validate", "diagnose", "why", "scan", "report", "html", "page"),
+        examples=(
+            "ckptfix doctor model.pth --like other.pth",
+            "ckptfix doctor run/",
+        ),
+        other_options=(
+            ("--message", "--error TEXT"),
+            ("--traceback", "--error @FILE"),
+            ("--model", "--like TARGET"),
+        ),
     ),
     Command(
         "browse", "Look", "Browse a file, a folder or two files in the terminal.",
         example="ckptfix browse model.pth", at=True, not_in_a_fleet="it is an interactive screen",
         other_words=("tui", "ui", "explore", "explorer", "tree", "less"),
+        examples=(
+            "ckptfix browse before.pth after.pth",
+        ),
     ),
     Command(
         "diff", "Look", "Compare two checkpoints: keys, shapes, devices, values.",
         example="ckptfix diff before.pth after.safetensors --atol 1e-6", home="ops.diff", at=True,
         other_words=("report", "html", "page", "compare", "cmp"),
+        examples=(
+            "ckptfix diff before.pth after.pth --sort change --by-layer",
+            "ckptfix diff before.pth after.pth --html page.html",
+        ),
     ),
     Command(
         "digest", "Look", "Hash each tensor; check a copy against its original.",
         example="ckptfix digest model.safetensors --check original.pth", home="ops.digest", cli="values.digest",
         at=True, other_words=("hash", "sha256sum", "checksum", "manifest", "verify"),
+        examples=(
+            "ckptfix digest model.pth > model.digest",
+        ),
+        behind=True,
     ),
     Command(
         "stats", "Look", "Show min, max, mean, std and NaN count per tensor.",
         example="ckptfix stats model.safetensors --by-layer", home="ops.stats", cli="values.stats", at=True,
         other_words=("stat", "histogram", "nan", "norms"),
+        examples=(
+            "ckptfix stats model.pth --filter '*.weight'",
+        ),
     ),
     Command(
-        "git", "Look", "Let git show what changed in checkpoints.",
-        example="ckptfix git enable", not_in_a_fleet="git runs it",
-        other_words=("textconv", "difftool", "gitattributes"),
-    ),
-    Command(
-        "strip-module", "Keys", "Remove the prefix that DataParallel or DDP adds to the keys.",
+        "strip-module", "Change", "Remove the prefix that DataParallel or DDP adds to the keys.",
         example="ckptfix strip-module ddp.pth plain.pth", home="ops.rename", writes=True, word="stripped",
         in_place=True, at=True, other_words=("strip", "unwrap-ddp"), chained=Chained(60),
+        examples=(
+            "ckptfix strip-module ddp.pth --in-place",
+            "ckptfix strip-module lit.ckpt plain.ckpt --prefix model.",
+        ),
+        other_options=(
+            ("--strip-prefix", "--prefix P"),
+            ("--key-prefix", "--prefix P"),
+        ),
     ),
     Command(
-        "add-module", "Keys", "Add that prefix, for a wrapped model.",
+        "add-module", "Change", "Add that prefix, for a wrapped model.",
         example="ckptfix add-module plain.pth ddp.pth", home="ops.rename", writes=True, word="wrapped",
         in_place=True, at=True, chained=Chained(70),
+        examples=(
+            "ckptfix add-module plain.pth --in-place",
+        ),
     ),
     Command(
-        "unwrap", "Keys", "Remove the prefixes of all known wrappers: DDP, FSDP, compile.",
+        "unwrap", "Change", "Remove the prefixes of all known wrappers: DDP, FSDP, compile.",
         example="ckptfix unwrap fsdp_compiled.pt plain.pt", home="ops.rename", writes=True, word="unwrapped",
         in_place=True, at=True, other_words=("strip", "unwrap-ddp"), chained=Chained(50, spares=("strip-module",)),
+        examples=(
+            "ckptfix unwrap fsdp_compiled.pt --in-place",
+        ),
+        behind=True,
     ),
     Command(
-        "rename", "Keys", "Rename keys by regular expressions or a file of rules.",
+        "rename", "Change", "Rename keys by regular expressions or a file of rules.",
         example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
         home="ops.rename", writes=True, word="renamed", in_place=True, at=True,
-        other_words=("remap", "map-keys", "replace"), chained=Chained(80),
+        other_words=("remap", "map-keys", "replace", "sed", "sub"), chained=Chained(80),
+        examples=(
+            "ckptfix rename old.pth new.pth --map rules.txt",
+        ),
+        other_options=(
+            ("--regex", "--sub 'REGEX=NEW'"),
+            ("--replace", "--sub 'OLD=NEW'"),
+            ("--rules", "--map FILE"),
+        ),
     ),
     Command(
-        "match", "Keys", "Rename keys to fit another model.",
+        "match", "Change", "Rename keys to fit another model.",
         example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
         home="ops.match", writes=True, word="matched", in_place=True, at=True, chained=Chained(90),
+        examples=(
+            "ckptfix match vgg19.pth mine.pth --like my_vgg.pth --drop-unexpected",
+        ),
+        other_options=(
+            ("--target", "--like TARGET"),
+            ("--model", "--like TARGET"),
+        ),
     ),
     Command(
-        "select", "Values", "Keep or drop tensors by name.",
+        "select", "Change", "Keep or drop tensors by name.",
         example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
         home="ops.select", cli="values.select", writes=True, word="selected", at=True, chained=Chained(95),
         other_words=("prune", "filter", "drop", "subset"),
+        examples=(
+            "ckptfix select model.pth headless.pth --drop 'fc.*'",
+        ),
+        other_options=(
+            ("--exclude", "--drop GLOB"),
+            ("--include", "--keep GLOB"),
+            ("--filter", "--keep GLOB"),
+        ),
     ),
     Command(
-        "cast", "Values", "Convert tensors to fp16, bf16, fp8 ...",
+        "cast", "Change", "Convert tensors to fp16, bf16, fp8 ...",
         example="ckptfix cast model.safetensors half.safetensors --to bfloat16 --keep '*norm*'",
         home="ops.cast", cli="values.cast", writes=True, word="cast", at=True,
-        other_words=("half", "bf16", "fp16", "quantize", "dtype", "to"),
+        other_words=(
+            "half", "bf16", "fp16", "float16", "bfloat16", "fp8", "to-fp16", "to-bf16", "quantize", "dtype",
+            "to",
+        ),
+        examples=(
+            "ckptfix cast model.pth model16.pth --to fp16",
+        ),
+        other_options=(
+            ("--dtype", "--to DTYPE"),
+            ("--half", "--to fp16"),
+            ("--fp16", "--to fp16"),
+            ("--bf16", "--to bf16"),
+            ("--bfloat16", "--to bf16"),
+            ("--fp8", "--to float8_e4m3fn"),
+            ("--exclude", "--keep GLOB"),
+            ("--include", "--only GLOB"),
+        ),
     ),
     Command(
-        "average", "Values", "Average several checkpoints.",
+        "average", "Change", "Average several checkpoints.",
         example="ckptfix average epoch_8.pth epoch_9.pth epoch_10.pth -o mean.pth",
         home="ops.average", cli="values.average", writes=True, word="averaged", at=True,
         not_in_a_fleet="it makes one output from several inputs",
         other_words=("avg", "mean", "swa", "ema", "soup"),
+        examples=(
+            "ckptfix average --last 5 run/ -o mean.pth",
+        ),
+        behind=True,
     ),
     Command(
-        "merge", "Values", "Combine several state dicts into one.",
+        "merge", "Change", "Combine several state dicts into one.",
         example="ckptfix merge encoder.pth decoder.safetensors -o model.pth",
         home="ops.merge", cli="values.merge", writes=True, word="merged", at=True,
         not_in_a_fleet="it makes one output from several inputs",
+        behind=True,
     ),
     Command(
-        "set-metadata", "Values", "Change the metadata of a safetensors file.",
+        "set-metadata", "Change", "Change the metadata of a safetensors file.",
         example="ckptfix set-metadata model.safetensors named.safetensors --set license=apache-2.0",
         home="ops.set_metadata", cli="values.set_metadata", writes=True, word="described", in_place=True,
         chained=Chained(45),
+        examples=(
+            "ckptfix set-metadata model.safetensors --in-place --set format=pt",
+        ),
+        behind=True,
     ),
     Command(
-        "to-cpu", "Devices", "Make every tensor load on the CPU.",
+        "to-cpu", "Change", "Make every tensor load on the CPU.",
         example="ckptfix to-cpu gpu.pth cpu.pth", home="ops.relocate", writes=True, word="cpu", in_place=True,
         other_words=("cpu", "device"), chained=Chained(100),
+        examples=(
+            "ckptfix to-cpu gpu.pth --in-place",
+        ),
     ),
     Command(
-        "map-location", "Devices", "Move tensors to another device.",
+        "map-location", "Change", "Move tensors to another device.",
         example="ckptfix map-location IN.pth OUT.pth cuda:0=cuda:1 cuda:1=cuda:0",
-        home="ops.relocate", writes=True, word="moved", in_place=True, other_words=("cpu", "device"),
+        home="ops.relocate", writes=True, word="moved", in_place=True,
+        other_words=(
+            "cpu", "device", "to-cuda", "cuda", "to-gpu", "gpu", "to-mps",
+        ),
+        examples=(
+            "ckptfix map-location IN.pth OUT.pth cuda:1",
+        ),
+        other_options=(
+            ("--to", "DEVICE as the last word"),
+            ("--device", "DEVICE as the last word"),
+            ("--map", "FROM=TO as the last words"),
+        ),
     ),
     Command(
-        "undo", "Undo", "Undo the last in-place edit (--in-place).",
+        "undo", "Change", "Undo the last in-place edit (--in-place).",
         example="ckptfix undo model.pth", home="ops.undo",
         not_in_a_fleet="the undo journal is beside each file, and a plan must not ask for it",
         other_words=("revert", "rollback", "back"),
+        examples=(
+            "ckptfix undo model.pth --list",
+        ),
     ),
     Command(
-        "convert", "Container", "Convert between torch zip, torch legacy and safetensors.",
+        "convert", "Convert and rescue", "Convert between torch zip, torch legacy and safetensors.",
         example="ckptfix convert model.pth model.safetensors", home="ops.convert", writes=True, word="converted",
-        at=True, other_words=("join", "consolidate", "export", "save", "shard", "split"),
+        at=True,
+        other_words=(
+            "join", "consolidate", "export", "save", "shard", "split", "merge-shards", "merge-sharded",
+            "to-safetensors",
+        ),
         chained=Chained(110, spares=("set-metadata",), flattens=True, edits=False),
+        examples=(
+            "ckptfix convert zero3_run/ model.safetensors",
+            "ckptfix convert model.pth shards/ --to hf --shard-size 2GB",
+        ),
+        other_options=(
+            ("--format", "--to FORMAT"),
+            ("--max-shard-size", "--shard-size SIZE"),
+        ),
     ),
     Command(
-        "extract", "Container", "Extract the weights from a pickled module or a program.",
+        "extract", "Convert and rescue", "Extract the weights from a pickled module or a program.",
         example="ckptfix extract whole_model.pth state_dict.pth", home="ops.extract", writes=True, word="weights",
         at=True, chained=Chained(20, spares=("sanitize", "slim"), flattens=True, edits=False),
+        examples=(
+            "ckptfix extract scripted.pt state_dict.pth",
+        ),
+        behind=True,
     ),
     Command(
-        "sanitize", "Container", "Replace what weights_only=True refuses with plain values.",
+        "sanitize", "Convert and rescue", "Replace what weights_only=True refuses with plain values.",
         example="ckptfix sanitize training.ckpt plain.ckpt", home="ops.sanitize", writes=True, word="plain",
         chained=Chained(30, edits=False),
+        behind=True,
     ),
     Command(
-        "repair", "Damage", "Recover the intact tensors of a damaged file.",
+        "repair", "Convert and rescue", "Recover the intact tensors of a damaged file.",
         example="ckptfix repair broken.pth fixed.pth", home="ops.repair", writes=True, word="repaired",
         other_words=("recover", "rescue", "restore", "salvage"), chained=Chained(10, edits=False),
+        examples=(
+            "ckptfix repair broken.pth --check-only",
+            "ckptfix repair broken.pth fixed.pth --fill-from older.pth",
+        ),
     ),
     Command(
-        "slim", "Container", "Shrink a file (unused bytes; optimizer with --no-optimizer).",
+        "slim", "Convert and rescue", "Shrink a file (unused bytes; optimizer with --no-optimizer).",
         example="ckptfix slim training.ckpt small.ckpt --no-optimizer", home="ops.slim", writes=True, word="slim",
         chained=Chained(40),
+        behind=True,
     ),
     Command(
-        "fleet", "Many", "Run one command on thousands of checkpoints, resumable.",
+        "fleet", "At scale", "Run one command on thousands of checkpoints, resumable.",
         example="ckptfix fleet run plan.jsonl", not_in_a_fleet="it is the fleet itself",
+        examples=(
+            "ckptfix fleet status plan.jsonl",
+        ),
+    ),
+    Command(
+        "git", "At scale", "Let git show what changed in checkpoints.",
+        example="ckptfix git enable", not_in_a_fleet="git runs it",
+        other_words=("textconv", "difftool", "gitattributes"),
+        examples=(
+            "ckptfix git status",
+        ),
     ),
     Command(
         "help", "Help", "Show the documentation: recipes, formats, findings ...",
         example="ckptfix help recipes", not_in_a_fleet="it reads no file",
+        examples=(
+            "ckptfix help resume",
+            "ckptfix help strip-module",
+        ),
+        behind=True,
     ),
     Command(
         "completion", "Help", "Print the completion script of a shell.",
         example="ckptfix completion bash >> ~/.bashrc", not_in_a_fleet="it reads no file",
+        examples=(
+            "ckptfix completion fish > ~/.config/fish/completions/ckptfix.fish",
+        ),
+        behind=True,
     ),
 )  # fmt: skip
 

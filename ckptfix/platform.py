@@ -55,7 +55,7 @@ SIGPIPE = 13
 """The number of SIGPIPE in POSIX; Windows has no such signal, but programs in a pipe end in the same way."""
 
 HAS_LOCKS = fcntl is not None
-"""Whether a process can lock a file or a folder against others (flock(2))."""
+"""True where a process can lock a file or a folder against others (flock(2))."""
 
 FEW = 200
 """Files that a process can have open on any system."""

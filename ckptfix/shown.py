@@ -47,10 +47,18 @@ def html(lines: Iterable[str], tables: Iterable[Table] = ()) -> str:
 
 def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     head = "".join(f"<th>{_text(header)}</th>" for header in headers)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in islice(rows, MOST))
+    cells = ("".join(f"<td>{_text(_readable(cell))}</td>" for cell in row) for row in islice(rows, MOST))
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     more = f"<p>... {len(rows) - MOST:,} more</p>" if len(rows) > MOST else ""
     name = f"<caption>{_text(title)}</caption>" if title else ""
     return f"<table>{name}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _readable(value: object) -> object:
+    """Return a number with few digits, or with its thousands apart; other values as they are."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _text(value: object, most: int = LONGEST) -> str:

@@ -63,7 +63,7 @@ class FormatState:
     __slots__ = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint:
     """A checkpoint as read: keys, shapes and positions, without any tensor data.
 
@@ -97,6 +97,11 @@ class Checkpoint:
     inside: FormatState | None = field(default=None, repr=False, compare=False)
     findings: Sequence[Finding] = ()
     files: tuple[FileVersion, ...] = ()
+
+    def __repr__(self) -> str:
+        tensors = sum(state.tensors for state in self.state_dicts)
+        states = f"{len(self.state_dicts):,} state dict{'s' * (len(self.state_dicts) != 1)}"
+        return f"<Checkpoint {self.path!r}: {self.format}, {self.size:,} bytes, {states} with {tensors:,} tensors>"
 
     def size_of(self, path: str) -> int:
         """Return the size in bytes of one of its files."""

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
+EXAMPLES = (
+    ("ckptfix model.pth", "what it is, what is wrong, what fixes it"),
+    ("ckptfix fix model.pth", "write model.fixed.pth, which loads"),
+    ("ckptfix diff a.pth b.pth", "what differs"),
+)
+"""The command lines on top of the overview."""
+
+
 class CommandGroup(click.Group):
     """The group whose commands are the rows of the table of commands."""
 
@@ -45,7 +53,7 @@ class CommandGroup(click.Group):
         ctx.ensure_object(Console).command = name if name in COMMANDS else None
         if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
             if name == "-" or is_url(name) or os.path.lexists(name):
-                from ckptfix.cli.inspect import look
+                from ckptfix.cli.verdict import look
 
                 ctx.ensure_object(Console).command = look.name
                 return look.name, look, args
@@ -55,21 +63,40 @@ class CommandGroup(click.Group):
             near = [meant] if meant in COMMANDS else meant_by(meant)
             near = near or get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
+            if len(near) == 1 and (shown := [line for line in COMMANDS[near[0]].all_examples if meant in line]):
+                advice += f" For example: {shown[0]}"
             kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122
             raise click.UsageError(f"No such {kind} {name!r}.{advice}", ctx)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, COMMANDS))
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("ckptfix", "FILE")
+        formatter.write_usage("ckptfix", "COMMAND [OPTIONS] [ARGS]...", " " * len("Usage: "))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write three examples, and then the commands by section; those behind the others are only named."""
+        with formatter.section("Examples"):
+            formatter.write_dl(EXAMPLES)
+        shown = [row for row in COMMANDS.values() if not row.behind]
+        width = max(len(row.name) for row in shown)
         sections: dict[str, list[tuple[str, str]]] = {}
-        for name, row in COMMANDS.items():
-            sections.setdefault(row.section, []).append((name.ljust(width), row.summary))
+        for row in shown:
+            sections.setdefault(row.section, []).append((row.name.ljust(width), row.summary))
         for section, rows in sections.items():
             with formatter.section(section):
                 formatter.write_dl(rows)
+        with formatter.section("More commands"):
+            formatter.write_text(", ".join(row.name for row in COMMANDS.values() if row.behind))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write("\nExample:\n  ckptfix strip-module ddp.pth plain.pth\n")
+        """Write where more is explained."""
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(
+                "`ckptfix COMMAND --help` shows a command, `ckptfix help WORDS` searches recipes and findings, and "
+                "-V shows the version. Exit codes: 0 done, same or clean; 1 differences or findings; 2 an error; "
+                "3 done with losses; 128+n a signal."
+            )
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -141,22 +168,22 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 @click.group(
     cls=CommandGroup,
+    no_args_is_help=False,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(
     *("-V", "--version"), is_flag=True, is_eager=True, expose_value=False, callback=_version,
     help="Show the versions of ckptfix, Python and torch, and exit.",
 )
-def commands() -> None:
+@click.pass_context
+def commands(ctx: click.Context) -> None:
     """Fix PyTorch checkpoints without loading them: keys, devices, container.
 
-    The input never changes, unless you give --in-place. Exit codes: 0 done, same or clean; 1 differences or findings;
-    2 an error or wrong usage; 3 done with losses, each named; 128+n a signal.
-
-    `ckptfix FILE` shows what a file is and what is wrong with it.
-
-    - means standard input for IN, and standard output for OUT. Lists are complete in a pipe.
+    The input never changes, unless you give --in-place. - is standard input or output.
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main() -> NoReturn:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -20,7 +21,11 @@ from ckptfix.ops import diff
 if TYPE_CHECKING:
     from ckptfix.cli.shared.colors import Meaning
     from ckptfix.elements.pair_sums import ValueDiff
-    from ckptfix.ops.diff.result import DiffResult, LayerDiff, NamePair, OneSided, TensorChange
+    from ckptfix.ops.diff.result import DiffResult, NamePair, OneSided, TensorChange
+
+Sort = Literal["change", "name", "file"]
+SORTS: tuple[Sort, ...] = ("change", "name", "file")
+"""Orders of the tensors that differ: the largest change first, by key, as in the file."""
 
 ROWS = 20
 """Rows per list shown on a terminal, unless --limit changes that."""
@@ -60,7 +65,6 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         help="Compare the state dicts at this address. Give it twice for different addresses in A and B.",
     ),
     dequantized_option(),
-    click.Option(["--by-layer"], is_flag=True, help="Show the differences of each layer, not of each tensor."),
     click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
     click.Option(
         ["--limit"],
@@ -68,10 +72,24 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         type=click.IntRange(min=0),
         help=f"Rows per list, 0 for all. [default: {ROWS} on a terminal, all in a pipe]",
     ),
+    click.Option(
+        ["--sort"], type=click.Choice(SORTS), default="change", show_default=True,
+        help="Order of the tensors that differ. --json keeps the order of the file.",
+    ),
+    click.Option(["--by-layer"], is_flag=True, help="Show a row for each layer, instead of one for each tensor."),
     *reports.html_options(),
 )
 def command(
-    console: Console, *, a: str, b: str, limit: int | None, html: str | None, force: bool, **options: Any
+    console: Console,
+    *,
+    a: str,
+    b: str,
+    limit: int | None,
+    sort: Sort,
+    by_layer: bool,
+    html: str | None,
+    force: bool,
+    **options: Any,
 ) -> int:
     """Compare two checkpoints, in any formats and at any nesting.
 
@@ -91,7 +109,7 @@ def command(
     if console.json:
         console.emit(result.as_dict(), result.exit_code)
     else:
-        for line, meaning in report(result, console.rows(limit, ROWS), console.width):
+        for line, meaning in report(result, console.rows(limit, ROWS), console.width, sort, by_layer=by_layer):
             console.say(line, meaning)
         console.findings((*result.unread, *result.notes))
     reports.say(console, html)
@@ -111,10 +129,14 @@ Line = tuple[str, "Meaning | None"]
 """A line of the report, and the meaning that gives it a color."""
 
 
-def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[Line]:
+def report(
+    result: DiffResult, limit: int, width: int = 0, sort: Sort = "change", *, by_layer: bool = False
+) -> Iterator[Line]:
     """Yield the result for a person: its sentences, then a list for each kind of difference."""
-    for line in result.lines:
-        yield from ((part, None) for part in wrapped(printable(line), width))
+    for number, line in enumerate(result.lines):
+        alarm: Meaning | None = "damage" if result.alarms and not number else None
+        yield from ((part, alarm) for part in wrapped(printable(line), width))
+    changed = _sorted(result, sort)
     one_sided = ["name", "dtype", "shape"]
     yield from _table("Only in A", one_sided, map(_one_sided, result.only_a), limit, width, meaning="removed")
     yield from _table("Only in B", one_sided, map(_one_sided, result.only_b), limit, width, meaning="added")
@@ -123,12 +145,12 @@ def report(result: DiffResult, limit: int, width: int = 0) -> Iterator[Line]:
     groups = [(", ".join(row.names_a), ", ".join(row.names_b)) for row in result.ambiguous]
     yield from _table("Equal to each other, so the pairing is ambiguous", ["A", "B"], groups, limit, width)
     yield from _table(
-        "Properties", ["name", "property", "A", "B"], _properties(result.changed, bool(limit)), limit, width
+        "Properties", ["name", "property", "A", "B"], _properties(changed, bool(limit)), limit, width
     )
-    if result.layers:
-        yield from _layers(result.layers, limit, width)
+    if by_layer:
+        yield from _layers(changed, result, limit, width, sort)
     else:
-        yield from _values("Values", result.changed, limit, width)
+        yield from _values("Values", changed, limit, width)
     yield from _values("Different bytes, equal values", result.close, limit, width)
     shared = [(row.side.upper(), ", ".join(row.names)) for row in result.sharing]
     yield from _table("Storage shared on one side only", ["in", "names"], shared, limit, width)
@@ -146,6 +168,7 @@ def _table(
     width: int,
     right: Iterable[int] = (),
     meaning: Meaning | None = None,
+    alarms: Sequence[bool] = (),
 ) -> Iterator[Line]:
     """Yield a titled table of the first `limit` rows, and the number of hidden rows; nothing without rows."""
     everything = list(rows)
@@ -156,7 +179,9 @@ def _table(
     yield f"{title}:", meaning
     names = headers if list(headers) == ["A", "B"] else ()
     for index, line in enumerate(tables.table(shown, headers, right=right, names=names, width=width).splitlines()):
-        yield line, meaning if 2 <= index < len(shown) + 2 else None
+        row = index - 2
+        alarm: Meaning | None = "damage" if 0 <= row < len(shown) and any(alarms[row : row + 1]) else None
+        yield line, alarm or (meaning if 0 <= row < len(shown) else None)
     if hidden := tables.more(len(everything) - len(shown)):
         yield hidden, None
 
@@ -188,17 +213,52 @@ def _properties(changes: Sequence[TensorChange], grouped: bool) -> Iterator[tupl
 
 
 def _values(title: str, changes: Sequence[TensorChange], limit: int, width: int) -> Iterator[Line]:
+    headers = ["name", "differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note"]
     rows = [(_name(row), *_statistics(row.values)) for row in changes if row.values is not None]
-    yield from _table(title, ["name", *_STATISTICS], rows, limit, width, right=range(1, 6))
+    alarms = [row.is_alarm for row in changes if row.values is not None]
+    yield from _table(title, headers, rows, limit, width, right=range(1, 6), alarms=alarms)
 
 
-def _layers(layers: Sequence[LayerDiff], limit: int, width: int) -> Iterator[Line]:
-    rows = [(row.name, f"{row.tensors:,}", *_statistics(row.values)) for row in layers]
-    headers = ["layer", "tensors", *_STATISTICS]
-    yield from _table("Values by layer", headers, rows, limit, width, right=range(1, 7))
+def _sorted(result: DiffResult, sort: Sort) -> Sequence[TensorChange]:
+    if sort == "name":
+        return sorted(result.changed, key=lambda row: tables.natural(row.name_a))
+    return result.largest if sort == "change" else result.changed
 
 
-_STATISTICS = ("differing", "max |a-b|", "mean |a-b|", "rel. L2", "cosine", "note")
+def _layers(
+    changes: Sequence[TensorChange], result: DiffResult, limit: int, width: int, sort: Sort
+) -> Iterator[Line]:
+    """Yield a row for each layer with a tensor whose values differ: the changes of its tensors together."""
+    from dataclasses import replace
+
+    from ckptfix.names.groups import layer_of
+
+    totals = Counter(layer_of(row.a.name) for row in result.tensors.compared)
+    layers: dict[str, list[TensorChange]] = {}
+    for row in changes:
+        if row.values is not None:
+            layers.setdefault(layer_of(row.name_a), []).append(row)
+    found = [(name, rows, replace(result, changed=tuple(rows)).overall) for name, rows in layers.items()]
+    if sort == "change":
+        found.sort(key=lambda one: (any(row.is_alarm for row in one[1]), one[2] or 0.0), reverse=True)
+    cells = [
+        (name, f"{len(rows):,} of {totals[name] or len(rows):,}", _number(change), rows[0].name_a, _odd(rows))
+        for name, rows, change in found
+    ]  # fmt: skip
+    alarms = [any(row.is_alarm for row in rows) for _, rows, _ in found]
+    headers = ["layer", "tensors", "rel. L2", "largest", "note"]
+    yield from _table("Values by layer", headers, cells, limit, width, right=(1, 2), alarms=alarms)
+
+
+def _odd(rows: Sequence[TensorChange]) -> str:
+    """Return the numbers of NaN and infinities in the tensors of a layer that one side lacks."""
+    found = [row.values for row in rows if row.values is not None]
+    counts = (
+        (sum(row.nan_a for row in found), "NaN in A only"),
+        (sum(row.nan_b for row in found), "NaN in B only"),
+        (sum(row.infinite for row in found), "infinite on one side"),
+    )
+    return ", ".join(f"{count:,} {what}" for count, what in counts if count)
 
 
 def _statistics(values: ValueDiff) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptfix.cli.shared import reports, tables, values
+from ckptfix.cli.shared.colors import SEVERITIES
 from ckptfix.cli.shared.common import FileName, MessageType, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.one_job import Recording
@@ -37,6 +38,7 @@ class _Problems:
 
     def __init__(self, console: Console, batch: Batch) -> None:
         self._console = console
+        self._unread = " Only headers were checked." if batch.options.get("brief") else ""
         self._rows: list[tuple[str, str, str, str]] = []
         self._remedies: list[str] = []
 
@@ -54,7 +56,8 @@ class _Problems:
         broken = sum(row[0] == "error" for row in rows)
         warned = f", {len(rows) - broken:,} with warnings" if len(rows) > broken else ""
         good = summary.ended - len(rows)
-        console.prose(f"{plural(summary.ended, 'file')}: {broken:,} with errors{warned}, {good:,} without problems.")
+        line = f"{plural(summary.ended, 'file')}: {broken:,} with errors{warned}, {good:,} without problems."
+        console.prose(line + self._unread)
         if rows:
             console.say()
             limit = console.rows(None, SHOWN) or len(rows)
@@ -124,6 +127,7 @@ def command(
     verbose: bool,
     html: str | None,
     force: bool,
+    brief: bool = False,
 ) -> int:
     """Explain why FILE does not load, and which commands fix it.
 
@@ -140,16 +144,24 @@ def command(
     if explain is not None:
         return _explained(console, explain, doctor.explain(explain), doctor.ids())
     reports.refuse(html, (path,), force=force)
+    short, inspection = False, None
     if path is None:
         if error is None:
             raise click.UsageError("FILE is required unless you use --error or --explain.")
         done = doctor.message(error)
     else:
+        short = brief and like is None and error is None and at is None and not isinstance(console, Recording)
         with console.progress() as progress:
-            done = doctor.doctor(
-                path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import,
-                progress=progress,
-            )  # fmt: skip
+            if short:
+                from ckptfix.ops.verdict import verdict
+
+                done, inspection = verdict(path)
+            else:
+                done = doctor.doctor(
+                    path, like=like, error=error, fast=fast, at=at, like_at=like_at, allow_import=allow_import,
+                    progress=progress,
+                )  # fmt: skip
+            short = short and done.run is None
         if not isinstance(console, Recording) and (inside := doctor.inside(done)):
             from ckptfix.cli.shared.batch import run
 
@@ -161,6 +173,10 @@ def command(
     code = done.exit_code(fail_on)
     if console.json:
         console.emit(done.as_dict(), code)
+    elif short:
+        from ckptfix.cli import verdict as shown
+
+        shown.show(console, done, inspection, verbose=verbose)
     else:
         _show(console, done, verbose)
     reports.say(console, html)
@@ -193,9 +209,9 @@ def _show(console: Console, done: Diagnosis, verbose: bool) -> None:
     for line in done.lines(console.rows(None, NAMES), verbose=verbose):
         if line.kind == "command":
             # Commands stay on one line, however long, so that they can be pasted.
-            console.say(line.text, "fix")
+            console.say(line.text, "fix", -(line.text.find(": ") + 2))
         else:
-            console.prose(line.text, "damage" if line.kind == "error" else None, line.label)
+            console.prose(line.text, SEVERITIES.get(line.kind), line.label)
 
 
 def _listed(rows: Sequence[tuple[str, str, str, str]], width: int, place: str = "where") -> Iterator[str]:

@@ -19,6 +19,7 @@ from ckptfix.ops.writing import WriteOptions
     drop_unexpected_option(),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     at_option(),
+    phases=("checking", "writing", "checking"),
 )
 def command(
     source: str,

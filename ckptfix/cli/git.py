@@ -16,7 +16,9 @@ ACTIONS = ("enable", "disable", "status", "textconv", "difftool")
 
 @reads(
     "git",
-    click.Argument(["action"], type=click.Choice(ACTIONS), metavar="enable|disable|status"),
+    click.Argument(
+        ["action"], type=click.Choice(ACTIONS), metavar="[enable|disable|status]", required=False, default="status"
+    ),
     click.Argument(["files"], nargs=-1, required=False, metavar="[FILE]...", type=click.Path()),
     click.Option(["--global", "everywhere"], is_flag=True, help="Apply to all your repositories, not only this one."),
     click.Option(
@@ -42,7 +44,7 @@ def command(
 
     After `ckptfix git enable`, git diff, git log -p and git show print a line for each tensor of *.pth, *.pt, *.ckpt
     and *.safetensors: key, dtype, shape, statistics and digest. git difftool -t ckptfix runs `ckptfix diff`, and
-    -t ckptfix-html writes its HTML page. `disable` removes the setup; `status` shows it.
+    -t ckptfix-html writes its HTML page. `disable` removes the setup; `status`, or no word, shows it.
 
     git runs `ckptfix git textconv FILE`, and caches the text of each version. A git-lfs file is shown if this clone has
     its content; otherwise only its digest and size are.

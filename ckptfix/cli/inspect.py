@@ -12,11 +12,10 @@ import click
 
 from ckptfix.cli.shared import reports, tables
 from ckptfix.cli.shared.batch import FullText
-from ckptfix.cli.shared.common import Verb, files_argument, reads
-from ckptfix.cli.shared.console import Console, TextConsole, pass_console
+from ckptfix.cli.shared.common import files_argument, reads
+from ckptfix.cli.shared.console import Console, TextConsole
 from ckptfix.cli.shared.operands import Inputs, search_options
-from ckptfix.commands import command as line_of
-from ckptfix.errors import NoSuchTensor, printable
+from ckptfix.errors import NoSuchTensor
 from ckptfix.io.source import shares_open_files
 from ckptfix.names.globs import pattern
 from ckptfix.ops import inspect
@@ -77,7 +76,6 @@ def command(
     html: str | None,
     force: bool,
     values: bool,
-    judged: bool = False,
 ) -> int:
     """Show what FILE is, and list its tensors.
 
@@ -99,10 +97,9 @@ def command(
             with console.progress() as progress:
                 make = partial(inspection.to_html, values=values, entries=entries, progress=progress)
                 reports.write(console, html, (path,), lambda line: make(command=line), force=force)
-    code = int(judged and any(finding.severity == "error" for finding in inspection.findings))
     if console.json:
         kept = _in_file(inspection, entries, globs, sort)[: limit or None]
-        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), code)
+        console.emit(dataclasses.replace(inspection, entries=tuple(kept)).as_dict(), 0)
     else:
         levels = depth or 0
         if tree and not levels:
@@ -111,7 +108,7 @@ def command(
             levels = DEPTH
         _show(console, inspection, entries, tensors, levels, console.rows(limit, ROWS))
     reports.say(console, html)
-    return code
+    return 0
 
 
 def text(inspection: Inspection) -> str:
@@ -214,39 +211,3 @@ def _tree(entries: Sequence[TensorEntry], levels: int, limit: int, width: int) -
     yield from shown[: limit or None]
     if limit and (hidden := tables.more(len(shown) - limit, "lines")):
         yield hidden
-
-
-def _look(console: Console, *, path: str, **options: Any) -> int:
-    """Run inspect for `ckptfix FILE`, then judge the file without reading its tensors."""
-    assert command.callback is not None
-    code: int = command.callback(path=path, **options)
-    if console.json or console.quiet:
-        return code
-    from ckptfix.ops import doctor
-
-    done = doctor.doctor(path, fast=True)
-    more = line_of("doctor", path)
-    console.say()
-    if done.cause is None:
-        console.prose(f"No problems found in the headers; `{more}` also reads the tensors.")
-    else:
-        console.prose(f"{printable(done.sentence)}: `{more}` shows the fix.")
-    return code
-
-
-class _Look(Verb):
-    """Inspect, whose exit code also says whether the file has errors."""
-
-    def invoke(self, ctx: click.Context) -> int:
-        ctx.params["judged"] = True
-        return super().invoke(ctx)
-
-
-look = _Look(
-    "inspect",
-    example=command.example,
-    operands=command.operands,
-    params=command.params,
-    callback=pass_console(_look),
-    help=command.help,
-)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckptfix.cli.shared import tables
+from ckptfix.cli.shared.colors import SEVERITIES
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
@@ -103,7 +104,8 @@ def _show(console: Console, rows: Sequence[ListedCheckpoint]) -> None:
             # A file that cannot be read has no other columns: the reason takes their room.
             reason = cut(printable(row.error), max(console.width - names - 2, LEAST))
             line = f"{cut(line.rstrip(), names).ljust(names)}  {reason}"
-        console.say(line, "damage" if row is not None and row.severity == "error" else None)
+        color = SEVERITIES[row.severity] if row is not None and row.severity in ("error", "warning") else None
+        console.say(line, color)
     if few and len(rows) > 1:
         console.say()
         console.prose(_summary(rows, folder))

@@ -92,6 +92,7 @@ def command(
     kv_heads: int | None,
     allow_import: bool,
     force: bool,
+    backup: bool,
     dry_run: bool,
     in_place: bool,
 ) -> int:
@@ -106,7 +107,8 @@ def command(
     from ckptfix.ops.writing import WriteOptions
 
     alone = report or dry_run or rules_file is not None
-    dest, keep_old = where_to(dest, output, force=force, without=None)
+    force = force or backup
+    dest = where_to(dest, output, without=None)
     named = dest is None and not alone and not in_place
     if named:
         dest = default_name("match", source, {})
@@ -131,8 +133,8 @@ def command(
     if rules_file and not (dry_run or found.refusals):
         matching.write_rules(found, rules_file, force=force)
     if writing and not found.refusals:
-        with console.progress(at_end="flushing to disk") as progress:
-            how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+        with console.progress("flushing to disk", ("writing",)) as progress:
+            how = WriteOptions(force=force, keep_old=backup, dry_run=dry_run, in_place=in_place, progress=progress)
             result = matching.write(found, dest, how)
     else:
         result = matching.preview(found, dest or "")

@@ -59,6 +59,7 @@ def command(
     like: str | None,
     allow_import: bool,
     force: bool,
+    backup: bool,
     dry_run: bool,
 ) -> int:
     """Recover the provably intact tensors of IN, a damaged checkpoint or the folder that it was unzipped to.
@@ -68,11 +69,11 @@ def command(
     """
     from ckptfix.ops import repair
 
-    dest, keep_old = where_to(dest, output, force=force, without=None)
+    dest = where_to(dest, output, without=None)
     named = dest is None and not check_only
     if named:
         dest = default_name("repair", source, {})
-    with console.progress(at_end="flushing to disk") as progress:
+    with console.progress("flushing to disk", ("writing",)) as progress:
         result = repair.repair(
             source,
             dest,
@@ -81,8 +82,8 @@ def command(
             fill_from=fill_from,
             like=like,
             allow_import=allow_import,
-            force=force,
-            keep_old=keep_old,
+            force=force or backup,
+            keep_old=backup,
             dry_run=dry_run,
             progress=progress,
         )

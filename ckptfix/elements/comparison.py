@@ -151,6 +151,8 @@ def _set_aside(x: Elements, y: Elements, sums: PairSums) -> tuple[Elements, Elem
     sums.nan_a += nan_a
     sums.nan_b += nan_b
     sums.infinite += infinite
+    if infinite:
+        sums.infinite_b += int(numpy.count_nonzero(numpy.isinf(y) & numpy.isfinite(x)))
     sums.differing += nan_a + nan_b + infinite
     return x[finite], y[finite]
 

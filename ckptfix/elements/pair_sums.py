@@ -22,6 +22,8 @@ class ValueDiff:
         cosine: ``a . b / (||a|| ||b||)``; complex elements count as two real ones.
         nan_a, nan_b: elements that are NaN in A only, in B only.
         infinite: elements that are infinite on one side only, or on both with opposite signs.
+        infinite_b: elements that are infinite in B and finite in A.
+        norm_b: ``||b||``.
         reason: why the values could not be compared; the other fields then have no meaning.
     """
 
@@ -34,6 +36,8 @@ class ValueDiff:
     nan_a: int = 0
     nan_b: int = 0
     infinite: int = 0
+    infinite_b: int = 0
+    norm_b: float | None = None
     reason: str | None = None
 
 
@@ -52,6 +56,7 @@ class PairSums:
     nan_a: int = 0
     nan_b: int = 0
     infinite: int = 0
+    infinite_b: int = 0
 
     def added(self, other: PairSums) -> PairSums:
         return PairSums(
@@ -66,12 +71,16 @@ class PairSums:
             self.nan_a + other.nan_a,
             self.nan_b + other.nan_b,
             self.infinite + other.infinite,
+            self.infinite_b + other.infinite_b,
         )
 
     def result(self, elements: int) -> ValueDiff:
         """Return the statistics of a tensor, after all its `elements` have been summed."""
         if not self.finite:
-            return ValueDiff(elements, self.differing, nan_a=self.nan_a, nan_b=self.nan_b, infinite=self.infinite)
+            return ValueDiff(
+                elements, self.differing, nan_a=self.nan_a, nan_b=self.nan_b, infinite=self.infinite,
+                infinite_b=self.infinite_b,
+            )  # fmt: skip
         return ValueDiff(
             elements,
             self.differing,
@@ -82,6 +91,8 @@ class PairSums:
             nan_a=self.nan_a,
             nan_b=self.nan_b,
             infinite=self.infinite,
+            infinite_b=self.infinite_b,
+            norm_b=_finite(math.sqrt(self.bb)) if math.isfinite(self.bb) else None,
         )
 
     def _rel_l2(self) -> float | None:

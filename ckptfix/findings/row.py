@@ -19,7 +19,7 @@ class Finding:
     instruction in words. Where both are None, the remedy is that of the row.
 
     `table.found` makes them. `about` is the class, function or tensor that `message` is about, for texts about several
-    findings at once.
+    findings at once. `runs` is the call, with its arguments, that loading the file would run.
     """
 
     id: str
@@ -30,6 +30,7 @@ class Finding:
     fix: str | None = None
     about: str = ""
     steps: Steps | None = None
+    runs: str = ""
 
     def fixed_by(self, fix: Fix | None) -> Finding:
         """Return the same finding with a different remedy; None for that of its row, ``""`` for none at all."""

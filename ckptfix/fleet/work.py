@@ -128,7 +128,7 @@ def _claim(job: PlannedJob, record: dict[str, Any] | None, begun: Begun | None) 
         return "yes", True
     ours = record["output_identity"] if record is not None else None
     if ours is None:
-        return "no", "--force" in job.argv or "-f" in job.argv
+        return "no", not {"--force", "-f", "--backup", "-b"}.isdisjoint(job.argv)
     return "yes" if now == ours else "keep", True
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from ckptfix.checkpoint import TensorEntry
-from ckptfix.commands import command
+from ckptfix.command_table import meant_by
+from ckptfix.commands import command, word
 from ckptfix.errors import Refused, Unsupported, WouldLoseData
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
@@ -43,7 +44,10 @@ def named_format(to: str) -> Format:
         written = ", ".join(format.name for format in FORMATS.values() if format.writes)
         known = f"ckptfix reads the format {name}, but does not write it"
         message = known if name in FORMATS else f"no format called {to!r}"
-        raise Unsupported(message, hint=f"formats are {written}")
+        hint = f"formats are {written}"
+        if "cast" in meant_by(to.lower()):
+            hint = f"`ckptfix cast IN OUT --to {word(to)}` converts dtypes; {hint}"
+        raise Unsupported(message, hint=hint)
     return FORMATS[name]
 
 

@@ -79,7 +79,7 @@ _LEGEND = Html(
 )
 _HEAT = (
     f"One row per layer, one column per kind of tensor. \N{MIDDLE DOT} means equal, + only in B, {MINUS} only in A, "
-    f"{UNEQUAL} a different shape or dtype, ! values without a relative change, such as NaN."
+    f"{UNEQUAL} a different shape or dtype, ! NaN or infinity, or values without a relative change."
 )
 
 
@@ -145,6 +145,8 @@ def _sign(row: Compared) -> str:
     change = row.change
     if change is None:
         return ""
+    if change.is_alarm:
+        return "!"
     if any(found.what in ("shape", "kind") for found in change.differences):
         return UNEQUAL
     if change.values is not None and change.values.rel_l2 is None and change.values.differing:
@@ -152,16 +154,9 @@ def _sign(row: Compared) -> str:
     return UNEQUAL if change.values is None and any(f.what == "dtype" for f in change.differences) else ""
 
 
-def _weight(row: Compared) -> tuple[bool, float]:
-    """Return the sort key for the largest changes: single numbers, such as counters, come after all others."""
-    values = row.change.values if row.change is not None else None
-    if values is None or not values.differing:
-        return False, -1.0
-    if values.rel_l2 is not None:
-        return values.elements > 1, values.rel_l2
-    # NaN and infinities on one side are the largest change; overflow of float64 in the squares counts as no change.
-    odd = values.nan_a or values.nan_b or values.infinite or values.max_abs is None
-    return values.elements > 1, float("inf") if odd else 0.0
+def _weight(row: Compared) -> tuple[bool, bool, float]:
+    """Return the sort key for the largest changes."""
+    return row.change.weight if row.change is not None else (False, False, -1.0)
 
 
 def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribution]:

@@ -41,7 +41,7 @@ def page(done: Diagnosis, *, command: str | None = None) -> str:
     sentence = done.sentence[:1].upper() + done.sentence[1:]
     head = join((
         tag("h1", name), tag("p", word, class_=f"verdict {kind}"), tiles(rows) if done.path else "",
-        tag("div", tag("p", sentence), class_="lines"),
+        tag("div", tag("p", sentence), tag("p", done.survivors) if done.survivors else "", class_="lines"),
     ))  # fmt: skip
     sections = [*_fix(done), *_message(done), *_findings(done)]
     if inspection is not None:

@@ -76,7 +76,7 @@ class Kept:
             except OSError as error:
                 if error.errno == errno.ENAMETOOLONG:
                     message = f"the old file cannot be kept: the name {os.path.basename(name)} is too long"
-                    raise WriteFailed(message, path=self.path, hint="replace it with -o OUT --force") from error
+                    raise WriteFailed(message, path=self.path, hint="use --force without --backup") from error
                 if error.errno not in NO_LINKS:
                     raise
                 self._copy(old)

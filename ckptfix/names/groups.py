@@ -9,6 +9,16 @@ MAX_PARTS = 64
 """Components that are examined; the rest of a longer name counts as one. Modules are never nested so deeply."""
 
 
+def layer_of(key: str, depth: int | None = None) -> str:
+    """Return the part of a key that its layer shares: `depth` components, or those up to the first number."""
+    parts = key.split(".")
+    module = parts[:-1] or parts
+    if depth is not None:
+        return ".".join(module[:depth])
+    first = next((index for index, part in enumerate(module) if part.isdecimal()), None)
+    return ".".join(module if first is None else module[: first + 1])
+
+
 @dataclass(frozen=True, slots=True)
 class NameGroup:
     """The names that one pattern covers.

@@ -25,6 +25,7 @@ from ckptfix.checkpoint import (
     same_place,
 )
 from ckptfix.checkpoint.tensors import NO_DATA, NO_DATA_HINT
+from ckptfix.command_table import COMMANDS
 from ckptfix.elements import arrays
 from ckptfix.elements.arrays import SMALL_BLOCK, Encoding
 from ckptfix.elements.nonfinite import NonFinite
@@ -507,7 +508,7 @@ def _shares(count: int, weights: Sequence[float] | None, ema: float | None) -> l
 
 
 def last_of(folder: str, count: int) -> list[str]:
-    """Return the last `count` checkpoints of a folder, ordered by the numbers in their names.
+    """Return the last `count` checkpoints of a folder, ordered by the numbers in their names; averages are left out.
 
     Raises:
         Refused: there are fewer, or their names follow different patterns.
@@ -517,7 +518,8 @@ def last_of(folder: str, count: int) -> list[str]:
     series: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     for entry in scan_folder(folder):
         numbers = re.findall(r"\d+", entry.name)
-        if not numbers or entry.name.startswith(".") or role_of(entry.name) == "beside":
+        ours = f".{COMMANDS['average'].output_word}" in entry.name
+        if not numbers or ours or entry.name.startswith(".") or role_of(entry.name) == "beside":
             continue
         if formats.is_folder_checkpoint(entry.path) if entry.is_dir() else formats.is_checkpoint(entry.path):
             row = tuple(map(int, numbers)), entry.path

@@ -8,8 +8,9 @@ from pathlib import Path
 from ckptfix import formats
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.table import proposed, suffixed
+from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.formats.target import of_suffix
-from ckptfix.io.source import found_as
+from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, normal
 
 
@@ -59,7 +60,12 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
 
 
 def _called(source: StrPath) -> str:
-    """Return the name of `source`; if it is a folder with one model in it, add the model's suffix."""
+    """Return the name of `source`; for a folder that holds one model or several checkpoints, add their suffix."""
     name = file_name(source)
     path = formats.located(name)
-    return name if path == name else f"{normal(name)}{as_path(path).suffix}"
+    if path != name:
+        return f"{normal(name)}{as_path(path).suffix}"
+    if found_as(name) != "folder" or not is_local(name) or formats.is_folder_checkpoint(name):
+        return name
+    suffixes = {as_path(inner).suffix for inner in checkpoints_in(name)}
+    return f"{normal(name)}{suffixes.pop()}" if len(suffixes) == 1 else name

@@ -42,7 +42,7 @@ class WriteOptions:
 
     Attributes:
         force: replace an existing output.
-        keep_old: keep a checkpoint that is replaced, under another name beside the output.
+        keep_old: keep a file or folder that is replaced, under another name beside the output.
         dry_run: plan, and write nothing.
         in_place: change only the bytes of the input that differ; for edits of keys and devices alone.
         link: hard-link the files of a folder that do not change, instead of copying them; for edits of folders alone.
@@ -265,6 +265,11 @@ def _carry_out_in_place(
 
 @gc_paused
 @shares_open_files()
+def _any_file(path: str) -> bool:
+    """Accept every file as one to keep."""
+    return True
+
+
 def carry_out_file(
     source: StrPath,
     dest: StrPath,
@@ -354,7 +359,7 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
                 progress=how.progress,
             )
         elif not how.dry_run:
-            keep = formats.is_checkpoint if how.keep_old else None
+            keep = _any_file if how.keep_old else None
             kept = io_write.write_plan(files, overwrite=how.force, keep_old=keep, inputs=inputs, progress=how.progress)
             backup = kept.get(dest)
     lines = [*draft.lines, *account.lines(), *([] if record is None else [record]), *notes]

@@ -12,6 +12,7 @@ from cli.conftest import Cli
 from ckptfix.cli.shared import colors, console
 
 FIX, DAMAGE, ADDED, REMOVED, END = "\x1b[36m", "\x1b[1;31m", "\x1b[32m", "\x1b[31m", "\x1b[0m"
+WARNING, NOTE = "\x1b[33m", "\x1b[2m"
 
 
 @pytest.fixture
@@ -35,8 +36,9 @@ def test_a_pipe_gets_none(cli: Cli, refused: Path) -> None:
 def test_damage_and_fixes_on_a_terminal(cli: Cli, refused: Path, terminal: None) -> None:
     lines = cli("doctor", refused).stdout.splitlines()
     assert lines[0].startswith(f"{DAMAGE}torch.load refuses") and lines[0].endswith(END)
-    assert lines[1].startswith(f"{FIX}Fix: ckptfix fix") and lines[1].endswith(END)
-    assert [line for line in lines[4:] if "\x1b" in line] == [], "a warning is no damage"
+    assert lines[1].startswith(f"Fix: {FIX}ckptfix fix") and lines[1].endswith(END)
+    later = [line for line in lines[4:] if "\x1b" in line]
+    assert later and all(line.startswith((f"{WARNING}warning{END}: ", f"{NOTE}note{END}: ")) for line in later)
 
 
 @pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
@@ -68,6 +70,7 @@ def test_an_error_is_damage(cli: Cli, refused: Path) -> None:
 
 def test_painted_text() -> None:
     assert colors.painted("Fix: it", "fix", 3) == f"{FIX}Fix{END}: it"
+    assert colors.painted("Fix: it", "fix", -5) == f"Fix: {FIX}it{END}"
     assert colors.painted("x", None) == "x" and colors.painted("", "added") == ""
 
 
@@ -78,3 +81,12 @@ def test_what_diff_finds_on_one_side(cli: Cli, tmp_path: Path) -> None:
     painted = [line for line in lines if "\x1b" in line]
     assert [line.split()[0] for line in painted] == [f"{REMOVED}Only", f"{REMOVED}old", f"{ADDED}Only", f"{ADDED}new"]
     assert all(line.endswith(END) for line in painted)
+
+
+def test_nan_and_warnings_in_tables(cli: Cli, tmp_path: Path) -> None:
+    torch.save({"bad": torch.tensor([float("nan"), 1]), "good": torch.ones(3)}, tmp_path / "a.pth")
+    lines = cli("stats", tmp_path / "a.pth", "--color", "always").stdout.splitlines()
+    assert [line.split()[0] for line in lines if "\x1b" in line] == [f"{DAMAGE}bad", f"{DAMAGE}(all)"]
+    torch.save({"module.w": torch.ones(2)}, tmp_path / "b.pth")
+    lines = cli("ls", tmp_path / "b.pth", "--color", "always").stdout.splitlines()
+    assert [line.startswith(WARNING) for line in lines] == [False, False, True]

@@ -29,15 +29,61 @@ def command(name: str) -> click.Command:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_help_ends_with_an_example_that_parses(cli: Cli, name: str) -> None:
+def test_every_help_ends_with_examples_that_parse(cli: Cli, name: str) -> None:
     result = cli(name, "--help")
     assert result.exit_code == 0
-    head, _, example = result.stdout.rpartition("\nExample:\n  ")
-    assert head
-    assert "\n" not in example.rstrip("\n")
-    words = shlex.split(example.split(" >>")[0])
-    assert words[:2] == ["ckptfix", name]
-    command(name).make_context(name, words[2:])
+    head, _, tail = result.stdout.rpartition("\nExamples:\n")
+    examples, _, more = tail.partition("\n\n")
+    assert head and f"`ckptfix help {name}`" in more
+    for example in examples.splitlines():
+        words = shlex.split(example.split(" >")[0])
+        assert words[:2] == ["ckptfix", name]
+        command(name).make_context(name, words[2:])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_a_screen(program: Forks, name: str) -> None:
+    lines = program(MAIN, [name, "--help"], environment={"COLUMNS": "100"}).stdout.splitlines()
+    assert len(lines) <= 30 and max(map(len, lines)) <= 100
+    titles = [line for line in lines if line and not line.startswith((" ", "`", "Usage"))]
+    assert titles[-1] == "Examples:" and titles == sorted(titles, key=TITLES.index)
+
+
+TITLES = ["Options:", "Common options:", "Commands:", "Examples:"]
+
+
+def test_most_helps_have_twenty_five_lines(program: Forks) -> None:
+    shown = (program(MAIN, [name, "--help"], environment={"COLUMNS": "100"}).stdout for name in COMMANDS)
+    assert [len(text.splitlines()) <= 25 for text in shown].count(False) <= 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cast", "a", "b", "--dtype", "fp16"), "Use --to DTYPE"),
+        (("cast", "a", "b", "--drop", "x"), "`ckptfix select` has it"),
+        (("select", "a", "b", "--exclude", "x"), "Use --drop GLOB"),
+        (("map-location", "a", "b", "--to", "cuda:1"), "Use DEVICE as the last word"),
+        (("inspect", "a", "--dtype", "x"), "`ckptfix cast` has --to DTYPE"),
+        (("fix", "a", "--no-such-thing"), "`ckptfix fix --help` lists them"),
+        (("fix", "a", "--lik", "b"), "Did you mean --like"),
+        (("convert", "ddp.pth", "x.safetensors", "--to", "fp16"), "`ckptfix cast IN OUT --to fp16`"),
+        (("to-cuda", "a"), "Did you mean map-location?"),
+        (("drop", "a", "fc.*"), "Did you mean select? For example: ckptfix select model.pth"),
+        (("merge-shards", "a"), "Did you mean convert?"),
+        (("rename", "a", "b", "s/layer(.)/stage/"), "--sub 'layer(.)=stage'"),
+        (("rename", "a", "b", "layer=stage"), "--sub layer=stage"),
+        (("fix", "a", "b", "c"), "Unexpected argument 'c'"),
+        (("fix", "ddp.pht"), "did you mean ddp.pth?"),
+        (("doctor", "qqqqq.safetensors"), "no such file or folder"),
+    ],
+)
+def test_what_is_typed_wrong_is_answered_with_what_is_right(
+    cli: Cli, ddp: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(ddp.parent)
+    done = cli(*words)
+    assert done.exit_code == 2 and said in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -65,7 +111,7 @@ def test_no_two_outputs_of_one_input_have_one_name() -> None:
 
 def test_every_module_of_a_verb_has_a_row() -> None:
     rows = {row.module for row in COMMANDS.values()}
-    shared = {"__init__", "common", "console", "exits", "progress", "tables", "tree"}
+    shared = {"__init__", "common", "console", "exits", "progress", "tables", "tree", "verdict"}
     modules = {path.stem for path in (ROOT / "ckptfix/cli").glob("*.py")} - shared
     modules |= {f"values.{path.stem}" for path in (ROOT / "ckptfix/cli/values").glob("[!_]*.py")}
     assert modules | {"fleet"} == rows
@@ -80,8 +126,17 @@ def test_every_verb_has_a_twin_test() -> None:
 def test_help_lists_every_command(cli: Cli, flag: str) -> None:
     result = cli(flag)
     assert result.exit_code == 0
+    head, _, behind = result.stdout.partition("More commands:\n")
     for name, row in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(row.summary)}$", result.stdout, re.MULTILINE)
+        if row.behind:
+            assert re.search(rf"\b{name}\b", behind)
+        else:
+            assert re.search(rf"^  {name} +{re.escape(row.summary)}$", head, re.MULTILINE)
+    assert {"strip-module", "add-module", "to-cpu", "map-location", "diff"} <= {
+        name for name, row in COMMANDS.items() if not row.behind
+    }
+    assert sum(not row.behind for row in COMMANDS.values()) <= 20 + ("wash-tensors" in COMMANDS)
+    assert "Examples:\n  ckptfix model.pth " in head
 
 
 def test_help_imports_nothing_but_the_group() -> None:
@@ -122,11 +177,10 @@ def test_no_near_one_no_guess(cli: Cli) -> None:
     assert "Did you mean" not in result.stderr
 
 
-def test_no_command_at_all_is_wrong_usage(cli: Cli) -> None:
+def test_no_command_at_all_shows_the_help(cli: Cli) -> None:
     result = cli()
-    assert result.exit_code == 2
-    assert "strip-module" in result.stderr
-    assert result.stdout == ""
+    assert result.exit_code == 0 and result.stderr == ""
+    assert result.stdout == cli("--help").stdout
 
 
 def test_the_readme_names_every_command() -> None:
@@ -148,4 +202,4 @@ def test_a_file_called_dash_is_one_with_its_folder(cli: Cli, tmp_path: Path, mon
 
 
 def test_help_says_what_a_dash_is(cli: Cli) -> None:
-    assert "means standard input" in " ".join(cli("--help").stdout.split())
+    assert "- is standard input or output" in " ".join(cli("--help").stdout.split())

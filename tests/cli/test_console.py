@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from ckptfix.cli.shared import console as console_module
 from ckptfix.cli.shared.console import Console
 from ckptfix.findings.row import Finding
 
@@ -74,3 +76,13 @@ def test_a_flood_of_findings_is_cut_on_request() -> None:
         Console().findings(findings, most=2)
         lines = err.getvalue().decode().splitlines()
     assert lines == ["warning: 0: odd", "warning: 1: odd", "... 3 more findings (--json has all)"]
+
+
+def test_a_terminal_gets_a_cause_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Finding("lost", "warning", f"t{number}", "is lost") for number in range(9)]
+    Console().findings(rows)
+    assert len(capsys.readouterr().err.splitlines()) == 9, "a pipe gets all"
+    monkeypatch.setattr(console_module, "is_terminal", lambda stream: stream is sys.stderr)
+    Console().findings([*rows, Finding("filled", "warning", "t9", "is filled")])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 5 and "6 more warnings like these: lost" in lines[-1]

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli.conftest import Cli, names
+from builders import written
+from cli.conftest import Cli, names, state
 
 import ckptfix
 
@@ -80,3 +81,18 @@ def test_the_model_of_a_folder_is_named_after_the_folder(cli: Cli, ddp: Path) ->
     result = cli("strip-module", f"{folder}/")
     assert result.stdout.splitlines()[-1] == f"output: {folder}.stripped.ckpt"
     assert [path.name for path in folder.iterdir()] == ["weights.ckpt"]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".ckpt"])
+def test_an_average_is_named_after_its_inputs(cli: Cli, tmp_path: Path, suffix: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    paths = [written(run / f"epoch_{number}{suffix}", state(weight=(number, 0.0))) for number in range(3)]
+    done = cli("average", run, "--last", 2)
+    assert done.exit_code == 0 and f"output: {run}.averaged{suffix}" in done.stdout
+    done = cli("average", *paths)
+    assert done.exit_code == 0 and f"output: {run}/epoch_2.averaged{suffix}" in done.stdout
+    assert ckptfix.load_checkpoint(run / f"epoch_2.averaged{suffix}")["weight"][0] == 1.0
+    assert cli("average", *paths[:2]).exit_code == 2, "the second name may be IN or OUT"
+    again = cli("average", run, "--last", 2, "--force", "-o", tmp_path / "again.pth")
+    assert again.exit_code == 0, "an average in the folder is not one of its checkpoints"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, floats, state, wrapped
 
+import ckptfix
 from ckptfix.cli import diff
 from ckptfix.cli.shared import console
 
@@ -134,3 +138,59 @@ def test_values_are_shown_short(value: object, text: str) -> None:
 
 def test_a_missing_file_is_trouble_not_a_difference(cli: Cli, ddp: Path) -> None:
     assert cli("diff", ddp, "no-such-file.pth").exit_code == 2
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two checkpoints: a little, a lot and nothing changed; one number of 64 is NaN."""
+    before = {"layers.0.a": torch.ones(64), "layers.0.b": torch.ones(64), "layers.1.a": torch.ones(64)}
+    after = {name: value.clone() for name, value in before.items()}
+    after["layers.0.b"] += 1
+    after["layers.1.a"][3] = 1.001
+    after["layers.1.a"][5] = float("nan")
+    torch.save(before | {"same": torch.ones(2)}, tmp_path / "a.pth")
+    torch.save(after | {"same": torch.ones(2)}, tmp_path / "b.pth")
+    return tmp_path / "a.pth", tmp_path / "b.pth"
+
+
+def test_a_nan_that_only_b_has_comes_first(cli: Cli, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    first = "NaN or infinity in B where A has numbers: layers.1.a (1 NaN of 64)."
+    done = cli("diff", *runs, "--color", "always")
+    assert done.stdout.splitlines()[0] == f"\x1b[1;31m{first}\x1b[0m"
+    assert [line for line in done.stdout.splitlines() if line.startswith("\x1b[1;31mlayers.1.a ")]
+    assert json.loads(cli("diff", *runs, "--json").stdout)["summary"][0] == first
+    cli("diff", *runs, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.index(first) < page.index("Different: ")
+    assert re.search(r'<td class="?sign"?[^>]*title="layers.1.a"[^>]*>!</td>', page)
+    back = cli("diff", *reversed(runs)).stdout
+    assert "where A has numbers" not in back and "NaN in A only" in back
+
+
+def test_an_infinity_that_only_b_has(cli: Cli, tmp_path: Path) -> None:
+    a, b = saved(tmp_path / "a.pth", w=(1, -math.inf)), saved(tmp_path / "b.pth", w=(math.inf, math.inf))
+    assert cli("diff", a, b).stdout.startswith("NaN or infinity in B where A has numbers: w (1 infinite of 2).")
+    values = json.loads(cli("diff", a, b, "--json").stdout)["changed"][0]["values"]
+    assert (values["infinite"], values["infinite_b"]) == (2, 1)
+
+
+def test_the_largest_change_is_first_unless_asked(cli: Cli, runs: tuple[Path, Path]) -> None:
+    def order(*words: str) -> list[str]:
+        lines = cli("diff", *runs, *words).stdout.partition("\nValues")[2].splitlines()
+        return [line.split()[0] for line in lines if line.startswith("layers")]
+
+    assert order() == ["layers.1.a", "layers.0.b"], "NaN before any number"
+    assert order("--sort", "file") == order("--sort", "name") == ["layers.0.b", "layers.1.a"]
+    assert order("--by-layer") == ["layers.1", "layers.0"]
+    assert order("--by-layer", "--sort", "name") == ["layers.0", "layers.1"]
+    text = cli("diff", *runs, "--by-layer").stdout
+    assert re.search(r"layers\.0 +1 of 2 +0\.5 +layers\.0\.b", text)
+
+
+def test_the_overall_change(cli: Cli, tmp_path: Path) -> None:
+    a = saved(tmp_path / "a.pth", x=(3, 0), y=(0, 1), z=(7,))
+    b = saved(tmp_path / "b.pth", x=(3, 4), y=(0, 2), z=(7,))
+    change = math.sqrt(16 + 1) / math.sqrt(25 + 4)
+    said = f"Relative change of the tensors that differ: {change:.3g}; largest: x 0.8, y 0.5."
+    assert said in cli("diff", a, b).stdout
+    assert ckptfix.diff(a, b).overall == pytest.approx(change)

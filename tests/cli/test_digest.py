@@ -7,6 +7,8 @@ import pytest
 from builders import written
 from cli.conftest import Cli, state, wrapped
 
+from ckptfix.cli.values.digest import fitted
+
 
 def test_a_stripped_copy_verifies(cli: Cli, ddp: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.pth"
@@ -48,3 +50,11 @@ def test_many_inputs(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [[], ["--files"], ["--hub", "--check", "x"]])
 def test_wrong_usage(cli: Cli, words: list[str]) -> None:
     assert cli("digest", *words).exit_code == 2
+
+
+def test_a_narrow_terminal_gets_the_names(cli: Cli, ddp: Path) -> None:
+    lines = cli("digest", ddp).stdout.splitlines()
+    assert fitted(lines, 0) == fitted(lines, 200) == lines
+    shown = fitted(lines, 60)
+    assert max(map(len, shown)) <= 60 and "whole digests" in shown[-1]
+    assert shown[1].startswith(lines[1][:16] + "...  ") and shown[1].endswith("fc.weight")

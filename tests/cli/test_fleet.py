@@ -132,7 +132,7 @@ def test_where_outputs_go(planned: Fleet, words: Sequence[str], outputs: Sequenc
         (["to-cpu", "-o", "{parent}/{name}"], "the output is the input"),
         (["to-cpu", "-o", "{name}", "--out-dir", "out"], "given twice"),
         (["to-cpu", "--out-dir", "out", "--jobs", "3"], "fleet run"),
-        (["to-cpu", "--out-dir", "out", "in/2.pth"], "More than two names"),
+        (["to-cpu", "--out-dir", "out", "in/2.pth"], "Unexpected argument"),
         (["doctor", "in/2.pth"], "name the inputs before --"),
         (["doctor", "--error", "-"], "stream"),
         (["stats", "--out-dir", "out"], "No such option"),
@@ -236,7 +236,7 @@ def test_an_output_of_others_is_not_replaced(cli: Cli, planned: Fleet, inputs: P
         assert other.read_bytes() == wrapped("other.")
     forced = planned("in/0.pth", "in/1.pth", "--", "to-cpu", "--out-dir", "out", "--force")
     assert in_threads(forced).done == 2
-    assert (inputs / "out/0.pth.~1~").read_bytes() == wrapped("other.")
+    assert other.read_bytes() != wrapped("other.") and not (inputs / "out/0.pth.~1~").exists()
 
 
 def test_a_job_that_was_killed_is_done_again(planned: Fleet, inputs: Path) -> None:
@@ -546,6 +546,7 @@ def test_people_see_files_bytes_and_failures() -> None:
     now = iter((0.0, 0.0, 1.0))
     bar = Bar(stream, clock=lambda: next(now), columns=100)
     bar.report = fleet.FleetReport(jobs=2000, bytes=4_000_000, codes={0: 990, 2: 10}, done_bytes=2_000_000)
+    bar(0, 4_000_000)
     bar(2_000_000, 4_000_000)
     assert stream.getvalue().strip() == "1,000 of 2,000 files  2.00 MB of 4.00 MB  2.00 MB/s  1 s left  10 failed"
 

@@ -244,6 +244,7 @@ def test_worktrees_and_submodules(cli: Cli, repository: Path, tmp_path: Path, mo
     assert "+w  float32 [1]" in git("show")
     monkeypatch.chdir(repository)
     assert cli("git", "status").stdout.startswith("not enabled")
+    assert cli("git").stdout == cli("git", "status").stdout
 
 
 def test_a_bare_repository(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

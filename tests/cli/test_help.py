@@ -11,12 +11,13 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import click
 import pytest
 from cli.conftest import Cli
 from forks import MAIN, Forks
 
 import ckptfix
-from ckptfix.cli import COMPLETE
+from ckptfix.cli import COMPLETE, commands
 from ckptfix.cli import help as help_command
 from ckptfix.cli.help import plain
 from ckptfix.command_table import COMMANDS
@@ -42,7 +43,13 @@ def test_a_topic_is_its_page_for_a_terminal(cli: Cli, topic: str) -> None:
 def test_a_command_is_what_its_help_says(cli: Cli, name: str) -> None:
     result = cli("help", name)
     assert result.exit_code == 0
-    assert result.stdout == cli(name, "--help").stdout
+    full = "".join(result.stdout.split())
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None and command.help is not None
+    for param in command.params:
+        record = param.get_help_record(click.Context(command)) if isinstance(param, click.Option) else None
+        assert record is None or "".join(record[1].split()) in full, record
+    assert "".join(command.help.split()) in full and "Examples:" in full
 
 
 @pytest.mark.parametrize(
@@ -60,6 +67,30 @@ def test_no_near_topic_no_guess(cli: Cli) -> None:
     assert result.exit_code == 2
     assert "Did you mean" not in result.stderr
     assert "`ckptfix help` lists the topics" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "line"),
+    [
+        (("nan",), "nan-values", "ckptfix doctor --explain nan-values"),
+        (("nan",), "stats: ", "ckptfix stats --help"),
+        (("resume",), "Which step do I resume from?", "ckptfix doctor out"),
+        (("resume", "other", "gpus"), "Resume on other GPUs", "ckptfix "),
+        (("fp16",), "cast: ", "ckptfix cast --help"),
+        (("module", "prefix"), "strip-module: ", "ckptfix strip-module --help"),
+    ],
+)
+def test_other_words_are_searched(cli: Cli, words: tuple[str, ...], title: str, line: str) -> None:
+    result = cli("help", *words)
+    assert result.exit_code == 0
+    rows = result.stdout.splitlines()
+    at = next(number for number, row in enumerate(rows) if title in row)
+    assert rows[at + 1].strip().startswith(line)
+
+
+def test_the_common_options_have_a_page(cli: Cli) -> None:
+    text = cli("help", "options").stdout
+    assert all(option in text for option in ("--in-place", "--output", "--force", "--out-dir", "--jobs", "--json"))
 
 
 def test_a_terminal_gets_a_pager(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""IN and OUT side by side, with --force: an old OUT that is a checkpoint stays, under another name."""
+"""--backup: an old OUT stays, under another name; --force replaces it."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ def line(command: str, *how: object) -> list[object]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_checkpoint_that_is_replaced_is_kept(cli: Cli, command: str) -> None:
-    done = cli(*line(command, "b.pth"), "-f")
+    done = cli(*line(command, "b.pth"), "--backup")
     assert done.exit_code == 0, done.output
     assert "kept the old b.pth as b.pth.~1~\n" in done.stdout and done.stdout.count("kept the old") == 1
     assert Path("b.pth.~1~").read_bytes() == OLD
     first = Path("b.pth").read_bytes()
     assert first != OLD
-    done = cli(*line(command, "b.pth"), "-f", "--json")
+    done = cli(*line(command, "b.pth"), "-b", "--json")
     document = json.loads(done.stdout)
     assert document["backup"] == "b.pth.~2~"
     assert Path("b.pth.~2~").read_bytes() == first
     assert Path("b.pth.~1~").read_bytes() == OLD
 
 
+@pytest.mark.parametrize("option", [(), ("-o",)])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_output_replaces_it(cli: Cli, command: str, folder: Path) -> None:
-    words = line(command, "-o", "b.pth")
+def test_force_replaces_it(cli: Cli, command: str, option: tuple[str, ...], folder: Path) -> None:
+    words = line(command, *option, "b.pth")
     assert cli(*words).exit_code == 2
     assert Path("b.pth").read_bytes() == OLD
     done = cli(*words, "--force", "--json")
@@ -63,17 +64,17 @@ def test_one_output_is_wanted(cli: Cli, command: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"an old log\n", b"<html>no</html>"])
-def test_what_is_no_checkpoint_is_replaced(cli: Cli, folder: Path, content: bytes) -> None:
+def test_what_is_no_checkpoint_is_kept_too(cli: Cli, content: bytes) -> None:
     Path("b.pth").write_bytes(content)
-    done = cli(*line("to-cpu", "b.pth"), "-f", "--json")
-    assert (done.exit_code, json.loads(done.stdout)["backup"]) == (0, None)
-    assert sorted(path.name for path in folder.iterdir()) == ["a.pth", "b.pth", "like.pth"]
+    done = cli(*line("to-cpu", "b.pth"), "-b", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["backup"]) == (0, "b.pth.~1~")
+    assert Path("b.pth.~1~").read_bytes() == content
 
 
 @pytest.mark.parametrize("cut", [1, 30, 200])
 def test_a_checkpoint_that_is_cut_short_is_one(cli: Cli, cut: int) -> None:
     Path("b.pth").write_bytes(OLD[:-cut])
-    assert cli(*line("to-cpu", "b.pth"), "-f").exit_code == 0
+    assert cli(*line("to-cpu", "b.pth"), "-b").exit_code == 0
     assert Path("b.pth.~1~").read_bytes() == OLD[:-cut]
 
 
@@ -81,14 +82,14 @@ def test_the_target_of_a_link_is_kept_beside_itself(cli: Cli, folder: Path) -> N
     (folder / "far").mkdir()
     Path("b.pth").rename("far/real.pth")
     Path("b.pth").symlink_to("far/real.pth")
-    done = cli(*line("to-cpu", "b.pth"), "-f")
+    done = cli(*line("to-cpu", "b.pth"), "-b")
     assert f"as {folder.resolve()}/far/real.pth.~1~" in done.stdout
     assert Path("far/real.pth.~1~").read_bytes() == OLD
     assert Path("b.pth").is_symlink() and Path("b.pth").read_bytes() == Path("far/real.pth").read_bytes() != OLD
 
 
 def test_a_dry_run_keeps_nothing(cli: Cli, folder: Path) -> None:
-    assert cli(*line("to-cpu", "b.pth"), "-f", "--dry-run").exit_code == 0
+    assert cli(*line("to-cpu", "b.pth"), "-b", "--dry-run").exit_code == 0
     assert sorted(path.name for path in folder.iterdir()) == ["a.pth", "b.pth", "like.pth"]
     assert Path("b.pth").read_bytes() == OLD
 
@@ -96,6 +97,6 @@ def test_a_dry_run_keeps_nothing(cli: Cli, folder: Path) -> None:
 def test_a_name_that_leaves_no_room_for_a_number_is_refused(cli: Cli) -> None:
     name = "b" * 250 + ".pth"
     Path(name).write_bytes(OLD)
-    done = cli(*line("to-cpu", name), "-f")
-    assert done.exit_code == 2 and "-o OUT --force" in done.stderr
+    done = cli(*line("to-cpu", name), "-b")
+    assert done.exit_code == 2 and "--force" in done.stderr
     assert Path(name).read_bytes() == OLD

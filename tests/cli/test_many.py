@@ -226,7 +226,8 @@ def test_existing_outputs(cli: Cli, runs: Path) -> None:
     again = cli(*words)
     assert again.exit_code == 2 and again.stderr.count("exists") == 2
     assert again.stdout == "2 files: 0 written to out, 2 failed.\n"
-    forced = cli(*words, "--force")
+    assert cli(*words, "--force").exit_code == 0 and sorted(tree(Path("out"))) == ["one.pth", "two.pth"]
+    forced = cli(*words, "--backup")
     assert forced.exit_code == 0 and "kept the old out/one.pth as out/one.pth.~1~" in forced.stdout
     assert sorted(tree(Path("out"))) == ["one.pth", "one.pth.~1~", "two.pth", "two.pth.~1~"]
 

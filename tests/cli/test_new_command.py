@@ -81,7 +81,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_its_help_is_complete(cli: Cli) -> None:
-    test_commands.test_every_help_ends_with_an_example_that_parses(cli, NAME)
+    test_commands.test_every_help_ends_with_examples_that_parse(cli, NAME)
     test_commands.test_every_command_is_called_as_its_row_says(NAME)
     test_commands.test_every_row_says_what_the_command_has(NAME)
     test_commands.test_no_two_outputs_of_one_input_have_one_name()

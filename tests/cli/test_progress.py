@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_the_end_says_what_is_still_done() -> None:
 
 def test_clear_leaves_an_empty_line() -> None:
     stream, clock = StringIO(), Clock()
-    progress = Progress(stream, clock=clock, columns=30)
+    progress = Progress(stream, clock=clock, columns=30, phases=("writing",))
     clock.now += 1
     progress(5 * GB, 10 * GB)
     progress.clear()
@@ -154,3 +155,26 @@ def test_quiet_and_no_terminal_mean_none() -> None:
     script = SCRIPT.replace("ARGUMENTS", "()")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("no progress\n", "the end\n")
+
+
+def test_the_rate_shows_after_a_second_of_work() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80)
+    clock.now += 30  # start-up is no transfer
+    progress(0, 10 * GB)
+    for _ in range(12):
+        clock.now += 0.1
+        progress(int((clock.now - 130) * GB), 10 * GB)
+    shown = drawn(stream)
+    assert not [line for line in shown[:9] if "left" in line]
+    assert re.search(r"  (1\.00 GB|999 MB|1000 MB)/s  9 s left$", shown[-1])
+
+
+def test_each_pass_over_the_bytes_is_named() -> None:
+    stream, clock = StringIO(), Clock()
+    progress = Progress(stream, clock=clock, columns=80, phases=("checking", "writing"))
+    for done in (5, 9, 2, 8, 1):
+        clock.now += 1
+        progress(done, 10)
+    assert [line.split()[0] for line in drawn(stream)] == ["checking", "checking", "writing", "writing", "writing"]
+    assert "left" not in drawn(stream)[2], "a new phase begins a new measure"

@@ -41,11 +41,12 @@ ROOMS = {
 BOUNDS = {
     "--help": 15,
     "to-cpu": 125,
-    "inspect": 130,
+    "inspect": 131,
     "strip-module": 135,
     "ls": 160,
     "ls FOLDER": 165,
     "doctor": 160,
+    "FILE": 165,
     "fix": 190,
     "to-cpu LEGACY": 130,
     "inspect SAFETENSORS": 140,
@@ -86,7 +87,7 @@ def test_a_command_imports_what_its_file_needs(tmp_path: Path, name: str) -> Non
     elif kind:
         named = {"LEGACY": "legacy-cuda-tagged.pth", "SAFETENSORS": "safetensors-data-parallel.safetensors"}
         path = FIXTURES / named[kind]
-    words = [verb, *([] if verb == "--help" else [str(path)])]
+    words = [*([] if verb == "FILE" else [verb]), *([] if verb == "--help" else [str(path)])]
     words += ["out.pth"] if verb in ("to-cpu", "strip-module", "fix") else []
     code, names = loaded(words, tmp_path)
     ours = {row for row in names if row.partition(".")[0] == "ckptfix"}

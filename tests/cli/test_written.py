@@ -74,7 +74,7 @@ def is_new() -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("output", [["b.pth", "--force"], ["-o", "b.pth", "--force"], ["-o", "new.pth"]])
+@pytest.mark.parametrize("output", [["b.pth", "--backup"], ["-o", "b.pth", "--force"], ["-o", "new.pth"]])
 def test_a_signal_around_the_rename(
     run: Run, folder: Path, number: signal.Signals, when: str, output: list[str]
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_signal_around_the_rename(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_signal_while_the_old_file_gets_its_second_name(run: Run, folder: Path, when: str) -> None:
-    done = run("link", when, "SIGTERM", "strip-module", "a.pth", "b.pth", "--force")
+    done = run("link", when, "SIGTERM", "strip-module", "a.pth", "b.pth", "--backup")
     assert (done.code, done.stderr) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")
     assert not is_new()
     assert sorted(path.name for path in folder.iterdir()) == ["a.pth", "b.pth"]
@@ -103,7 +103,7 @@ def test_a_signal_while_the_folder_is_synced(run: Run, folder: Path) -> None:
     assert done.stderr == f"stopped by SIGTERM\nb.pth {COMPLETE}\n"
 
 
-@pytest.mark.parametrize("output", [["b.pth", "--force"], ["-o", "b.pth", "--force"], ["-o", "new.pth"]])
+@pytest.mark.parametrize("output", [["b.pth", "--backup"], ["-o", "b.pth", "--force"], ["-o", "new.pth"]])
 def test_a_folder_that_cannot_be_synced(run: Run, folder: Path, output: list[str]) -> None:
     last = 2 if output[0] == "b.pth" else 1
     done = run("fsync", "before", "EIO", "strip-module", "a.pth", *output, nth=last)
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_synced(run: Run, folder: Path, output: list[str
 
 
 def test_a_folder_that_cannot_be_synced_after_the_old_file_got_its_second_name(run: Run, folder: Path) -> None:
-    done = run("fsync", "before", "EIO", "strip-module", "a.pth", "b.pth", "--force", nth=1)
+    done = run("fsync", "before", "EIO", "strip-module", "a.pth", "b.pth", "--backup", nth=1)
     assert done.code == 2 and "complete" not in done.stderr
     assert not is_new()
     assert sorted(path.name for path in folder.iterdir()) == ["a.pth", "b.pth"]

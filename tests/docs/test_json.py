@@ -30,8 +30,7 @@ BASES = {"envelope", "writes"}
 PARTS = {"check", "edit", "finding", "quantization", "statistics", "statistics_of_several", "values"}
 """What stands in several places of them."""
 
-FAULTS = {"account.left_behind[]", "account.lost[]", "changed[].values.reason", "close[].values.reason",
-          "layers[].values.reason"}  # fmt: skip
+FAULTS = {"account.left_behind[]", "account.lost[]", "changed[].values.reason", "close[].values.reason"}
 """Filled only where a command did not name what it left out, and where two tensors could not be compared."""
 
 

@@ -54,7 +54,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
-    ("fix", "histogram", "listing"),
+    ("fix", "histogram", "listing", "verdict"),
 )
 """The verbs, and what they share, in the same way. A verb that no other one imports need not be listed."""
 

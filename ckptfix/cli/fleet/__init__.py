@@ -7,16 +7,17 @@ import click
 from ckptfix.cli.fleet.plan import plan
 from ckptfix.cli.fleet.run import run
 from ckptfix.cli.fleet.status import status
+from ckptfix.cli.shared.help_text import ShortHelp
 from ckptfix.command_table import COMMANDS
 
 
-class Fleet(click.Group):
-    """The command group of plan, run and status, with an example below its help."""
+class Fleet(ShortHelp, click.Group):
+    """The command group of plan, run and status."""
 
-    example = COMMANDS["fleet"].example
+    examples = COMMANDS["fleet"].all_examples
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write(f"\nExample:\n  {self.example}\n")
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        click.Group.format_options(self, ctx, formatter)
 
 
 command = Fleet(

@@ -333,5 +333,5 @@ plan = PlanCommand(
     ],
     callback=_plan,
     help=_plan.__doc__,
-    example="ckptfix fleet plan 'runs/**/*.pth' -- to-cpu -o 'cpu/{parent}/{name}' > plan.jsonl",
+    examples=("ckptfix fleet plan 'runs/**/*.pth' -- to-cpu -o 'cpu/{parent}/{name}' > plan.jsonl",),
 )

@@ -51,7 +51,7 @@ def _setting(text: str) -> tuple[str, object]:
         help="Allow jobs to import and call module:factory, which runs its code; a plan cannot ask for it.",
     ),
     click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be done, and do nothing."),
-    example="ckptfix fleet run plan.jsonl --jobs 8",
+    examples=("ckptfix fleet run plan.jsonl --jobs 8",),
 )  # fmt: skip
 def run(
     console: Console,

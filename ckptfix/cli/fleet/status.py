@@ -20,7 +20,7 @@ STATES = ("done", "failed", "left", "changed")
         ["--list", "listed"], metavar="WHICH",
         help="Print only the input names, one per line, of jobs that are done, failed, left or changed, or of a cause.",
     ),
-    example="ckptfix fleet status plan.jsonl",
+    examples=("ckptfix fleet status plan.jsonl",),
 )  # fmt: skip
 def status(console: Console, *, plan: str, shard: PlanShard | None, listed: str | None) -> int:
     """Show which jobs of PLAN are done, failed or left.

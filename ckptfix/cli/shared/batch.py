@@ -61,7 +61,7 @@ def run(batch: Batch, console: Console) -> int:
     waiting: dict[int, Outcome] = {}  # finished, but an earlier input is not
     quiet = Undisturbed()
     try:
-        with _folders(batch), console.progress() as bar, contextlib.closing(_each(batch, bar)) as done:
+        with _folders(batch), console.progress(phases=()) as bar, contextlib.closing(_each(batch, bar)) as done:
             for number, outcome in done:
                 if outcome.usage is not None:
                     raise click.UsageError(outcome.usage)

@@ -125,7 +125,7 @@ def done(job: Job, replace: Literal["no", "yes", "keep"] = "no", allow_import: b
     """Do a job of a fleet.
 
     Args:
-        replace: whether to replace an existing output; "keep" renames the old one.
+        replace: whether to replace an existing output; "keep" keeps the old one as ``--backup`` does.
         allow_import: allow importing ``module:factory``; the command line itself cannot ask for that.
     """
     options = dict(job.options)
@@ -133,10 +133,8 @@ def done(job: Job, replace: Literal["no", "yes", "keep"] = "no", allow_import: b
         options["allow_import"] = allow_import
     if replace != "no" and "force" in options and not options.get("in_place"):
         options["force"] = True
-        if replace == "yes" and options.get("output") is None:
-            options["output"], options["dest"] = options["dest"], None
-        elif replace == "keep" and options.get("dest") is None:
-            options["dest"], options["output"] = options["output"], None
+        if replace == "keep" and "backup" in options:
+            options["backup"] = True
     outcome = perform(dataclasses.replace(job, options=options))
     reported(outcome.written)
     return outcome

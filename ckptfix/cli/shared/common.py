@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -14,7 +14,8 @@ import click
 from ckptfix.cli.shared import tables
 from ckptfix.cli.shared.colors import When
 from ckptfix.cli.shared.console import Console, pass_console
-from ckptfix.cli.shared.operands import InAndOut, Operands, Others, folder_options
+from ckptfix.cli.shared.help_text import ShortHelp
+from ckptfix.cli.shared.operands import CommonOption, InAndOut, Operands, Others, folder_options
 from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Unsupported, printable
 
@@ -53,8 +54,8 @@ class Written(Protocol):
     def as_dict(self) -> Mapping[str, Any]: ...
 
 
-class Verb(click.Command):
-    """A command whose help ends with an example, and that accepts ``-`` for a stream.
+class Verb(ShortHelp, click.Command):
+    """A command that accepts ``-`` for a stream.
 
     Attributes:
         operands: how it reads its inputs from the command line; None if their number is fixed.
@@ -63,10 +64,20 @@ class Verb(click.Command):
 
     shares = False
 
-    def __init__(self, name: str, *, example: str, operands: Operands | None = None, **attributes: Any) -> None:
+    def __init__(
+        self, name: str, *, examples: Sequence[str], operands: Operands | None = None, **attributes: Any
+    ) -> None:
         super().__init__(name, **attributes)
-        self.example = example
+        self.examples = examples
         self.operands = operands
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from ckptfix.cli.shared.wrong_words import wrong_option
+
+            raise wrong_option(error, str(self.name), ctx) from None
 
     def invoke(self, ctx: click.Context) -> int:
         console = ctx.ensure_object(Console)
@@ -104,9 +115,6 @@ class Verb(click.Command):
         super().format_usage(ctx, formatter)
         if self.operands is not None and self.operands.usage:
             formatter.write_usage(ctx.command_path, f"[OPTIONS] {self.operands.usage}", " " * len("Usage: "))
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write(f"\nExample:\n  {self.example}\n")
 
 
 class FileName(click.Path):
@@ -166,14 +174,14 @@ def output_options() -> list[click.Parameter]:
     """Return --quiet, --json and --color, whose values the console keeps."""
     shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     return [
-        click.Option(["-q", "--quiet"], callback=_set("quiet"), help="Show only warnings and errors.", **shared),
-        click.Option(
+        CommonOption(["-q", "--quiet"], callback=_set("quiet"), help="Show only warnings and errors.", **shared),
+        CommonOption(
             ["--json"],
             callback=_set("json"),
             help="Print the result as one JSON object; with several inputs, one object per line.",
             **shared,
         ),
-        click.Option(
+        CommonOption(
             ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
             is_eager=True, expose_value=False, callback=_set_color, help="Use color; auto means on a terminal.",
         ),
@@ -183,21 +191,20 @@ def output_options() -> list[click.Parameter]:
 def reads(
     name: str,
     *params: click.Parameter,
-    example: str | None = None,
+    examples: Sequence[str] | None = None,
     output: bool = True,
     operands: Operands | None = None,
 ) -> Callable[[Callable[..., int]], Verb]:
     """Make a command from a function that gets the console and `params`, and returns the exit code.
 
-    Its docstring is the help text, followed by `example`, by default that of its row in the table of commands. `output`
-    adds --quiet, --json and --color; `operands` defines
-    how it runs on several inputs.
+    Its docstring is the help text, followed by `examples`, by default those of its row in the table of commands.
+    `output` adds --quiet, --json and --color; `operands` defines how it runs on several inputs.
     """
 
     def decorate(function: Callable[..., int]) -> Verb:
         return Verb(
             name,
-            example=COMMANDS[name].example if example is None else example,
+            examples=COMMANDS[name].all_examples if examples is None else examples,
             operands=operands,
             params=[*params, *(output_options() if output else [])],
             callback=pass_console(function),
@@ -208,22 +215,27 @@ def reads(
 
 
 def destination(*, optional: bool = False) -> list[click.Parameter]:
-    """Return OUT, --output, --force, --dry-run and --out-dir; pass the values of the first three to `where_to`."""
+    """Return OUT, --output, --force, --backup, --dry-run and --out-dir; pass the first two to `where_to`."""
     return [
         click.Argument(["dest"], metavar="[OUT]" if optional else "OUT", required=False, type=FileName(output=True)),
-        click.Option(
+        CommonOption(
             ["-o", "--output", "output"],
             metavar="OUT",
             type=FileName(output=True),
-            help="Path of the output; with --force, an old file is replaced without a backup.",
+            help="Path of the output, instead of OUT.",
         ),
-        click.Option(
+        CommonOption(
             ["-f", "--force"],
             is_flag=True,
-            help="Replace OUT if it exists. An old checkpoint is kept as OUT.~1~, unless you use -o.",
+            help="Replace OUT if it exists.",
         ),
-        click.Option(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
-        click.Option(
+        CommonOption(
+            ["-b", "--backup"],
+            is_flag=True,
+            help="Replace OUT if it exists, and keep the old one as OUT.~1~, or with the next unused number.",
+        ),
+        CommonOption(["-n", "--dry-run"], is_flag=True, help="Show what would be written; write nothing."),
+        CommonOption(
             ["--record"], is_flag=True, is_eager=True, expose_value=False, callback=_set("record"),
             help="Save a record next to OUT: SHA-256 of the inputs, command, version.",
         ),
@@ -231,10 +243,8 @@ def destination(*, optional: bool = False) -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-def where_to(dest: str | None, output: str | None, *, force: bool, without: str | None = "") -> tuple[str | None, bool]:
-    """Return the output, and whether to keep a checkpoint that it replaces.
-
-    IN and OUT in one command line may come from a shell that expanded ``*.pth``: then the user named no output.
+def where_to(dest: str | None, output: str | None, *, without: str | None = "") -> str | None:
+    """Return the output.
 
     Args:
         without: the options that make OUT unnecessary; None if they are given.
@@ -246,7 +256,7 @@ def where_to(dest: str | None, output: str | None, *, force: bool, without: str 
         raise click.UsageError("The output is given twice: as OUT and with --output.")
     if dest is None and output is None and without is not None:
         raise click.UsageError(f"OUT is required unless you use {without}." if without else "Missing argument 'OUT'.")
-    return (dest, force) if output is None else (output, False)
+    return dest if output is None else output
 
 
 class _Name(NamedTuple):
@@ -302,11 +312,16 @@ def kept_name(verb: str, source: str, options: Mapping[str, Any]) -> str:
     return name_kept(source, name.word, name.suffix, folder=name.folder)
 
 
-def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Written]], Verb]:
+def writes(
+    name: str, *params: click.Parameter, phases: Sequence[str] = ("writing",)
+) -> Callable[[Callable[..., Written]], Verb]:
     """Make a command ``NAME IN [OUT]`` from a function (source, dest, how, `params`) that returns what it wrote.
 
     An argument among `params` gets the rest of the line. It must not be empty, and OUT is then required. An argument
-    called ``[...]`` is for further inputs instead, which need --output.
+    called ``[...]`` is for further inputs instead.
+
+    Args:
+        phases: as in `Console.progress`.
     """
 
     def decorate(function: Callable[..., Written]) -> Verb:
@@ -319,31 +334,37 @@ def writes(name: str, *params: click.Parameter) -> Callable[[Callable[..., Writt
             output: str | None,
             *,
             force: bool,
+            backup: bool,
             dry_run: bool,
             **options: Any,
         ) -> int:
+            named = False
             for param in rest_of_line:
                 assert param.name is not None
                 if output is not None and dest is not None:
                     # With --output, the word in OUT's position is the first of these.
                     dest, options[param.name] = None, (dest, *options[param.name])
                 if is_more(param) and options[param.name] and output is None:
-                    raise click.UsageError("Missing -o OUT: several inputs need a named output.")
+                    # Of three names and more all are inputs, and the output is named after the last.
+                    options[param.name], dest = (dest, *options[param.name]), None
+                    output = default_name(name, options[param.name][-1], options)
+                    named = True
                 if not is_more(param) and not options[param.name]:
                     raise click.UsageError(f"Missing argument '{param.metavar}'.")
             in_place = options.pop("in_place", False)
             needed = None if optional or in_place else "--output or --out-dir"
-            out, keep_old = where_to(dest, output, force=force, without=needed)
-            named = out is None and not in_place
-            if named:
+            out = where_to(dest, output, without=needed)
+            named = named or (out is None and not in_place)
+            if out is None and named:
                 out = default_name(name, source, options)
             from ckptfix.ops.writing import WriteOptions
 
-            with console.progress(at_end="flushing to disk") as progress:
+            with console.progress("flushing to disk", phases) as progress:
                 link = options.pop("link", False)
                 how = WriteOptions(
-                    force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, link=link, progress=progress
-                )
+                    force=force or backup, keep_old=backup, dry_run=dry_run, in_place=in_place, link=link,
+                    progress=progress,
+                )  # fmt: skip
                 result = function(source, out, how, **options)
             return show(console, result, named=named)
 

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from ckptfix.cli.shared.colors import Meaning, When, painted, wanted
+from ckptfix.cli.shared.colors import SEVERITIES, Meaning, When, painted, wanted
 from ckptfix.cli.shared.terminal_width import width_of, wrapped
 from ckptfix.errors import printable
 from ckptfix.hooks import Hook
@@ -33,6 +33,9 @@ SCHEMA_VERSION = 1
 """Version of the ``--json`` output (``docs/schema.json``); it increases if a field goes or changes its meaning."""
 
 _WORDS = {"info": "note", "warning": "warning", "error": "error"}
+
+ALIKE = 3
+"""Findings of one id that a terminal shows; a pipe gets all."""
 
 
 class Console:
@@ -156,23 +159,32 @@ class Console:
         if self.json:
             return
         shown = [finding for finding in findings if not (self.quiet and finding.severity == "info")]
+        alike: dict[tuple[str, str], int] = {}
         for finding in shown[:most]:
+            cause = (finding.id, _WORDS[finding.severity])
+            alike[cause] = alike.get(cause, 0) + 1
+            if alike[cause] > ALIKE and is_terminal(sys.stderr):
+                continue
             place = printable(finding.where)
             if finding.offset is not None:
                 place = f"{place} @ {finding.offset:#x}".strip()
             word = _WORDS[finding.severity]
             text = ": ".join(part for part in (word, place, printable(finding.message)) if part)
-            self.note(text, "damage" if finding.severity == "error" else None, len(word))
+            self.note(text, SEVERITIES[finding.severity], len(word))
             if finding.fix:
                 self.note(f"  hint: {printable(finding.fix)}")
+        for (id, word), count in alike.items():
+            if count > ALIKE and is_terminal(sys.stderr):
+                self.note(f"... {count - ALIKE:,} more {word}s like these: {id} (--json lists all)", "note")
         if most is not None and len(shown) > most:
             self.note(f"... {len(shown) - most:,} more findings (--json has all)")
 
     @contextlib.contextmanager
-    def progress(self, at_end: str = "") -> Iterator[Progress | None]:
+    def progress(self, at_end: str = "", phases: Sequence[str] = ("reading",)) -> Iterator[Progress | None]:
         """Yield a function (bytes done, total bytes) that draws on stderr; None if nobody would see it.
 
         Args:
+            phases: what the command does, one word for each pass over the bytes.
             at_end: text to show when all bytes are done but the command still works.
         """
         if self.quiet or self.silent or not is_terminal(sys.stderr):
@@ -180,7 +192,7 @@ class Console:
             return
         from ckptfix.cli.shared.progress import Progress
 
-        bar = self._bar = Progress(sys.stderr, at_end=at_end)
+        bar = self._bar = Progress(sys.stderr, at_end=at_end, phases=phases)
         try:
             yield bar
         finally:

@@ -21,6 +21,7 @@ from ckptfix import platform
 from ckptfix.cli.shared.console import Console
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.io.write_log import recorded
+from ckptfix.urls import is_url
 
 TROUBLE = 2
 DEBUG = "CKPTFIX_DEBUG"
@@ -130,6 +131,11 @@ def describe(error: Exception) -> dict[str, Any]:
         case CkptfixError():
             fields |= {name: value for name, value in vars(error).items() if not name.startswith("_")}
             fields["hint"] = error.shell_hint
+            if isinstance(error, NoSuchFile) and error.path and not error.shell_hint and not is_url(error.path):
+                from ckptfix.cli.shared.wrong_words import near_names
+
+                near = near_names(error.path)
+                fields["hint"] = f"did you mean {' or '.join(near)}?" if near else None
         case click.ClickException():
             fields["message"] = error.format_message()
         case OSError():

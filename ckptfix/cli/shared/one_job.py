@@ -56,7 +56,7 @@ class Recording(Console):
         return asked if asked is not None else default if self._settings.rows else 0
 
     @contextlib.contextmanager
-    def progress(self, at_end: str = "") -> Iterator[Step | None]:
+    def progress(self, at_end: str = "", phases: Sequence[str] = ()) -> Iterator[Step | None]:
         yield self._step
 
 

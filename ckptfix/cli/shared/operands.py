@@ -46,8 +46,12 @@ class Last(click.Argument):
         self.tells = tells
 
 
+class CommonOption(click.Option):
+    """An option that many commands have; the short help only names it."""
+
+
 def _option(*words: str, **attributes: Any) -> click.Option:
-    return click.Option(words, **attributes)
+    return CommonOption(words, **attributes)
 
 
 def search_options() -> list[click.Parameter]:
@@ -180,11 +184,9 @@ class InAndOut:
         if recursive:
             raise click.UsageError("-r needs --out-dir DIR: the outputs go there, under the same names.", ctx)
         if others:
-            raise click.UsageError(
-                "More than two names: the first two are IN and OUT. With --out-dir DIR every name is an input, and the "
-                "outputs go to DIR.",
-                ctx,
-            )
+            from ckptfix.cli.shared.wrong_words import third_name
+
+            raise click.UsageError(third_name(str(ctx.command.name), others[0]), ctx)
         from ckptfix.runner.inputs import is_pattern
 
         if is_pattern(ctx.params["source"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared import values
+from ckptfix.cli.shared.operands import CommonOption
 
 
 def at_option() -> click.Option:
@@ -48,7 +49,7 @@ def drop_unexpected_option() -> click.Option:
 
 def link_option() -> click.Option:
     """Make the option --link, for edits of folders."""
-    return click.Option(
+    return CommonOption(
         ["--link"],
         is_flag=True,
         help="For a folder: hard-link unchanged files instead of copying them. Saving to either folder again then "
@@ -58,7 +59,7 @@ def link_option() -> click.Option:
 
 def in_place_option() -> click.Option:
     """Make the option --in-place, for edits of keys and devices; `operands.InAndOut` then reads all words as inputs."""
-    return click.Option(
+    return CommonOption(
         ["-i", "--in-place"],
         is_flag=True,
         help="Change only the few bytes that differ, in IN itself; every name is an input. `ckptfix undo` reverts it.",

@@ -1,17 +1,20 @@
-"""A progress line for a terminal: bytes, rate, time left."""
+"""A progress line for a terminal: the phase, bytes, rate, time left."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from ckptfix.cli.shared.tables import duration, size
 
 PATIENCE = 0.4
 """Seconds before the first drawing: shorter work needs no line."""
+
+SETTLED = 1.0
+"""Seconds of a phase before its rate and the time left show: a rate of fewer is mostly start-up."""
 
 INTERVAL = 0.1
 """Seconds between two drawings."""
@@ -23,6 +26,8 @@ WINDOW = 5.0
 class Progress:
     """A line on `stream` that shows (bytes done, total bytes), redrawn in place.
 
+    Where the count begins again, so does the next of `phases`; the last one stays.
+
     It uses only carriage returns and spaces, which work on every terminal, even with ``TERM=dumb``.
     """
 
@@ -31,6 +36,7 @@ class Progress:
         stream: TextIO,
         *,
         at_end: str = "",
+        phases: Sequence[str] = ("",),
         clock: Callable[[], float] = time.monotonic,
         columns: int | None = None,
     ) -> None:
@@ -39,11 +45,21 @@ class Progress:
         self._clock = clock
         self._columns = _columns(stream) if columns is None else columns
         self._next = clock() + PATIENCE
-        self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
+        self._marks: deque[tuple[float, int]] = deque()
+        self._began = 0.0
+        self._last = 0
+        self._phases = [*phases]
         self._width = 0
 
     def __call__(self, done: int, total: int) -> None:
         now = self._clock()
+        if done < self._last:
+            del self._phases[: len(self._phases) > 1]
+            self._marks.clear()
+        self._last = done
+        if not self._marks:
+            self._began = now
+            self._marks.append((now, done))
         finished = done >= total and bool(self._width) and bool(self._at_end)
         if now < self._next and not finished:
             return
@@ -64,11 +80,11 @@ class Progress:
 
     def _line(self, done: int, total: int) -> str:
         share = f"{100 * done // total:3d} %" if total else "100 %"
-        parts = [f"{size(done)} of {size(total)}", share]
+        parts = [*filter(None, self._phases[:1]), f"{size(done)} of {size(total)}", share]
         if done >= total:
             return "  ".join([*parts, self._at_end]).rstrip()
         (since, before), (now, _) = self._marks[0], self._marks[-1]
-        if now > since and done > before:
+        if now - self._began >= SETTLED and now > since and done > before:
             rate = (done - before) / (now - since)
             parts += [f"{size(rate)}/s", f"{duration((total - done) / rate)} left"]
         return "  ".join(parts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from ckptfix.cli.shared.console import Console
+from ckptfix.cli.shared.operands import CommonOption
 from ckptfix.commands import word
 from ckptfix.errors import printable
 
@@ -24,7 +25,7 @@ def html_options() -> list[click.Parameter]:
             ["--html"], metavar="OUT", type=FileName(output=True),
             help="Write the result as one HTML page, which needs no network. - is standard output.",
         ),
-        click.Option(["-f", "--force"], is_flag=True, help="Replace the page if it exists."),
+        CommonOption(["-f", "--force"], is_flag=True, help="Replace the page if it exists."),
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from ckptfix.cli.shared.common import FileName, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.operands import Inputs, search_options
 from ckptfix.cli.shared.options import dequantized_option
+from ckptfix.cli.shared.terminal_width import LEAST, cut, wrapped
 from ckptfix.errors import printable
 from ckptfix.ops import digest
 
@@ -94,10 +95,27 @@ def command(
     elif manifest is not None:
         console.done([*done.lines, f"output: {printable(manifest)}"])
     else:
-        for line in done.manifest.removesuffix("\n").split("\n"):
+        for line in fitted(done.manifest.removesuffix("\n").split("\n"), console.width):
             console.say(line)
         console.done([line for line in done.lines if line.startswith("no data")])
     return done.exit_code
+
+
+SHORT = 16
+"""Digits of a digest that a narrow terminal shows; a pipe gets all."""
+
+
+def fitted(lines: Sequence[str], width: int) -> list[str]:
+    """Return the lines of a manifest with digests cut so that the names fit the terminal."""
+    if not width or max(map(len, lines)) <= width:
+        return list(lines)
+    kept = []
+    for line in lines:
+        digest, space, name = line.partition("  ")
+        if space and len(digest) > SHORT:
+            line = f"{digest[:SHORT]}...  {cut(name, max(width - SHORT - 5, LEAST))}"
+        kept.append(cut(line, width))
+    return [*kept, *wrapped("(a pipe, or --manifest OUT, gets whole digests)", width)]
 
 
 def _show(console: Console, check: DigestCheck, lines: Sequence[str]) -> None:

@@ -94,8 +94,9 @@ def command(
     if grouped:
         cells = [(cell[0], *cell[3:]) for cell in cells]
     right = range(len(headers) - 8, len(headers))
-    for line in tables.table(cells, headers, right=right, width=console.width).splitlines():
-        console.say(line)
+    for index, line in enumerate(tables.table(cells, headers, right=right, width=console.width).splitlines()):
+        moments = listed[index - 2].moments if 2 <= index < len(listed) + 2 else None
+        console.say(line, "damage" if moments is not None and (moments.nan or moments.infinite) else None)
     if most and len(rows) > most:
         console.say(f"... {len(rows) - most:,} more (--limit 0 shows all)")
     console.findings(done.findings)

@@ -20,15 +20,17 @@ class Client:
     Attributes:
         module: of this package.
         package: the package that it imports; empty if it needs only Python.
-        install: the argument for pip.
+        install: the argument for pip, beside the extra.
+        extra: the extra of ckptfix that it needs.
     """
 
     module: str
     package: str = ""
     install: str = ""
+    extra: str = "remote"
 
 
-_S3 = Client("s3", "botocore", "s3fs")
+_S3 = Client("s3", "botocore", extra="s3")
 _GCS = Client("fsspec_store", "gcsfs", "gcsfs")
 _AZURE = Client("fsspec_store", "adlfs", "adlfs")
 _SSH = Client("fsspec_store", "paramiko", "paramiko")
@@ -61,7 +63,7 @@ def client_of(name: str) -> Client:
         try:
             import_module(package)
         except ImportError as error:
-            install = " ".join(dict.fromkeys(filter(None, ("'ckptfix[remote]'", client.install))))
+            install = " ".join(dict.fromkeys(filter(None, (f"'ckptfix[{client.extra}]'", client.install))))
             if _is_there(package):
                 raise MissingExtra(
                     f"{package} fails to import: {error}", name=package, hint=f"pip install -U {install}"

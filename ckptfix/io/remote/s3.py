@@ -15,7 +15,17 @@ from typing import Any, NamedTuple, NoReturn
 
 from ckptfix.errors import CkptfixError, NotPermitted, WriteFailed
 from ckptfix.io.remote import obstore_s3
-from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed, retried, size_said
+from ckptfix.io.remote.store import (
+    CONNECT_TIMEOUT,
+    TIMEOUT,
+    Facts,
+    Object,
+    Passing,
+    changed,
+    failed,
+    retried,
+    size_said,
+)
 from ckptfix.numbers import whole_number
 from ckptfix.urls import redacted
 
@@ -73,7 +83,7 @@ def _made(timeout: float) -> Any:
         "response_checksum_validation": "when_required",
         "retries": {"total_max_attempts": 1, "mode": "standard"},
         "max_pool_connections": AT_ONCE,
-        "connect_timeout": TIMEOUT,
+        "connect_timeout": CONNECT_TIMEOUT,
         "read_timeout": timeout,
         **options.get("config_kwargs", {}),
     }
@@ -128,7 +138,8 @@ def asked(name: str, ask: Callable[[], Any]) -> Any:
         hint = "run aws configure; or set AWS_PROFILE; or, for a public bucket, set FSSPEC_S3_ANON=true"
         raise NotPermitted("no credentials were found", path=name, hint=hint) from None
     except (exceptions.HTTPClientError, exceptions.ConnectionError) as error:
-        raise Passing(_said(error)) from None
+        unreachable = (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)
+        raise Passing(_said(error), unreachable=isinstance(error, unreachable)) from None
     except exceptions.IncompleteReadError:
         raise Passing("the connection broke") from None
     except (exceptions.BotoCoreError, ValueError) as error:

@@ -21,6 +21,10 @@ TRIES = 6
 FIRST_WAIT, LONGEST_WAIT = 0.2, 30.0
 """Seconds between two attempts, and the longest wait that a server can request (Retry-After)."""
 
+CONNECT_TIMEOUT, FIRST_TRIES, FIRST_PATIENCE = 4.0, 3, 2.5
+"""Seconds for one connection; and the attempts, and the seconds after which no other begins, as long as a store has
+never answered: then its address or the network is wrong, and the user should know that within five seconds."""
+
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as broken."""
 
@@ -54,11 +58,13 @@ class Passing(Exception):
 
     Args:
         wait: seconds that the server asks to wait.
+        unreachable: no connection was made.
     """
 
-    def __init__(self, message: str, wait: float | None = None) -> None:
+    def __init__(self, message: str, wait: float | None = None, *, unreachable: bool = False) -> None:
         super().__init__(message)
         self.wait = wait
+        self.unreachable = unreachable
 
 
 class Object(ABC):
@@ -92,12 +98,18 @@ def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lam
     """Return the result of `call`, which is retried while it raises `Passing`.
 
     Raises:
-        WriteFailed: it failed `TRIES` times.
+        WriteFailed: it failed `TRIES` times, or a store that never answered cannot be reached.
     """
+    store = name.partition("://")[2].partition("/")[0]
+    began = time.monotonic()
     for number in range(TRIES):
         try:
-            return call()
+            found = call()
         except Passing as error:
+            patient = number < FIRST_TRIES - 1 and time.monotonic() - began < FIRST_PATIENCE
+            if error.unreachable and store not in _answered and not patient:
+                hint = "check AWS_ENDPOINT_URL, the region, the name of the bucket, and the network"
+                raise WriteFailed(redacted(str(error)), path=name, hint=hint, number=errno.EIO) from None
             if number == TRIES - 1 or given_up():
                 message = f"{redacted(str(error))} ({number + 1} tries)"
                 raise WriteFailed(message, path=name, hint="try again later", number=errno.EIO) from None
@@ -105,7 +117,14 @@ def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lam
             if error.wait is not None:
                 wait = max(wait, error.wait)
             time.sleep(min(wait, LONGEST_WAIT))
+        else:
+            _answered.add(store)
+            return found
     raise AssertionError
+
+
+_answered: set[str] = set()
+"""Buckets and hosts that have answered in this process."""
 
 
 def size_said(name: str, said: object) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -62,10 +63,19 @@ class Fit:
         return self.source.entries[self.pairs[name]]
 
 
-def best_fit(checkpoint: Checkpoint, found: Sequence[StateSource], target: Target, how: str, *, assign: bool) -> Fit:
+def best_fit(
+    checkpoint: Checkpoint,
+    found: Sequence[StateSource],
+    target: Target,
+    how: str,
+    *,
+    assign: bool,
+    strict: bool = False,
+) -> Fit:
     """Return the fit of the state dict that fits `target` better than any other.
 
     Args:
+        strict: only a complete fit counts; if ``"auto"`` finds none by keys, a complete alignment by structure does.
         how: ``"auto"``, ``"position"`` or ``"structure"``.
 
     Raises:
@@ -80,7 +90,14 @@ def best_fit(checkpoint: Checkpoint, found: Sequence[StateSource], target: Targe
     top = max(score.values())
     best = [fit for fit in fits if score[id(fit)] == top]
     source = _meant(checkpoint, [fit.source for fit in best], fit=True)
-    return next(fit for fit in best if fit.source is source)
+    named = next(fit for fit in best if fit.source is source)
+    if named.complete or not strict or named.rivals:
+        return named
+    with suppress(CkptfixError):
+        aligned = _matched(checkpoint, source, target, "structure", assign)
+        if aligned.complete:
+            return aligned
+    return named
 
 
 _WAYS = ("auto", "position", "structure")

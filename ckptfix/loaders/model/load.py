@@ -63,9 +63,11 @@ def load_into(
         map_location: device for assigned tensors, as for torch.load. Copies go straight to the parameter's device, so
             only a callable is used for them.
         match: ``"auto"``: exact keys, else without wrapper prefixes on either side, else with a base prefix
-            (``model.``, ``backbone.``, ...) removed or added; nothing beyond that is guessed. ``"position"``: in
-            definition order, with shapes checked. ``"structure"``: by an alignment of keys and shapes, with fused
-            tensors split or joined as `ckptfix.match` does.
+            (``model.``, ``backbone.``, ...) removed or added. If `strict` and these do not fit, an alignment by
+            structure that is complete and unique is used, with a warning; not for modules that load in their own way,
+            because their hooks may rename keys. ``"position"``: in definition order, with
+            shapes checked. ``"structure"``: by an alignment of keys and shapes, with fused tensors split or joined as
+            `ckptfix.match` does.
         at: address of the state dict; ``""`` is the top level. By default, the state dict that fits best.
         strict: raise unless everything fits, before anything is changed; False loads what fits. A tensor of a
             different shape is never loaded, not even in part.
@@ -105,7 +107,7 @@ def load_into(
     restore = restore_location(map_location)
     where = restore if assign or callable(map_location) else unmoved
     maker = TensorMaker(checkpoint, where, warn=assign, verify=verify, mmap=mmap)
-    fit = best_fit(checkpoint, found, goal, match, assign=assign)
+    fit = best_fit(checkpoint, found, goal, match, assign=assign, strict=strict and not goal.own_way)
     codes = refuse_codes(checkpoint, fit)
     if fit.rivals and not strict:
         raise _rivals(checkpoint, fit)
@@ -134,6 +136,10 @@ def load_into(
     if fit.pairs and 2 * len(fit.pairs) < min(len(fit.source.names), len(goal.names)):
         names = f"{len(fit.pairs):,} of the file's {len(fit.source.names):,} keys and the model's {len(goal.names):,}"
         warnings.warn(f"{checkpoint.path}: only {names} match; the rest is not loaded", stacklevel=caller())
+    if match == "auto" and fit.rule == "structure":
+        first = next(iter(report.renamed.items()), ("", ""))
+        line = f"the keys differ, and all {plural(len(fit.pairs), 'tensor')} were matched by structure"
+        warnings.warn(f"{checkpoint.path}: {line}, as in {' -> '.join(first)}", stacklevel=caller())
     maker.reading.refuse_changes()
     beyond: dict[str, int] = {}
     if goal.own_way:

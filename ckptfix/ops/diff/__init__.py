@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptfix.arguments import checks_types
+from ckptfix.arguments import Model, checks_types, is_model
 from ckptfix.errors import Refused, StrPath
 from ckptfix.formats import open_checkpoint
 from ckptfix.io.read import Progress
@@ -14,15 +16,17 @@ from ckptfix.io.source import shares_open_files
 from ckptfix.pickles.collector import gc_paused
 
 if TYPE_CHECKING:
+    from ckptfix.checkpoint import Checkpoint
     from ckptfix.ops.diff.compare import DiffResult
+    from ckptfix.ops.target.model import SavedModel
 
 
 @checks_types
 @gc_paused
 @shares_open_files()
 def diff(
-    a: StrPath,
-    b: StrPath,
+    a: StrPath | Model,
+    b: StrPath | Model,
     *,
     keys_only: bool = False,
     rtol: float = 0.0,
@@ -33,12 +37,13 @@ def diff(
     quick: bool = False,
     at: str | tuple[str, str] | None = None,
     dequantized: bool = False,
-    by_layer: bool = False,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare two checkpoints of any formats; see `DiffResult`.
 
     Args:
+        a, b: a file, or a model or state dict in memory, which is saved to a temporary file as long as the result
+            lives.
         keys_only: compare keys, shapes and dtypes; no tensor byte is read.
         rtol, atol: values that differ by at most ``atol + rtol * abs(b)`` count as the same.
         filter: a glob; only tensors whose names match are compared.
@@ -47,7 +52,6 @@ def diff(
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
         dequantized: compare the plain weights of a quantized model, on either side, instead of codes and scales.
-        by_layer: also join the differences of the tensors of each numbered layer, and of each module without a number.
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`, or `filter` matches nothing.
@@ -57,12 +61,13 @@ def diff(
     for name, tolerance in (("rtol", rtol), ("atol", atol)):
         if not 0 <= tolerance < math.inf:
             raise Refused(f"{name} is {tolerance}, but must be a number of at least 0")
-    both = open_checkpoint(a), open_checkpoint(b)
+    sides = [_opened(side) for side in (a, b)]
+    both = sides[0][0], sides[1][0]
     if dequantized:
         from ckptfix.ops.dequantize.view import as_plain
 
         both = as_plain(*both)
-    return compared(
+    result = compared(
         *both,
         keys_only=keys_only,
         rtol=rtol,
@@ -72,6 +77,24 @@ def diff(
         strip=(strip,) if isinstance(strip, str) else strip,
         quick=quick,
         at=at,
-        by_layer=by_layer,
         progress=progress,
     )
+    saved_a, saved_b = (saved for _, saved in sides)
+    if saved_a is None and saved_b is None:
+        return result
+    return replace(
+        result,
+        path_a=result.path_a if saved_a is None else saved_a.name,
+        path_b=result.path_b if saved_b is None else saved_b.name,
+        tensors=replace(result.tensors, holds=(saved_a, saved_b)),
+    )
+
+
+def _opened(side: StrPath | Model) -> tuple[Checkpoint, SavedModel | None]:
+    """Return a side as a checkpoint, and the temporary file that holds it."""
+    if isinstance(side, str | os.PathLike) or not is_model(side):
+        return open_checkpoint(side), None  # type: ignore[arg-type]
+    from ckptfix.ops.target.model import SavedModel
+
+    saved = SavedModel(side)
+    return open_checkpoint(saved.path), saved

@@ -80,13 +80,8 @@ def _pieces(jobs: Iterable[ElementComparison]) -> Iterator[ElementRange]:
 Found = tuple[ElementRange, PairSums | None, list[Range]]
 
 
-def compare(
-    jobs: Sequence[ElementComparison], readers: Readers, progress: Callable[[int], None], *, norms: bool = False
-) -> None:
+def compare(jobs: Sequence[ElementComparison], readers: Readers, progress: Callable[[int], None]) -> None:
     """Compare the tensors of all `jobs` and set their results; `progress` is called with the bytes newly compared.
-
-    Args:
-        norms: compute the norms of equal tensors too.
 
     Raises:
         Truncated, DamagedFile: a file is shorter than it promises.
@@ -110,8 +105,7 @@ def compare(
             job.equal.extend(equal)
             progress(piece.nbytes)
     differing = [job for job in readable if not job.identical]
-    summed = readable if norms else [job for job in differing if job.sums.differing]
-    summable = [job for job in summed if job.comparison.arithmetic != "bits"]
+    summable = [job for job in differing if job.sums.differing and job.comparison.arithmetic != "bits"]
     for job, sums in workers.run(lambda part: _norms(part, readers, workers.stopped), _equal_parts(summable)):
         job.sums = job.sums.added(sums)
     for job in differing:

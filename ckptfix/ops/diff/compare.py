@@ -14,7 +14,7 @@ from ckptfix.ops.diff.content import Group, RenamedTensors, find_renamed
 from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
-from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, layers, sharing
+from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
 from ckptfix.ops.quantized import codes_note, codes_of
 from ckptfix.pickles.collector import gc_paused
 
@@ -37,7 +37,6 @@ def diff(
     strip: Sequence[str] = (),
     quick: bool = False,
     at: At = None,
-    by_layer: bool = False,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare checkpoint `a` with `b`: keys, properties, elements, and the values that are not tensors.
@@ -53,7 +52,6 @@ def diff(
         quick: tensors that fill a storage count as equal where size and the stated CRC-32 are.
         at: compare only the state dict at this address; one for both (a file without it uses its main state dict)
             or one each.
-        by_layer: join the differences of each layer, which reads equal tensors again for their norms.
         progress: called with the bytes compared and the bytes in all, of one side.
 
     Raises:
@@ -81,7 +79,7 @@ def diff(
         add(pair.a, pair.b, "wrapper" if pair.wrapped else "name")
     if not keys_only:
         with Readers() as readers:
-            tensors.run(readers, progress, norms=by_layer)
+            tensors.run(readers, progress)
             renamed, ambiguous = find_renamed(a, b, rest_a, rest_b, readers, trust_crc=quick)
         for found in renamed:
             tensors.add_equal(found.a, found.b)
@@ -112,7 +110,6 @@ def diff(
         close=tuple(row.change() for row in tensors.rows if row.is_close),
         sharing=() if keys_only or "sharing" in unstated else tuple(sharing(pairs)),
         values=tuple(values),
-        layers=tuple(layers(tensors.rows)) if by_layer and not keys_only else (),
         unread=(*_unread(side_a), *_unread(side_b)),
         counts=Counts(
             matched=len(matched),

@@ -14,7 +14,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
 from ckptfix.io.read import Progress
 from ckptfix.shown import html, page, text
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 How = Literal["chosen", "main state dict", "optimizer"]
 Match = Literal["name", "wrapper", "content"]
@@ -94,14 +94,22 @@ class TensorChange:
     differences: tuple[Difference, ...] = ()
     values: ValueDiff | None = None
 
+    @property
+    def is_alarm(self) -> bool:
+        """True if B has a NaN or an infinity where A has a number."""
+        return self.values is not None and bool(self.values.nan_b or self.values.infinite_b)
 
-@dataclass(frozen=True, slots=True)
-class LayerDiff:
-    """The differences between all elements of a layer; `tensors` counts those with arithmetic."""
-
-    name: str
-    tensors: int
-    values: ValueDiff
+    @property
+    def weight(self) -> tuple[bool, bool, float]:
+        """The sort key for the largest changes: NaN in B first, and single numbers, such as counters, last."""
+        values = self.values
+        if values is None or not values.differing:
+            return False, False, -1.0
+        if values.rel_l2 is not None:
+            return self.is_alarm, values.elements > 1, values.rel_l2
+        # NaN and infinities on one side are the largest change; overflow of float64 in the squares is no change.
+        odd = values.nan_a or values.nan_b or values.infinite or values.max_abs is None
+        return self.is_alarm, values.elements > 1, math.inf if odd else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +149,7 @@ class ComparedEntries:
         only_a, only_b: those without a counterpart.
         byteorders: of A and B.
         files: the files that the checkpoints were read from.
+        holds: the temporary files among them, which live as long as this.
         codes: address -> description of the tensors of A, and of B, whose elements are codes and not numbers.
     """
 
@@ -149,6 +158,7 @@ class ComparedEntries:
     only_b: tuple[TensorEntry, ...] = ()
     byteorders: tuple[str, str] = ("little", "little")
     files: tuple[FileVersion, ...] = ()
+    holds: tuple[object, ...] = ()
     codes: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 
@@ -190,7 +200,6 @@ class DiffResult:
         values: values that are not tensors and differ.
         unread: tensors of either file that could not be read; the files then count as different.
         counts: how much was compared.
-        layers: the layers with different elements, if `diff` was called with `by_layer`.
         modules: whole pickled modules that were compared as their state dicts.
         notes: for each side, whether the choice of its main state dict is in doubt (`choose.remarks`); no difference.
         tensors: all that took part, equal ones too; not in the JSON.
@@ -213,7 +222,6 @@ class DiffResult:
     values: tuple[ValueChange, ...]
     unread: tuple[Finding, ...]
     counts: Counts
-    layers: tuple[LayerDiff, ...] = ()
     modules: tuple[ModuleRead, ...] = ()
     notes: tuple[Finding, ...] = ()
     tensors: ComparedEntries = field(default=ComparedEntries(), compare=False)
@@ -278,6 +286,25 @@ class DiffResult:
         return not any(rows)
 
     @property
+    def alarms(self) -> tuple[TensorChange, ...]:
+        """The tensors with NaN or infinity in B where A has numbers, the largest change first."""
+        return tuple(row for row in self.largest if row.is_alarm)
+
+    @property
+    def largest(self) -> tuple[TensorChange, ...]:
+        """`changed`, the largest change first."""
+        return tuple(sorted(self.changed, key=lambda row: row.weight, reverse=True))
+
+    @property
+    def overall(self) -> float | None:
+        """``||A - B|| / ||B||`` over all elements of the tensors that differ; None where it is undefined."""
+        rows = [row.values for row in self.changed if row.values is not None and row.values.differing]
+        known = [(row.rel_l2, row.norm_b) for row in rows if row.rel_l2 is not None and row.norm_b]
+        below = math.hypot(*(norm for _, norm in known))
+        apart = math.hypot(*(change * norm for change, norm in known))
+        return apart / below if below and math.isfinite(apart) and math.isfinite(below) else None
+
+    @property
     def exit_code(self) -> int:
         """0 for the same, 1 for different, as with ``diff`` and ``cmp``."""
         return 0 if self.same else 1
@@ -314,6 +341,17 @@ def jsonable(value: object) -> object:
     return repr(value)
 
 
+LARGEST = 3
+"""Tensors that the sentences name."""
+
+
+def _alarm(row: TensorChange) -> str:
+    values = row.values
+    assert values is not None
+    found = _listed(((values.nan_b, "NaN"), (values.infinite_b, "infinite")))
+    return f"{row.name_b} ({found} of {values.elements:,})"
+
+
 def _listed(parts: Iterable[tuple[int, str]]) -> str:
     return ", ".join(f"{count:,} {what}" for count, what in parts if count)
 
@@ -321,6 +359,8 @@ def _listed(parts: Iterable[tuple[int, str]]) -> str:
 def _sentences(result: DiffResult) -> Iterable[str]:
     counts = result.counts
     tensors = plural(counts.matched, "tensor")
+    if result.alarms:
+        yield f"NaN or infinity in B where A has numbers: {some([_alarm(row) for row in result.alarms], LARGEST)}."
     if result.same:
         if result.keys_only:
             yield f"Same: keys, shapes and dtypes of {tensors}."
@@ -335,6 +375,10 @@ def _sentences(result: DiffResult) -> Iterable[str]:
             )
         )
         yield f"Different: {tensors} in both{', ' + found if found else ''}."
+        if result.overall is not None:
+            largest = [row for row in result.largest if row.values is not None and row.values.rel_l2][:LARGEST]
+            shown = [f"{row.name_a} {row.values.rel_l2:.3g}" for row in largest if row.values is not None]
+            yield f"Relative change of the tensors that differ: {result.overall:.3g}; largest: {', '.join(shown)}."
         names = _listed(
             (
                 (len(result.only_a), "only in A"),

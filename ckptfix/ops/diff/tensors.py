@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from ckptfix.checkpoint import ByteRange, TensorEntry
-from ckptfix.checkpoint.address import join
 from ckptfix.elements import reader as diff_sources
 from ckptfix.elements.comparison import Comparison
-from ckptfix.elements.pair_sums import PairSums, ValueDiff
+from ckptfix.elements.pair_sums import ValueDiff
 from ckptfix.errors import Unsupported
 from ckptfix.formats.base import Aspect
 from ckptfix.io.read import Progress
 from ckptfix.io.source import Readers
 from ckptfix.io.threads import Workers
-from ckptfix.names.layers import layer_of
 from ckptfix.ops.diff import bytes as diff_bytes
 from ckptfix.ops.diff.bytes import ElementComparison
 from ckptfix.ops.diff.content import class_of, leaves, whole_crc
-from ckptfix.ops.diff.result import Compared, Difference, LayerDiff, Match, Sharing, TensorChange
+from ckptfix.ops.diff.result import Compared, Difference, Match, Sharing, TensorChange
 
 COMPARED: frozenset[Aspect] = frozenset({"device", "requires_grad", "parameter", "stride", "detail", "sharing"})
 """Properties that are compared if the formats of both files state them."""
@@ -167,11 +165,8 @@ class MatchedTensors:
             self._comparisons[key] = Comparison.of(a, b, self.byteorders, self.rtol, self.atol, codes=codes)
         return self._comparisons[key]
 
-    def run(self, readers: Readers, progress: Progress | None, *, norms: bool = False) -> None:
+    def run(self, readers: Readers, progress: Progress | None) -> None:
         """Compare the elements.
-
-        Args:
-            norms: compute the norms of equal tensors too.
 
         Raises:
             Truncated, DamagedFile: a file is shorter than it promises.
@@ -193,11 +188,11 @@ class MatchedTensors:
 
         # Views of the same layout are equal if their storages are, without gathering their elements.
         for job, equal in zip(views, Workers().run(spans_equal, views), strict=True):
-            if equal and not norms:
+            if equal:
                 advance(job.nbytes)
             else:
                 jobs.append(job)
-        diff_bytes.compare(jobs, readers, advance, norms=norms)
+        diff_bytes.compare(jobs, readers, advance)
 
 
 PROPERTIES: dict[str, Callable[[TensorEntry], object]] = {
@@ -240,20 +235,6 @@ def _place(entry: TensorEntry) -> Hashable:
     data = storage.data if storage is not None else None
     place = data if isinstance(data, ByteRange) else id(data)
     return place, entry.dtype, entry.shape, entry.stride, entry.offset, entry.lazy
-
-
-def layers(rows: Iterable[TensorComparison]) -> Iterator[LayerDiff]:
-    """Yield the differences of the layers in which an element differs; a tensor with several keys counts once."""
-    jobs: dict[str, dict[int, ElementComparison]] = {}
-    for row in rows:
-        if row.job is not None and row.job.comparison.arithmetic != "bits":
-            jobs.setdefault(join(row.a.at, layer_of(row.a.key)), {})[id(row.job)] = row.job
-    for name, found in jobs.items():
-        if any(job.sums.differing for job in found.values()):
-            sums = PairSums()
-            for job in found.values():
-                sums = sums.added(job.sums)
-            yield LayerDiff(name, len(found), sums.result(sum(job.elements for job in found.values())))
 
 
 def sharing(pairs: Iterable[tuple[TensorEntry, TensorEntry]]) -> Iterator[Sharing]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ckptfix.arguments import checks_types
+from ckptfix.arguments import LIVE, Model, checks_types, takes_model
 from ckptfix.errors import StrPath, file_name
 from ckptfix.findings.row import FindingKind
 from ckptfix.findings.table import ENTRIES
@@ -16,12 +17,13 @@ from ckptfix.pickles.collector import gc_paused
 
 
 @checks_types
+@takes_model
 @gc_paused
 @shares_open_files()
 def doctor(
     path: StrPath,
     *,
-    like: StrPath | None = None,
+    like: StrPath | Model | None = None,
     error: str | None = None,
     fast: bool = False,
     at: str | None = None,
@@ -56,12 +58,30 @@ def doctor(
         if (run := runs.diagnosis_of(file_name(path))) is not None:
             return run
     options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    done = diagnose(path, error=error, fast=fast, progress=progress, **options)
+    done = finished(diagnose(path, error=error, fast=fast, progress=progress, **options), fast=fast)
+    if not isinstance(like, str) or like not in LIVE:
+        return done
+    from ckptfix.ops.doctor.rehearsal import in_python
+
+    return in_python(done, like)
+
+
+def finished(done: Diagnosis, *, fast: bool = False) -> Diagnosis:
+    """Return `done` with a rehearsal of its commands, and with what is left of a damaged file; see `doctor`."""
     if all(finding.severity != "error" for finding in done.findings):
         return done
     from ckptfix.ops.doctor.rehearsal import rehearsed
 
-    return rehearsed(done)
+    done = rehearsed(done)
+    if any(finding.id in SHORT and finding.severity == "error" for finding in done.findings):
+        from ckptfix.ops.repair.survivors import survivors_of
+
+        return replace(done, survivors=survivors_of(done.path, fast=fast))
+    return done
+
+
+SHORT = frozenset({"truncated"})
+"""Findings of files from which `repair` recovers the tensors before the damage."""
 
 
 def diagnose(

@@ -52,6 +52,11 @@ class FindingGroup:
         """Return one message for all findings; it lists the first `most` names and places, 0 for all."""
         first = self.findings[0]
         names = list(dict.fromkeys(finding.about for finding in self.findings if finding.about))
+        runs = [finding.runs for finding in self.findings if finding.runs]
+        if runs:
+            idle = [name for name in names if not any(row.runs and row.about == name for row in self.findings)]
+            more = f"; it also contains {some(idle, most)}, which can run code or open files" if idle else ""
+            return f"loading this file runs {some(runs, most)}{more}"
         if self.id in _ABOUT and names:
             places = list(dict.fromkeys(finding.where for finding in self.findings))
             other = "" if places == [first.where] and _of_pickle(first.where) else f", in {some(places, most)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix
@@ -17,9 +18,10 @@ from ckptfix.ops import hidden_globals, tensor_classes
 from ckptfix.ops.hidden_globals import Hidden
 from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set
 from ckptfix.pickles import opcodes as op
+from ckptfix.pickles.call_text import call_text
 from ckptfix.pickles.graph import pairs
 from ckptfix.pickles.names import survey
-from ckptfix.words import some
+from ckptfix.words import plural, some
 
 _ABOUT = (
     ("numpy._core", "a name that only NumPy 2 has"),
@@ -60,7 +62,8 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
             if library is not None:
                 yield _tensor_class(name, library, where, base + node.start)
             else:
-                yield _global(name, where, base + node.start, calls.get(name), base)
+                here = calls.get(name, ())
+                yield _global(name, where, base + node.start, base + here[0].position if here else None, here)
     opcode = weights_only.refused_opcode(graph, strict=not seen)
     if opcode is not None:
         place, what = opcode
@@ -69,9 +72,21 @@ def scan(graph: Graph, where: str, base: int = 0) -> Iterator[Finding]:
     yield from _nested(graph, where, base)
 
 
-def _global(name: str, where: str, offset: int, call: int | None, base: int) -> Finding:
+def _global(name: str, where: str, offset: int, called_at: int | None, calls: Sequence[Call] = ()) -> Finding:
+    """Return the finding for a refused global.
+
+    Args:
+        called_at: offset of its first call; None if it is not called.
+        calls: its calls, where the pickle was read as nodes.
+    """
     module = name.partition(".")[0]
-    called = "" if call is None else f", which would be called at {base + call:#x}"
+    called = "" if called_at is None else f", which would be called at {called_at:#x}"
+    if is_dangerous(name) and calls:
+        more = f" and {plural(len(calls) - 1, 'more call')} of it" if len(calls) > 1 else ""
+        runs = f"{call_text(calls[0])}{more}"
+        place = "" if called_at is None else f", called at {called_at:#x}"
+        message = f"loading this file runs {runs} ({name}{place})"
+        return replace(found("dangerous-global", message, where=where, offset=offset, about=name), runs=runs)
     if is_dangerous(name):
         message = f"the pickle contains {name}, which can run code or open files"
         return found("dangerous-global", f"{message}{called}", where=where, offset=offset, about=name)
@@ -87,9 +102,9 @@ def _tensor_class(name: str, library: tensor_classes.Library, where: str, offset
     return found("tensor-class", message, where=where, offset=offset, fix=advice, about=name)
 
 
-def _calls(graph: Graph) -> dict[str, int]:
-    """Map the name of each refused global to the offset of its first call in the object."""
-    found_calls: dict[str, int] = {}
+def _calls(graph: Graph) -> dict[str, list[Call]]:
+    """Map the name of each refused global to its calls in the object, the outermost first."""
+    found_calls: dict[str, list[Call]] = {}
     if all(weights_only.accepted(weights_only.canonical(node)) for node in graph.globals):
         return found_calls
     seen: set[int] = set()
@@ -101,7 +116,7 @@ def _calls(graph: Graph) -> dict[str, int]:
         seen.add(id(node))
         if type(node) is Call:
             if type(node.func) is Global:
-                found_calls.setdefault(weights_only.canonical(node.func), node.position)
+                found_calls.setdefault(weights_only.canonical(node.func), []).append(node)
             queue += [node.func, node.args, node.kwargs, node.state]
             queue += node.elements or ()
             queue += [part for pair in node.items or () for part in pair]
@@ -188,7 +203,7 @@ def hidden(rows: Iterable[Hidden], *, fix: Fix | None = None) -> Iterator[Findin
     for row in rows:
         if (row.place, row.name) not in seen:
             seen.add((row.place, row.name))
-            finding = _global(row.name, row.place, row.offset, row.called, 0)
+            finding = _global(row.name, row.place, row.offset, row.called)
             yield finding.fixed_by(fix) if fix is not None else finding
 
 

@@ -59,3 +59,19 @@ def _without(done: Diagnosis, command: str, error: CkptfixError) -> Diagnosis:
         remedies.append(made)
         findings.append(replace(finding, fix=made.text, steps=made.steps) if needs else finding)
     return replace(done, findings=tuple(findings), remedies=tuple(remedies))
+
+
+def in_python(done: Diagnosis, like: str) -> Diagnosis:
+    """Return `done` with calls in place of commands that need the model, as `like` names a model in memory."""
+    findings, remedies = [], []
+    for finding, row in zip(done.findings, done.remedies, strict=True):
+        line = next((line for line in row.invocations if line.step.get("like") == like), None)
+        if line is not None:
+            others = {name: value for name, value in line.step.options if name not in ("like", "allow_import")}
+            options = "".join(f", {name}={value!r}" for name, value in others.items())
+            verb = line.step.command.replace("-", "_")
+            row = Remedy(advice=f"ckptfix.{verb}({line.source!r}, {line.dest!r}, like=model{options})")
+            finding = replace(finding, fix=row.text, steps=row.steps)
+        findings.append(finding)
+        remedies.append(row)
+    return replace(done, findings=tuple(findings), remedies=tuple(remedies))

@@ -19,7 +19,7 @@ from ckptfix.io.source import found_as
 from ckptfix.ops.doctor import messages
 from ckptfix.ops.doctor.groups import BESIDE, OF_THE_FORMAT, TOLD, FindingGroup, grouped
 from ckptfix.shown import html, page
-from ckptfix.words import plural
+from ckptfix.words import plural, some
 
 if TYPE_CHECKING:
     from ckptfix.ops.doctor.run_report import RunReport
@@ -88,6 +88,7 @@ class Diagnosis:
         remedies: the remedy of each finding, in their order.
         beside: the findings that are about other files of the folder. Their remedies have no commands.
         run: the state of each checkpoint of a run folder; None for anything else.
+        survivors: the tensors that a damaged file still holds, in one sentence; empty where nothing is known.
     """
 
     path: str
@@ -100,6 +101,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...] = ()
     beside: tuple[Finding, ...] = ()
     run: RunReport | None = None
+    survivors: str = ""
 
     @property
     def unfixed(self) -> tuple[Finding, ...]:
@@ -113,7 +115,13 @@ class Diagnosis:
         return "\n".join(line.text for line in self.lines())
 
     def __repr__(self) -> str:
-        return f"<Diagnosis of {self.path!r}: {plural(len(self.findings), 'finding')}>"
+        parts = []
+        for severity, word in _WORDS.items():
+            ids = list(dict.fromkeys(finding.id for finding in self.findings if finding.severity == severity))
+            count = sum(finding.severity == severity for finding in self.findings)
+            if count:
+                parts.append(f"{plural(count, word)} ({some(ids, 4)})")
+        return f"<Diagnosis of {self.path!r}: {', '.join(parts) or 'no problems found'}>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -122,7 +130,8 @@ class Diagnosis:
         advice = [f"Try: {self.advice}"] if self.advice is not None else []
         table = ("findings", ("severity", "finding", "where", "what", "fix"), rows)
         what = f"{self.path}: {self.title}" if self.path else self.title
-        return html([what, self.sentence, *advice, *self._commands()], [table])
+        said = [self.sentence, self.survivors] if self.survivors else [self.sentence]
+        return html([what, *said, *advice, *self._commands()], [table])
 
     def to_html(self, *, command: str | None = None) -> str:
         """Return a self-contained HTML page, as written by ``ckptfix doctor --html``.
@@ -258,7 +267,9 @@ class Diagnosis:
         first = self._group_of_cause(groups) if self.run is None else None
         kind: Kind = "text" if first is None else first.severity
         said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
-        lines = [ReportLine(kind, printable(said)), *self._remedy_lines()]
+        lines = [ReportLine(kind, printable(said))]
+        lines += [ReportLine("text", self.survivors)] if self.survivors else []
+        lines += self._remedy_lines()
         if self.run is not None:
             lines += [ReportLine("text", ""), *(ReportLine("command", row) for row in self.run.table())]
         if self.message is not None and self.path:
@@ -266,7 +277,7 @@ class Diagnosis:
         rest = [group for group in groups if group is not first]
         noted = [group for group in rest if group.severity == "info" and group.id in OF_THE_FORMAT]
         if verbose:
-            shown = [_row(finding.severity, _in_full(finding)) for finding in self.findings]
+            shown = [_row(finding.severity, in_full(finding)) for finding in self.findings]
         else:
             shown = [line for group in rest if group not in noted for line in self._group_lines(group, most)]
         lines += [ReportLine("text", ""), *shown] if shown else []
@@ -322,7 +333,7 @@ class Diagnosis:
             "format": self.format,
             "title": self.title,
             "size": self.size,
-            "summary": [self.sentence],
+            "summary": [self.sentence, *([self.survivors] if self.survivors else [])],
             "fix": None if self.fix is None else list(self.fix),
             "fixes": [list(line) for line in self.fixes],
             "advice": self.advice,
@@ -343,7 +354,7 @@ def _row(severity: Severity, text: str) -> ReportLine:
     return ReportLine(severity, f"{word}: {text}", len(word))
 
 
-def _in_full(finding: Finding) -> str:
+def in_full(finding: Finding) -> str:
     """Format a finding with its place and offset, for readers who look for it in the file."""
     where = finding.where
     if finding.offset is not None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ckptfix import formats
-from ckptfix.arguments import checks_types
+from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, step
 from ckptfix.formats.folders.companions import Beside, beside
@@ -40,13 +40,14 @@ class FixResult(Result):
 
 
 @checks_types
+@takes_model
 @gc_paused
 @shares_open_files()
 def fix(
     source: StrPath,
     dest: StrPath | None = None,
     *,
-    like: StrPath | None = None,
+    like: StrPath | Model | None = None,
     like_at: str | None = None,
     at: str | None = None,
     drop_unexpected: bool = False,

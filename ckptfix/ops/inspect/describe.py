@@ -282,13 +282,13 @@ def summed_up(inspection: Inspection, most: int = LINES) -> list[tuple[str, list
         ("folder", listed),
         ("format", [inspection.title]),
         ("size", [_size(inspection.size)]),
-        ("state dicts", _capped(list(_state_dicts(inspection)), most)),
+        ("state dicts", _capped(list(state_dicts_of(inspection)), most)),
         ("parameters", [f"{inspection.parameters:,}"]),
         ("tensors", [f"{inspection.tensors:,} holding {size(inspection.nbytes)}"]),
-        ("dtypes", [_counts(inspection.dtypes)]),
+        ("dtypes", [counts(inspection.dtypes)]),
         ("quantized", _capped([str(row) for row in inspection.quantized], most)),
         ("plain model", [] if inspection.plain_parameters is None else [f"{inspection.plain_parameters:,} parameters"]),
-        ("devices", [_counts(inspection.devices)]),
+        ("devices", [counts(inspection.devices)]),
         ("wrappers", _capped([_wrapper(*item) for item in inspection.wrappers.items()], most)),
         ("training", [shown(inspection.training)]),
         ("metadata", _capped([f"{name}: {_short(value)}" for name, value in inspection.metadata.items()], most)),
@@ -339,8 +339,9 @@ def _trait(name: str, value: object) -> str:
     return f"no {label}" if value is False or value is None else f"{label} {value}"
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} x {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+def counts(found: Mapping[str, int]) -> str:
+    """Format counts by name, the largest first: ``float32 x 12, int64 x 1``."""
+    return ", ".join(f"{name} x {count:,}" for name, count in sorted(found.items(), key=lambda item: -item[1]))
 
 
 def _wrapper(component: str, found: tuple[int, str]) -> str:
@@ -353,7 +354,7 @@ def _stated(state: StateDict) -> dict[str, object]:
     return {name: value for name, value in asdict(state).items() if name != "payload"}
 
 
-def _state_dicts(inspection: Inspection) -> Iterator[str]:
+def state_dicts_of(inspection: Inspection) -> Iterator[str]:
     """Yield a line per state dict or module, the model's first; those of an optimizer share one line."""
     modules = inspection.modules
     taken = {whole.at for whole in modules}

@@ -13,7 +13,7 @@ from ckptfix import formats
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import Heads
 from ckptfix.align.result import Matching, Skipped
-from ckptfix.arguments import checks_types
+from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Checkpoint, Plan, Put, address
 from ckptfix.errors import CkptfixError, Refused, StrPath, about, file_name, printable
 from ckptfix.findings import table
@@ -81,12 +81,13 @@ class MatchProposal:
 
 
 @checks_types
+@takes_model
 @gc_paused
 @shares_open_files()
 def match(
     source: StrPath,
     dest: StrPath | None,
-    like: StrPath,
+    like: StrPath | Model,
     *,
     by: By = "structure",
     at: str | None = None,
@@ -130,10 +131,11 @@ def match(
         CkptfixError: as `strip_module`, and as `targets.read` for `like`.
     """
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    name = file_name(like, "the model")
     if dest is not None:
-        check(source, dest, like, force)
+        check(source, dest, name, force)
     found = find(
-        *(source, like),
+        *(source, name),
         by=by,
         at=at,
         like_at=like_at,

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import finalize
 
 from ckptfix import formats
-from ckptfix.arguments import checks_types
+from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
 from ckptfix.io.output import SCRATCH
@@ -28,6 +28,7 @@ from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned
 from ckptfix.ops.repair.shards import is_sharded
+from ckptfix.ops.repair.survivors import survivors
 from ckptfix.ops.repair.torch import LostTensor, Repair
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -68,6 +69,7 @@ class RepairResult(Result):
 
 
 @checks_types
+@takes_model
 @gc_paused
 @shares_open_files()
 def repair(
@@ -77,7 +79,7 @@ def repair(
     check_only: bool = False,
     fill: Fill | None = None,
     fill_from: StrPath | None = None,
-    like: StrPath | None = None,
+    like: StrPath | Model | None = None,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -111,7 +113,8 @@ def repair(
         raise Refused("no output is named", path=file_name(source), hint="name a file to write, or add --check-only")
     if fill not in (None, "zeros", "nan"):
         raise Refused(f"unknown fill: {fill!r}", hint="choose zeros or nan")
-    beside = [path for path in (fill_from, like) if path is not None]
+    target = None if like is None else file_name(like)
+    beside = [path for path in (fill_from, target) if path is not None]
     inputs: list[StrPath] = [path for path in beside if found_as(file_name(path)) == "file"]
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     many = is_sharded(file_name(source))
@@ -121,7 +124,7 @@ def repair(
 
         def look(path: str, near: str) -> tuple[Repair, Callable[[], _Folder]]:
             donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
-            side = targets.read(like, allow_import=allow_import) if like is not None else None
+            side = targets.read(target, allow_import=allow_import) if target is not None else None
             near = os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH120
             folder = cache(lambda: _Folder(near, stack))
             with about(path):
@@ -188,7 +191,7 @@ def _lines(found: Repair, *, written: bool) -> tuple[str, ...]:
     if found.left_out:
         line += f"; left out because it can run code: {listed(found.left_out)}"
     notes = [note.message for note in found.notes if note.severity == "info"]
-    return (line, *([f"note: {'; '.join(notes)}"] if notes else []))
+    return (line, *([survivors(found)] if found.losses else ()), *([f"note: {'; '.join(notes)}"] if notes else []))
 
 
 _STATE = re.compile(r"(?:(.*)/)?state/\d+/[^/]+", re.ASCII)

@@ -64,6 +64,7 @@ class Repair:
         losses: the other tensors, each by name.
         notes: what happened to the file.
         left_out: the parts that can run code, and are not in the plan.
+        compared: the kept tensors match their checksums; if not, they are only whole inside the file.
     """
 
     format: str
@@ -72,6 +73,7 @@ class Repair:
     notes: tuple[Finding, ...]
     plan_to: Callable[[str], Plan] = field(repr=False)
     left_out: tuple[LeftOut, ...] = ()
+    compared: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +167,7 @@ def repair_torch(wreck: Wreck, *, fill: Fill | None = None, donor: Checkpoint | 
     def plan_to(dest: str) -> Plan:
         return _plan(wreck, rewritten, dest)
 
-    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to, left_out)
+    return Repair(wreck.format, tuple(kept), tuple(losses), tuple(wreck.notes), plan_to, left_out, compared=wreck.sums)
 
 
 def _left(root: Node, gone: Collection[int]) -> set[int]:

@@ -19,7 +19,7 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
-from ckptfix.names.layers import layer_of
+from ckptfix.names.groups import layer_of
 from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from functools import reduce
 from pathlib import Path
+from tempfile import mkdtemp
+from weakref import finalize
 
 from ckptfix.errors import CkptfixError
 from ckptfix.extras import need_torch
+from ckptfix.io.output import SCRATCH
+from ckptfix.urls import as_path
 
 Row = tuple[str, tuple[int, ...], str, object]
 
@@ -36,6 +41,12 @@ def build(text: str) -> list[Row]:
         except (Exception, SystemExit) as error:
             raise CkptfixError(f"cannot import {text!r}: {_in_words(error)}") from error
         made = _made(text, factory)
+    return rows_of(text, made)
+
+
+def rows_of(text: str, made: object) -> list[Row]:
+    """Return the rows of `build` for a model or a state dict in memory; `text` names it in errors."""
+    need_torch(f"reading {text}")
     import torch
 
     tensors = _tensors(text, made)
@@ -73,6 +84,26 @@ def _tensors(text: str, made: object) -> Mapping[str, object]:
     if isinstance(made, Mapping) and all(isinstance(name, str) for name in made):
         return made
     raise CkptfixError(f"{text!r} returns a {type(made).__name__}, not a module or a state dict")
+
+
+class SavedModel:
+    """A temporary file with the state dict of a model in memory; it is removed with the object.
+
+    Attributes:
+        path: the file.
+        name: the words for the model in reports.
+    """
+
+    def __init__(self, model: object) -> None:
+        need_torch("comparing a model in memory")
+        import torch
+
+        self.name = f"<{type(model).__name__}>"
+        folder = mkdtemp(prefix=SCRATCH)
+        finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.path = str(as_path(folder, "model.pth"))
+        value = model.state_dict() if isinstance(model, torch.nn.Module) else model
+        torch.save(value, self.path)
 
 
 def _in_words(error: BaseException) -> str:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ckptfix.arguments import LIVE
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address, dtypes, same_place
 from ckptfix.errors import CkptfixError, Refused, Undecided, file_name, not_readable
 from ckptfix.formats import FORMATS, open_checkpoint, states, weights_of
@@ -64,6 +65,10 @@ def read(target: str | os.PathLike[str], *, at: str | None = None, allow_import:
         CkptfixError: the file has no shapes, or the model cannot be built.
     """
     text = file_name(target, "the model's file or module:factory")
+    if text in LIVE:
+        from ckptfix.ops.target.model import rows_of
+
+        return ExpectedModel(text, _slots(rows_of(text, LIVE[text])))
     if _FACTORY.fullmatch(text) and not found_as(text):
         return _model(text, allow_import)
     if text.endswith(".json") and is_local(text) and found_as(text) == "file" and not INDEX.search(text):

@@ -149,7 +149,7 @@ def test_depth_is_no_limit(tmp_path: Path) -> None:
 
 def test_an_object_that_cannot_be_is_one_error(tmp_path: Path) -> None:
     ops = assemble(("PROTO", 2), "EMPTY_DICT", "EMPTY_LIST", *push(1), "SETITEM", "STOP")
-    with pytest.raises(BadPickle, match="cannot represent: .*unhashable"):
+    with pytest.raises(BadPickle, match=r"cannot represent: .*unhashable"):
         ckptfix.load_checkpoint(written(tmp_path / "a.pth", torch_zip(ops)))
 
 

@@ -82,7 +82,8 @@ def test_the_result_says_everything(compare: Compare) -> None:
     assert found["changed"][0]["values"]["max_abs"] is None
     assert [row["name"] for row in found["only_a"]] == ["b"]
     assert found["counts"]["matched"] == 1
-    assert found["summary"][0].startswith("Different: ")
+    assert found["summary"][0] == "NaN or infinity in B where A has numbers: a (2 NaN of 2)."
+    assert found["summary"][1].startswith("Different: ")
 
 
 def test_ordered_dicts_and_order_make_no_difference(compare: Compare) -> None:

@@ -327,7 +327,7 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "import_module", missing)
     monkeypatch.setattr(clients, "_is_there", lambda package: False)
     for url, install in {
-        "s3://b/x.pth": "pip install 'ckptfix[remote]' s3fs",
+        "s3://b/x.pth": "pip install 'ckptfix[s3]'",
         "gs://b/x.pth": "pip install 'ckptfix[remote]' gcsfs",
         "az://b/x.pth": "pip install 'ckptfix[remote]' adlfs",
         "hf://o/r/x.pth": "pip install 'ckptfix[remote]' huggingface_hub",
