@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-PACKAGE = Path(__file__).parents[1] / "ckptfix"
+from package_trees import FILES, PACKAGE, parsed
 
 
 class Defined(NamedTuple):
@@ -41,10 +40,10 @@ class _Module(NamedTuple):
 def modules() -> dict[str, _Module]:
     """Return what the modules of the package define and import, by their dotted names."""
     found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in FILES:
         parts = ("ckptfix", *path.relative_to(PACKAGE).with_suffix("").parts)
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        tree = parsed(path)
         found[name] = _Module(tuple(_classes(name, tree)), tuple(_imports(tree)))
     return found
 

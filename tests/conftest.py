@@ -9,7 +9,9 @@ import re
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -79,9 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def _plain(value: object, index: int) -> object:
-    """Return what tells values of a parameter apart; the numbers of a text differ where it is one of a tuple."""
-    return value if isinstance(value, str) else index
+def _plain(value: object) -> object:
+    """Return what tells values of a parameter apart: texts and numbers are equal, other objects are the same one.
+
+    pytest's own number of a value is no help: it is that of the case.
+    """
+    return (type(value), value) if isinstance(value, str | int | None) else id(value)
 
 
 def _sizes(count: int | None = None, *, quick: int = QUICK_CASES) -> tuple[int | None, int]:
@@ -96,16 +101,39 @@ def _drawn(cases: Sequence[pytest.Item], count: int, quick: int) -> list[pytest.
     """
     if len(cases) <= min(count, quick):
         return list(cases)
-    cases = sorted(cases, key=lambda item: crc32(item.name.encode()))
+    rest = {item: _values(item) for item in sorted(cases, key=lambda item: crc32(item.name.encode()))}
     seen: set[tuple[str, object]] = set()
     first: list[pytest.Item] = []
-    rest: list[pytest.Item] = []
-    for item in cases:
-        spec = item.callspec  # type: ignore[attr-defined]
-        values = {(name, _plain(value, spec.indices[name])) for name, value in spec.params.items()}
-        (rest if values <= seen else first).append(item)
-        seen |= values
-    return [*first, *rest][:count]
+    for all_new in (True, False):  # those with new values only come first, so that few have all
+        for item, values in rest.items():
+            if seen.isdisjoint(values) if all_new else not seen >= values:
+                first.append(item)
+                seen |= values
+    return [*first, *(item for item in rest if item not in first)][:count]
+
+
+def _values(item: pytest.Item) -> set[tuple[str, object]]:
+    """Return (parameter, value) of a case."""
+    params: dict[str, object] = item.callspec.params  # type: ignore[attr-defined]
+    return {(name, _plain(value)) for name, value in params.items()}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _numbered_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Number the folders of tests by a count: pytest lists what all tests before have left to number one more."""
+    made = Counter[str]()
+
+    def mktemp(basename: str, numbered: bool = True) -> Path:
+        while True:
+            path = tmp_path_factory.getbasetemp() / (f"{basename}{made[basename]}" if numbered else basename)
+            made[basename] += 1
+            with suppress(FileExistsError) if numbered else nullcontext():
+                path.mkdir(0o700)
+                return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tmp_path_factory, "mktemp", mktemp)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,14 @@ from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.findings.table import OWN_SUFFIXES, Remedy, proposed
 
 
-def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Invocation, ...]:
+def chain(
+    path: str, remedies: Sequence[tuple[Finding, Remedy]], kept: str | None = None
+) -> tuple[Invocation, ...]:
     """Return the commands that fix all of `remedies`, in the order in which to run them.
 
     Args:
         path: the file, which the first command reads.
+        kept: as in `proposed`.
     """
     converted = any(finding.id in _CONVERTED_FIRST or _converts_first(remedy) for finding, remedy in remedies)
     steps = list(_ordered(_merged(remedies), converted))
@@ -29,7 +32,7 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Invoca
     made: list[Invocation] = []
     source, flat = path, False
     for one in steps:
-        dest = proposed(source, _word(one))
+        dest = proposed(source, _word(one), kept=kept if source == path else None)
         made.append(Invocation(one.without("at") if flat else one, source, dest))
         flat = flat or (_chained(one).flattens and (one.command == "extract" or dest.endswith(".safetensors")))
         source = dest

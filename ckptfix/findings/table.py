@@ -86,7 +86,9 @@ def fix_of(finding: Finding) -> Fix | None:
     return None if entry is None else entry.fix
 
 
-def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: str) -> Remedy:
+def remedy_of(
+    finding: Finding, path: str, *, at: str | None = None, kept: str | None = None, **values: str
+) -> Remedy:
     """Return the remedy for `finding` in the file `path`.
 
     A step reads the file, or the output of the step before it. In an instruction ``{source}`` is the file, and
@@ -95,13 +97,14 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
 
     Args:
         at: the address that the user asked about, for the commands that take one.
+        kept: as in `proposed`.
         values: ``like``, the model that the file was compared with.
     """
     fix = fix_of(finding)
     if not fix:
         return Remedy()
     if isinstance(fix, str):
-        fields = _Fields(path, {"at": finding.where, **values})
+        fields = _Fields(path, {"at": finding.where, **values}, kept)
         return Remedy(advice=fix.format_map(fields) if "{" in fix else fix)
     known = {WHERE: finding.where, LIKE: values.get("like", "")}
     lines: list[Invocation] = []
@@ -111,7 +114,7 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
         ready = step.filled(known)
         if at and row.chained and row.at and ready.get("at") is None:
             ready = ready.having(at=at)
-        dest = step.dest or (proposed(path, step.output_word) if row.writes else "")
+        dest = step.dest or (proposed(path, step.output_word, kept=kept) if row.writes else "")
         lines.append(Invocation(ready, step.source or source, dest))
         source = dest or source
     return Remedy(tuple(lines))
@@ -164,14 +167,15 @@ def place_of(finding: Finding) -> int:
     return _PLACES.get(finding.id, len(_PLACES))
 
 
-def proposed(path: str, word: str, suffix: str | None = None) -> str:
+def proposed(path: str, word: str, suffix: str | None = None, kept: str | None = None) -> str:
     """Return a name beside `path` that is not in use yet: ``model.pth`` and ``cpu`` give ``model.cpu.pth``.
 
     Args:
         suffix: the suffix of the output, where it is known.
+        kept: the suffix of outputs that have the format of `path`, where that of `path` belongs to another format.
     """
     folder, name = folder_beside(path), as_path(path).name
-    stem, own = suffixed(path, word)
+    stem, own = suffixed(path, word, kept)
     suffix = own if suffix is None else suffix
     if word in OWN_SUFFIXES:
         word = "" if not name.endswith(suffix) else "converted"
@@ -184,14 +188,19 @@ def proposed(path: str, word: str, suffix: str | None = None) -> str:
     return str(candidate)
 
 
-def suffixed(path: str, word: str) -> tuple[str, str]:
-    """Return the stem and the suffix of the name of an output, which `word` describes, without its folder."""
+def suffixed(path: str, word: str, kept: str | None = None) -> tuple[str, str]:
+    """Return the stem and the suffix of the name of an output, which `word` describes, without its folder.
+
+    Args:
+        kept: as in `proposed`.
+    """
     name = as_path(path).name
     if name.endswith(".json"):  # an index: the output is a folder, or a file that is called like its shards
         name = as_path(name.removesuffix(".json").partition(".index")[0]).stem
     if word in OWN_SUFFIXES:
         return _split(name)[0], OWN_SUFFIXES[word]
     stem, suffix = _split(name)
+    suffix = suffix if kept is None else kept
     many = word in ("plain", "repacked") and as_path(path).is_dir()
     if word in _TORCH and not many and suffix not in (".pth", ".pt", ".bin", ".ckpt", ".pth.tar"):
         suffix = ".pth"
@@ -229,9 +238,9 @@ class _Field(str):
 class _Fields(dict[str, str]):
     """The fields of an instruction, computed on demand."""
 
-    def __init__(self, path: str, values: dict[str, str]) -> None:
+    def __init__(self, path: str, values: dict[str, str], kept: str | None) -> None:
         super().__init__({name: _Field(value) for name, value in values.items()})
-        self._path = path
+        self._path, self._kept = path, kept
 
     def __missing__(self, name: str) -> str:
-        return _Field(self._path if name == "source" else proposed(self._path, name))
+        return _Field(self._path if name == "source" else proposed(self._path, name, kept=self._kept))

@@ -103,6 +103,15 @@ def suits(dest: str, name: str) -> bool:
     return _other_format(dest, name) is None
 
 
+def fitting_suffix(path: str, name: str) -> str | None:
+    """Return the suffix of a file of the format `name` that is made from `path`, whose own belongs to another format.
+
+    Returns:
+        None if the suffix of `path` suits it, or if the format has no suffix.
+    """
+    return None if suits(path, name) else next(iter(FORMATS[name].suffixes), None)
+
+
 def _other_format(dest: str, name: str) -> Format | None:
     """Return the format whose suffix `dest` has, unless it has one of the format `name` too."""
     if dest.lower().endswith(FORMATS[name].suffixes):

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 from ckptfix.hooks import register
 
-register({"io.remote": "ckptfix.io.remote.file:RemoteFile", "io.stores": "ckptfix.io.remote.folders"})
+register({"io.remote": "ckptfix.io.remote.folders:open_file", "io.stores": "ckptfix.io.remote.folders"})

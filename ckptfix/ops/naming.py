@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from ckptfix import formats
-from ckptfix.errors import StrPath, file_name
+from ckptfix.errors import CkptfixError, StrPath, file_name
 from ckptfix.findings.table import proposed, suffixed
 from ckptfix.formats.foreign.archives import checkpoints_in
-from ckptfix.formats.target import of_suffix
+from ckptfix.formats.target import fitting_suffix, of_suffix
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, normal
 
@@ -21,7 +21,7 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
 
     Args:
         word: what was done: ``"stripped"`` makes ``x.stripped.pth`` of ``x.pth``.
-        suffix: suffix of the output; that of the input by default.
+        suffix: suffix of the output; by default that of the input, or of its format if that of the input is wrong.
         folder: whether the output is a folder: ``x.hf``.
     """
     name = _called(source)
@@ -31,7 +31,19 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
         return proposed(f"{stem}.{word}", "")
     if suffix is not None and not is_file:
         name = f"{normal(name)}{suffix}"
-    return proposed(name, word, suffix)
+    return proposed(name, word, suffix, kept_suffix(name, _format_of(name)) if suffix is None and is_file else None)
+
+
+def kept_suffix(path: str, format: str | None) -> str | None:
+    """Return the suffix of outputs in the format of `path`, where that of `path` belongs to another format."""
+    return None if format is None or not formats.FORMATS[format].edits else fitting_suffix(path, format)
+
+
+def _format_of(path: str) -> str | None:
+    try:
+        return formats.detect(path).name
+    except (CkptfixError, OSError):
+        return None
 
 
 def last_suffix(path: str, target: str) -> str:

@@ -10,6 +10,7 @@ import ast
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from zlib import crc32
@@ -186,15 +187,19 @@ def mutants_of(package: Path, file: str) -> Iterator[Mutant]:
             yield Mutant(file, name, function.lineno, line, kind, place, _shown(node), after)
 
 
-def drawn(package: Path, how_many: int, rooms: Sequence[str] = ROOMS, seed: int = 0) -> list[Mutant]:
-    """So many of all mutants of `rooms`, in the order of the files; with another seed it draws others."""
+@cache
+def _every(package: Path, rooms: tuple[str, ...]) -> tuple[Mutant, ...]:
     files = sorted(
         path.relative_to(package).as_posix()
         for room in rooms
         for path in ([package / room] if room.endswith(".py") else (package / room).glob("*.py"))
     )
-    every = [mutant for file in files for mutant in mutants_of(package, file)]
-    chosen = sorted(every, key=lambda mutant: crc32(mutant.what.encode(), seed))[:how_many]
+    return tuple(mutant for file in files for mutant in mutants_of(package, file))
+
+
+def drawn(package: Path, how_many: int, rooms: Sequence[str] = ROOMS, seed: int = 0) -> list[Mutant]:
+    """So many of all mutants of `rooms`, in the order of the files; with another seed it draws others."""
+    chosen = sorted(_every(package, tuple(rooms)), key=lambda mutant: crc32(mutant.what.encode(), seed))[:how_many]
     return sorted(chosen, key=lambda mutant: (mutant.file, mutant.line, mutant.what))
 
 

@@ -73,7 +73,7 @@ class Terminal:
         )
         self.seen = ""
 
-    def until(self, pattern: str, seconds: float = 40.0) -> None:
+    def until(self, pattern: str, seconds: float = 120.0) -> None:
         """Read until what was written, without its escapes, has `pattern`."""
         end = time.monotonic() + seconds
         while not re.search(pattern, re.sub(r"\x1b(\[[0-9;?=<>$]*[a-zA-Z@`]|\][^\a]*\a|[=>c])", "", self.seen)):
@@ -91,7 +91,7 @@ class Terminal:
 
     def ended(self) -> int:
         """Read what is left; its exit code."""
-        end = time.monotonic() + 40
+        end = time.monotonic() + 120
         while self.process.poll() is None and time.monotonic() < end:
             if select.select([self.fd], [], [], 0.1)[0]:
                 self.seen += os.read(self.fd, 1 << 16).decode("utf-8", "replace")

@@ -189,7 +189,7 @@ def interrupted(tmp_path: Path, *numbers: signal.Signals, cleanup: float = 0.0) 
         for number in numbers:
             child.send_signal(number)
             time.sleep(0.2)
-        _, err = child.communicate(timeout=20)
+        _, err = child.communicate(timeout=120)
         return child.returncode, err, mark.exists()
 
 

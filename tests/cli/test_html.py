@@ -162,6 +162,7 @@ def test_a_page_of_ten_thousand_tensors_can_be_sent(cli: Cli, tmp_path: Path) ->
     assert "Histograms show the 2,000 tensors that changed most, of 10,000." in page.text
 
 
+@pytest.mark.slow
 def test_a_page_that_would_be_too_large_leaves_out_rows_and_says_so(cli: Cli, tmp_path: Path) -> None:
     rows = [(f"{'<&' * 200}{index}", "U8", [1], b"\0") for index in range(5000)]
     path = written(tmp_path / "a.safetensors", safetensors(rows))

@@ -204,6 +204,7 @@ def test_only_the_first_bytes_of_other_files_are_read(tmp_path: Path, monkeypatc
     assert reads == [SNIFFED, SNIFFED]
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("layout", ["trainer", "lightning", "deepspeed", "torchtitan", "megatron"])
 def test_progress_and_wholeness_of_a_run(cli: Cli, tmp_path: Path, layout: str) -> None:
     sample = LAYOUTS[layout]

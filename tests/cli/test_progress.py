@@ -125,8 +125,8 @@ def on_terminal(*arguments: str) -> str:
     with subprocess.Popen([sys.executable, "-c", script], stdout=slave, stderr=slave) as child:
         os.close(slave)
         shown = b""
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and select.select([master], [], [], 20)[0]:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and select.select([master], [], [], 120)[0]:
             try:
                 chunk = os.read(master, 4096)
             except OSError:  # Linux: the other end is closed
@@ -134,7 +134,7 @@ def on_terminal(*arguments: str) -> str:
             if not chunk:
                 break
             shown += chunk
-        assert child.wait(20) == 2
+        assert child.wait(120) == 2
     os.close(master)
     return shown.decode()
 

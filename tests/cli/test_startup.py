@@ -75,6 +75,7 @@ def below(names: set[str], rooms: set[str], package: str = "") -> set[str]:
     return {name for name in names if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)}
 
 
+@pytest.mark.sampled(quick=5)
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_command_imports_what_its_file_needs(tmp_path: Path, name: str) -> None:
     verb, _, kind = name.partition(" ")

@@ -227,5 +227,5 @@ def test_a_signal_leaves_no_file(tmp_path: Path) -> None:
         while not [*(tmp_path / "spool").glob("*/stdin")]:
             assert child.poll() is None
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20) == 128 + signal.SIGTERM
+        assert child.wait(120) == 128 + signal.SIGTERM
     assert not list((tmp_path / "spool").iterdir())

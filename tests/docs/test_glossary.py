@@ -5,10 +5,13 @@ from __future__ import annotations
 import textwrap
 from itertools import groupby
 
+import pytest
 from class_names import shared
 from docs.pages import UPDATE, page_of
 
 from ckptfix.docs import page
+
+pytestmark = pytest.mark.xdist_group("layers")  # where the trees of the package are
 
 BEGIN = "## Glossary\n"
 END = "## Rules\n"

@@ -124,7 +124,7 @@ class TestOutcome:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("call", [name for name in CALLS if hasattr(os, name)])
 @pytest.mark.parametrize("before", ["nothing", "a checkpoint", "more than that", "kept"])
 @pytest.mark.usefixtures("system")

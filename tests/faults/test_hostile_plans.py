@@ -263,6 +263,7 @@ def _jobs(plan: Path) -> list[fleet.Job]:
     return [parsed(line, "plan", 1) for line in plan.read_text().splitlines()]
 
 
+@pytest.mark.sampled(quick=4)
 @pytest.mark.parametrize("where", ["here", "above", "elsewhere", "pipe"])
 @pytest.mark.parametrize("out", [["--out-dir", "out"], ["--out-dir", "../more/a b"], ["-o", "{parent}/x-{name}"]])
 def test_a_plan_says_which_roots_it_needs(

@@ -30,7 +30,7 @@ def _both(kind: Kind) -> bool:
     return kind.name != "gone-classes" and kind.containers == CONTAINERS
 
 
-@pytest.mark.sampled(44)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(("kind", "container"), cases(_both))
 def test_zip_and_legacy_hold_the_same_object(kind: Kind, container: Any, tmp_path: Path) -> None:
     source = kind.save(tmp_path / "in", container)
@@ -87,6 +87,7 @@ def _one_plain_state_dict(kind: Kind) -> bool:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize(("kind", "container"), cases(_one_plain_state_dict))
 def test_to_safetensors_and_back(kind: Kind, container: str, tmp_path: Path) -> None:
     source = kind.save(tmp_path / "in", container)

@@ -55,7 +55,7 @@ def same_outputs(wrapped: Any, trained: nn.Module) -> bool:
     return torch.equal(inner.eval()(x), trained.eval()(x))
 
 
-@pytest.mark.sampled(84)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("container", ["zip", "legacy", "safetensors"])
 @pytest.mark.parametrize("loaded", WRAPS)
 @pytest.mark.parametrize("written", [*WRAPS, "fsdp"])

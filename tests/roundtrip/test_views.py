@@ -157,7 +157,7 @@ def test_what_torch_wrote(name: str, source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(88)
+@pytest.mark.sampled(80)
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
 @pytest.mark.parametrize("name", STATES)
 def test_chains_of_conversions_lose_nothing_and_keep_all_values(
@@ -194,7 +194,7 @@ def in_big_endian(path: Path, made: Path, unit: int) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", STATES)
 def test_big_endian_files(name: str, format: Format, tmp_path: Path) -> None:

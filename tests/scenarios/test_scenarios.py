@@ -263,6 +263,7 @@ def test_b4_devices_in_the_file_and_in_the_loader(train: Train, tmp_path: Path) 
             ckptfix.load_state_dict(away, at="model_state_dict")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("saved", ["none", "dp", "compile", "compile,dp"])
 @pytest.mark.parametrize("wrap", [lambda model: model, nn.DataParallel, torch.compile], ids=["plain", "dp", "compile"])
 def test_b5_one_call_whichever_side_is_wrapped(

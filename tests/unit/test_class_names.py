@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from class_names import classes, origin, shared
+
+pytestmark = pytest.mark.xdist_group("layers")  # where the trees of the package are
 
 
 def test_a_class_that_other_rooms_use_has_a_name_of_its_own() -> None:

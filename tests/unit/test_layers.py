@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import json
 import re
 import shutil
@@ -19,12 +18,9 @@ from file_commands import CODES, COMMANDS, arguments
 from forks import Forks
 from lesser_system import MODULES as LACKING
 from lesser_system import WINDOWS_OS, WINDOWS_SIGNALS
+from package_trees import FILES, PACKAGE, parsed
 
 pytestmark = pytest.mark.xdist_group("layers")  # each file is parsed once
-
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "ckptfix"
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
@@ -152,15 +148,6 @@ def no_trees_are_left() -> Iterator[None]:
     yield
     for kept in (parsed, telling, imported):
         kept.cache_clear()
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    gc.disable()  # a tree is thousands of objects, which all stay
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"), str(path))
-    finally:
-        gc.enable()
 
 
 def is_import(node: ast.AST) -> bool:
@@ -469,7 +456,7 @@ OPENED = {
     "platform.py": "folders that are synced, files without a name, the environment of the parent process",
     "io/output.py": "creates the output",
     "io/remote/http.py": "opens a URL, for `io.source`",
-    "io/remote/fsspec_upload.py": "creates an output in a store",
+    "io/remote/fsspec_store.py": "creates an output in a store",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
     "ops/repair/layers.py": "creates a file for what it unpacks",

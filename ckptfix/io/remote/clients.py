@@ -1,15 +1,13 @@
-"""The clients of stores: the module of this package that opens the names of each scheme, imported on first use."""
+"""The one table of stores: the module of this package that knows the names of a scheme, imported on first use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from ckptfix.errors import MissingExtra
-from ckptfix.io.remote.store import Facts, Object
+from ckptfix.io.remote.store import ObjectStore, WritableStore
 from ckptfix.urls import scheme_of
 
 
@@ -18,7 +16,7 @@ class Client:
     """The module that opens the names of a scheme.
 
     Attributes:
-        module: of this package.
+        module: of this package; its `STORE` is the store.
         package: the package that it imports; empty if it needs only Python.
         install: the argument for pip, beside the extra.
         extra: the extra of ckptfix that it needs.
@@ -35,14 +33,14 @@ _GCS = Client("fsspec_store", "gcsfs", "gcsfs")
 _AZURE = Client("fsspec_store", "adlfs", "adlfs")
 _SSH = Client("fsspec_store", "paramiko", "paramiko")
 
-CLIENTS: Mapping[str, Client] = {
+CLIENTS: dict[str, Client] = {
     **dict.fromkeys(("s3", "s3a"), _S3),
     **dict.fromkeys(("gs", "gcs"), _GCS),
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), _AZURE),
     **dict.fromkeys(("http", "https"), Client("http")),
     "hf": Client("hub", "huggingface_hub", "huggingface_hub"),
     "oss": Client("fsspec_store", "ossfs", "ossfs"),
-    **dict.fromkeys(("memory", "ftp", "webhdfs", "dbfs"), Client("fsspec_store")),
+    **{scheme: Client("fsspec_store") for scheme in ("memory", "ftp", "webhdfs", "dbfs")},
     "hdfs": Client("fsspec_store", "pyarrow", "pyarrow"),
     "github": Client("fsspec_store", "requests", "requests"),
     **dict.fromkeys(("sftp", "ssh"), _SSH),
@@ -81,17 +79,21 @@ def _is_there(package: str) -> bool:
     return True
 
 
-def _module_of(name: str) -> Any:
-    return import_module(f"ckptfix.io.remote.{client_of(name).module}")
-
-
-def object_of(name: str) -> Object:
-    """Return the object called `name`. Raises like `client_of`."""
-    found: Object = _module_of(name).object_of(name)
+def store_of(name: str) -> ObjectStore:
+    """Return the store that has the name. Raises like `client_of`."""
+    found = import_module(f"ckptfix.io.remote.{client_of(name).module}").STORE
+    assert isinstance(found, ObjectStore)
     return found
 
 
-def listing(folder: str) -> Iterator[tuple[str, Facts]]:
-    """Yield the objects below `folder`: (name relative to it, facts). Raises like `client_of`."""
-    rows: Iterator[tuple[str, Facts]] = _module_of(folder).listing(folder)
-    return rows
+def writable(name: str) -> WritableStore:
+    """Return the store that has the name, which is not of a `READ_ONLY` scheme. Raises like `client_of`."""
+    found = store_of(name)
+    assert isinstance(found, WritableStore)
+    return found
+
+
+def same_store(one: str, other: str) -> bool:
+    """Return whether two names are of stores of one kind, such as ``s3://`` and ``s3a://``."""
+    schemes = scheme_of(one), scheme_of(other)
+    return all(schemes) and CLIENTS[schemes[0]] is CLIENTS[schemes[1]]

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptfix.checkpoint.file_version import FileStat
-from ckptfix.errors import CkptfixError
-from ckptfix.io.open_files import far
-from ckptfix.io.remote.clients import object_of
+from ckptfix.errors import CkptfixError, NoSuchFile
+from ckptfix.io.open_files import KnownRemote, far
+from ckptfix.io.remote.clients import store_of
 from ckptfix.io.remote.store import retried
 from ckptfix.io.source import Source
 
@@ -104,7 +104,7 @@ class _Kept:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.object = object_of(name)
+        self.object = store_of(name).object_of(name)
         self._stopped = False
         self._starts: list[int] = []
         self._blocks: dict[int, _Block] = {}
@@ -278,6 +278,20 @@ def _room(length: int) -> bool:
     return True
 
 
+class _Absent:
+    """A name that the store does not have: a command asks for it once."""
+
+    def close(self) -> None:
+        pass
+
+
+def _known(name: str) -> KnownRemote:
+    try:
+        return _Kept(name)
+    except NoSuchFile:
+        return _Absent()
+
+
 class RemoteFile(Source):
     """A file of a store; within a command, all its readers share the cached data.
 
@@ -290,8 +304,9 @@ class RemoteFile(Source):
     far = True
 
     def __init__(self, name: str) -> None:
-        kept = far(name, lambda: _Kept(name))
-        assert isinstance(kept, _Kept)
+        kept = far(name, lambda: _known(name))
+        if not isinstance(kept, _Kept):
+            raise NoSuchFile(name)
         self._kept = kept
         super().__init__(name, kept.facts.size, kept.facts.stamp())
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import islice
 
 from ckptfix.errors import CkptfixError, NoSuchFile, Unsupported
+from ckptfix.io import open_files
 from ckptfix.io.open_files import far, known_far, threads
 from ckptfix.io.remote import clients
 from ckptfix.io.remote.file import AT_ONCE, RemoteFile
@@ -36,7 +37,7 @@ class Listing:
     def __init__(self, folder: str) -> None:
         rows: Iterator[tuple[str, Facts]] = iter(())
         if scheme_of(folder) not in UNLISTED:
-            rows = clients.listing(folder)
+            rows = clients.store_of(folder).listing(folder)
         self.files: dict[str, Facts] = dict(islice(rows, MOST + 1))
         if len(self.files) > MOST:
             raise Unsupported(f"it holds more than {MOST:,} objects", path=folder, hint="pass a folder inside it")
@@ -82,6 +83,23 @@ def _listed(name: str) -> tuple[Listing, str] | None:
         inner = f"{last}/{inner}" if inner else last
     found = known_far(_key(above))
     return (found, inner) if isinstance(found, Listing) else None
+
+
+def open_file(name: str) -> RemoteFile:
+    """Open an object. The store is not asked for one that a listing of this command does not have."""
+    known = _listed(name)
+    if known is not None and known[1] and "?" not in known[1] and known[0].kind(known[1]) != "file":
+        raise NoSuchFile(name)
+    return RemoteFile(name)
+
+
+def forget(name: str) -> None:
+    """Forget what this command knows of an object or a folder, and of the folders around it: it was written."""
+    open_files.forget(name)
+    bare = name.rstrip("/")
+    while bare.count("/") >= 2:
+        open_files.forget(_key(bare))
+        bare = bare.rpartition("/")[0]
 
 
 def kind(name: str) -> Kind:

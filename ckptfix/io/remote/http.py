@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ckptfix.commands import quoted
 from ckptfix.errors import CkptfixError, DamagedFile, Unsupported, WriteFailed
-from ckptfix.io.remote.store import TIMEOUT, Facts, Object, Passing, changed, failed
+from ckptfix.io.remote.store import TIMEOUT, Facts, Object, ObjectStore, Passing, changed, failed
 from ckptfix.numbers import seconds, whole_number
 from ckptfix.urls import redacted, scheme_of, secret_of
 
@@ -401,5 +401,14 @@ def _time(headers: Any) -> int:
         return 0
 
 
-def object_of(name: str) -> Resource:
-    return Resource(name)
+class WebStore(ObjectStore):
+    """The web, whose servers cannot list a folder."""
+
+    def object_of(self, name: str) -> Resource:
+        return Resource(name)
+
+    def listing(self, folder: str) -> Iterator[tuple[str, Facts]]:
+        return iter(())
+
+
+STORE = WebStore()

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from ckptfix.errors import NoSuchFile, NotPermitted, Unsupported
 from ckptfix.io.remote.http import Resource, configured, origin_of
-from ckptfix.io.remote.store import Facts, Passing, failed, retried, size_said
+from ckptfix.io.remote.store import Facts, ObjectStore, Passing, failed, retried, size_said
 from ckptfix.urls import scheme_of
 
 _NAME = re.compile(
@@ -84,38 +84,41 @@ class HubFile(Resource):
             self._direct = Resource(self.name, url, {})
 
 
-def object_of(name: str) -> HubFile:
-    return HubFile(name)
+class HubStore(ObjectStore):
+    def object_of(self, name: str) -> HubFile:
+        return HubFile(name)
 
+    def listing(self, folder: str) -> Iterator[tuple[str, Facts]]:
+        """Yield (name relative to the folder, its facts) for all files below `folder`."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
 
-def listing(folder: str) -> Iterator[tuple[str, Facts]]:
-    """Yield (name relative to the folder, its facts) for all files below `folder`."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+        where = placed(folder)
 
-    where = placed(folder)
+        def ask() -> list[tuple[str, Facts]]:
+            try:
+                rows = HfApi(library_name="ckptfix").list_repo_tree(
+                    where.repo, where.file or None, recursive=True, revision=where.revision, repo_type=where.kind
+                )
+                return [_row(row, where.file) for row in rows if hasattr(row, "blob_id")]
+            except EntryNotFoundError:
+                return []
+            except RepositoryNotFoundError:
+                hint = "the repository does not exist, or it is private: run `hf auth login`, or set HF_TOKEN"
+                raise NoSuchFile(folder, hint=hint) from None
+            except HfHubHTTPError as error:
+                status = getattr(error.response, "status_code", 0)
+                raise failed(folder, status, hint="run `hf auth login`, or set HF_TOKEN") from None
+            except OSError as error:
+                raise Passing(str(error)) from None
 
-    def ask() -> list[tuple[str, Facts]]:
-        try:
-            rows = HfApi(library_name="ckptfix").list_repo_tree(
-                where.repo, where.file or None, recursive=True, revision=where.revision, repo_type=where.kind
-            )
-            return [_row(row, where.file) for row in rows if hasattr(row, "blob_id")]
-        except EntryNotFoundError:
-            return []
-        except RepositoryNotFoundError:
-            hint = "the repository does not exist, or it is private: run `hf auth login`, or set HF_TOKEN"
-            raise NoSuchFile(folder, hint=hint) from None
-        except HfHubHTTPError as error:
-            status = getattr(error.response, "status_code", 0)
-            raise failed(folder, status, hint="run `hf auth login`, or set HF_TOKEN") from None
-        except OSError as error:
-            raise Passing(str(error)) from None
-
-    yield from retried(folder, ask)
+        yield from retried(folder, ask)
 
 
 def _row(row: Any, folder: str) -> tuple[str, Facts]:
     below = row.path[len(folder) + 1 :] if folder else row.path
     tag = row.lfs.sha256 if row.lfs is not None else row.blob_id
     return below, Facts(size_said(below, row.size), f'"{tag}"')
+
+
+STORE = HubStore()

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 from ckptfix.checkpoint import ByteRange, OutputFile, Segment
 from ckptfix.checkpoint.byte_ranges import pieces_of, segment_length
-from ckptfix.io.virtual_files import part_of
 
 LEAST = 5 << 20
 """The fewest bytes of a part, except for the last one: the rule of S3."""
@@ -31,28 +30,21 @@ MOST_PARTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Bytes to upload."""
+    """Bytes to upload, in parts of these sizes. Each segment is read once, so that a stream is computed once."""
 
     segments: tuple[Segment, ...]
-    nbytes: int
+    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A range of an object, copied by the store."""
+    """A range of an object, copied by the store: one part."""
 
     where: ByteRange
 
-    @property
-    def nbytes(self) -> int:
-        return self.where.length
 
-
-Part = Upload | Copy
-
-
-def parts_of(file: OutputFile, copied: Callable[[ByteRange], bool]) -> list[Part]:
-    """Return the parts of `file`.
+def parts_of(file: OutputFile, copied: Callable[[ByteRange], bool]) -> list[Upload | Copy]:
+    """Return the parts of `file`, in their order.
 
     Args:
         copied: whether the store can copy a range.
@@ -61,13 +53,13 @@ def parts_of(file: OutputFile, copied: Callable[[ByteRange], bool]) -> list[Part
     while True:
         size = max(size, -(-file.nbytes // (MOST_PARTS // 2)))
         made = list(_parts(file, copied, size, least))
-        if len(made) <= MOST_PARTS:
+        if sum(len(one.sizes) if isinstance(one, Upload) else 1 for one in made) <= MOST_PARTS:
             return made
         # Upload shorter ranges as well, instead of copying them.
         least *= 2
 
 
-def _parts(file: OutputFile, copied: Callable[[ByteRange], bool], size: int, least: int) -> Iterator[Part]:
+def _parts(file: OutputFile, copied: Callable[[ByteRange], bool], size: int, least: int) -> Iterator[Upload | Copy]:
     pending: list[Segment] = []
     count = 0
     for segment in file.segments:
@@ -94,21 +86,8 @@ def _copies(where: ByteRange, size: int) -> Iterator[Copy]:
 
 
 def _uploads(segments: Sequence[Segment], nbytes: int, size: int) -> Iterator[Upload]:
-    """Yield parts of about `size` bytes; no part is shorter unless there are fewer bytes in total."""
-    if not nbytes:
-        return
-    number = max(nbytes // size, 1)
-    stops = [nbytes * index // number for index in range(1, number + 1)]
-    made: list[Segment] = []
-    at = first = 0
-    for segment in segments:
-        length, done = segment_length(segment), 0
-        while done < length:
-            count = min(length - done, stops[0] - at)
-            made.append(part_of(segment, done, count))
-            done += count
-            at += count
-            if at == stops[0]:
-                yield Upload(tuple(made), at - first)
-                made, first = [], at
-                stops.pop(0)
+    """Yield an upload in parts of about `size` bytes; no part is shorter unless there are fewer bytes in total."""
+    if nbytes:
+        number = max(nbytes // size, 1)
+        stops = [nbytes * index // number for index in range(number + 1)]
+        yield Upload(tuple(segments), tuple(stop - start for start, stop in pairwise(stops)))

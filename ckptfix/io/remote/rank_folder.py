@@ -22,7 +22,8 @@ from ckptfix.io.durable import Undisturbed
 from ckptfix.io.ranks import Team
 from ckptfix.io.ranks.shares import digest, shares
 from ckptfix.io.read import Progress
-from ckptfix.io.remote import s3_upload
+from ckptfix.io.remote.clients import writable
+from ckptfix.io.remote.store import Trace
 from ckptfix.io.sources import Sources
 
 CLOCKS = timedelta(minutes=5)
@@ -40,7 +41,7 @@ class Write(Protocol):
 class Steps:
     """Callbacks that are called while the files of a plan are written to a store; here they do nothing."""
 
-    def began(self, trace: s3_upload.Trace) -> None:
+    def began(self, trace: Trace) -> None:
         """Note that an upload has begun, or is about to get its name; the trace lets another process remove it."""
 
     def up(self) -> None:
@@ -55,7 +56,7 @@ class _Ranks(Steps):
         self._team, self._word = team, word
         self._count = 0
 
-    def began(self, trace: s3_upload.Trace) -> None:
+    def began(self, trace: Trace) -> None:
         self._team.say(f"{self._word}/began/{self._team.rank}/{self._count}", json.dumps(trace))
         self._count += 1
 
@@ -100,13 +101,13 @@ def write_with(
     except BaseException as raised:
         with quiet:
             error = team.give_up(raised)
-            if team.cleans() and parts and s3_upload.in_s3(dest):
+            if team.cleans() and parts:
                 for rank in team.gone:
                     take_away(team, word, rank, parts[rank].files)
         raise error from error.__cause__
 
 
-def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[s3_upload.Trace]:
+def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> Iterable[Trace]:
     """Yield the traces that a rank has reported, and those that the bucket lists where it reported no upload id.
 
     If the store of the ranks is gone, the bucket is asked about all `files`.
@@ -117,7 +118,7 @@ def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> It
             text = team.said(f"{word}/began/{rank}/{number}")
             if text is None:
                 break
-            trace: s3_upload.Trace = json.loads(text)
+            trace: Trace = json.loads(text)
             urls[str(trace["url"])] = trace["upload"] is None and trace["tag"] is None
             yield trace
     except CkptfixError:
@@ -128,12 +129,11 @@ def _traces(team: Team, word: str, rank: int, files: Iterable[OutputFile]) -> It
     for url, unknown in urls.items():
         if unknown:
             with suppress(CkptfixError):
-                yield from s3_upload.begun(url, since)
+                yield from writable(url).begun(url, since)
 
 
 def take_away(team: Team, word: str, rank: int, files: Iterable[OutputFile] = ()) -> None:
     """Remove the uploads and objects of a rank that is gone."""
     for trace in _traces(team, word, rank, files):
         with suppress(CkptfixError):
-            s3_upload.take_away(trace)
-
+            writable(str(trace["url"])).take_away(trace)

@@ -1,4 +1,8 @@
-"""The interface of a store: bytes of an object by range, and its errors. `clients` knows the modules that have it."""
+"""The interface of a store: objects that are read by ranges and written by parts, and their errors.
+
+Each kind of store implements it once (`s3`, `fsspec_store`, `http`, `hub`), and `clients` finds the one of a scheme.
+One reader (`file.RemoteFile`) and one uploader (`upload.Uploader`) use it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import errno
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from datetime import datetime
+from typing import ClassVar, TypeVar
 
+from ckptfix.checkpoint import ByteRange
 from ckptfix.checkpoint.file_version import FileStat
 from ckptfix.errors import ChangedFile, CkptfixError, DamagedFile, NoSuchFile, NotPermitted, WriteFailed
 from ckptfix.numbers import whole_number
@@ -92,6 +98,121 @@ class Object(ABC):
     def facts(self) -> Facts:
         """Return its present facts."""
         return self.get(0, 1, None)[1]
+
+
+Trace = Mapping[str, str | None]
+"""``url``, ``upload`` (its id), ``tag`` (the ETag that a new object gets): the data to undo the work of another
+process."""
+
+
+def no_trace(trace: Trace) -> None:
+    """Ignore a trace: no other process cleans up after this one."""
+
+
+class CannotCopyError(Exception):
+    """The store cannot copy a range of an object into a part."""
+
+
+class NewObject(ABC):
+    """An object that has no name yet: it takes parts, whose numbers begin with 1.
+
+    Attributes:
+        at_once: the most parts that are sent at the same time; with 1, they come in their order.
+        copies: whether to ask the store for copies of ranges of its own objects.
+        is_new: no object had its name.
+    """
+
+    at_once: ClassVar[int] = 1
+    copies: ClassVar[bool] = False
+    is_new: bool
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def begin(self, nbytes: int, like: str | None) -> None:
+        """Prepare to take the parts.
+
+        Args:
+            nbytes: of all parts together.
+            like: an object of this store that it is made from: it may get the properties of that one.
+        """
+
+    @abstractmethod
+    def put(self, number: int, data: bytes) -> None:
+        """Send a part."""
+
+    def copy(self, number: int, where: ByteRange, tag: str) -> None:
+        """Let the store copy a range of one of its objects into a part.
+
+        Args:
+            tag: of the version to copy; empty if it is unknown.
+
+        Raises:
+            CannotCopyError: it does not do that.
+            ChangedFile: the object is not that version any more.
+        """
+        raise CannotCopyError("it has no such request")
+
+    def end(self) -> None:  # noqa: B027 -- most have nothing to do
+        """Do what can be done before it gets its name, when all parts are sent."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Publish it under its name, in one step.
+
+        Raises:
+            WouldOverwrite: an object with the name has appeared meanwhile, and must not be replaced.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Remove what was sent and has no name; `begin` can follow."""
+
+
+class ObjectStore(ABC):
+    """A kind of store, to read from."""
+
+    @abstractmethod
+    def object_of(self, name: str) -> Object:
+        """Return the object called `name`."""
+
+    @abstractmethod
+    def listing(self, folder: str) -> Iterator[tuple[str, Facts]]:
+        """Yield (name relative to the folder, its facts) for all objects below `folder`."""
+
+
+class WritableStore(ObjectStore):
+    """A kind of store that can be written to."""
+
+    @abstractmethod
+    def is_taken(self, name: str) -> bool:
+        """Return whether an object has the name."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove an object."""
+
+    @abstractmethod
+    def new_object(self, name: str, *, overwrite: bool, began: Callable[[Trace], None] = no_trace) -> NewObject:
+        """Return a new object, which will get the name.
+
+        Args:
+            overwrite: replace an object that has the name.
+            began: called with its trace (`take_away`) before the store knows of it (``upload`` and ``tag`` are None),
+                when the store knows of it, and before it gets its name.
+        """
+
+    def take_away(self, trace: Trace) -> None:
+        """Remove the work of a process that is gone: its parts, or a new object that already has the name.
+
+        An object is kept if its ETag differs from the one that the process would have made: it may belong to another
+        process.
+        """
+
+    def begun(self, name: str, since: datetime) -> Iterator[Trace]:
+        """Yield the uploads of `name` that were begun since then and have not ended, if the store lists them."""
+        return iter(())
 
 
 def retried(name: str, call: Callable[[], T], given_up: Callable[[], bool] = lambda: False) -> T:

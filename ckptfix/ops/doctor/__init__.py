@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ckptfix.arguments import LIVE, Model, checks_types, takes_model
 from ckptfix.errors import StrPath, file_name
@@ -14,6 +15,9 @@ from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.pickles.collector import gc_paused
+
+if TYPE_CHECKING:
+    from ckptfix.ops.target.targets import ExpectedModel
 
 
 @checks_types
@@ -57,8 +61,9 @@ def doctor(
 
         if (run := runs.diagnosis_of(file_name(path))) is not None:
             return run
-    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    done = finished(diagnose(path, error=error, fast=fast, progress=progress, **options), fast=fast)
+    target = expected(like, like_at, allow_import=allow_import)
+    found = examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
+    done = finished(found, fast=fast)
     if not isinstance(like, str) or like not in LIVE:
         return done
     from ckptfix.ops.doctor.rehearsal import in_python
@@ -84,24 +89,14 @@ SHORT = frozenset({"truncated"})
 """Findings of files from which `repair` recovers the tensors before the damage."""
 
 
-def diagnose(
-    path: StrPath,
-    *,
-    like: StrPath | None = None,
-    error: str | None = None,
-    fast: bool = False,
-    at: str | None = None,
-    like_at: str | None = None,
-    allow_import: bool = False,
-    progress: Progress | None = None,
-) -> Diagnosis:
-    """Do as `doctor`, without a rehearsal of the commands."""
-    target = None
-    if like is not None:
-        from ckptfix.ops.target import targets
+def expected(like: StrPath | Model | None, like_at: str | None, *, allow_import: bool) -> ExpectedModel | None:
+    """Read the model that a checkpoint is meant for; None without `like`. Raises like `targets.read`."""
+    if like is None:
+        return None
+    from ckptfix.ops.target import targets
 
-        target = targets.read(like, at=like_at, allow_import=allow_import)
-    return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
+    assert isinstance(like, str | os.PathLike), "takes_model gives a model in memory a name"
+    return targets.read(like, at=like_at, allow_import=allow_import)
 
 
 def message(error: str) -> Diagnosis:

@@ -56,6 +56,7 @@ from ckptfix.ops.doctor import pickle as doctor_pickle
 from ckptfix.ops.doctor import zip as doctor_zip
 from ckptfix.ops.doctor.report import Diagnosis, message_of
 from ckptfix.ops.inplace import count_edits
+from ckptfix.ops.naming import kept_suffix
 from ckptfix.ops.other_models import other_models, unexamined_files
 from ckptfix.pickles import Graph
 from ckptfix.urls import as_path
@@ -231,7 +232,9 @@ def _examined(
         findings = list(_judge(checkpoint, like, rows, names, fast=fast, at=at, looked=looked, progress=progress))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
-    remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
+    form = checkpoint.format if checkpoint is not None else None
+    kept = kept_suffix(name, form)
+    remedies = [_remedy(finding, name, like, at=at, like_at=like_at, kept=kept) for finding in ordered]
     if checkpoint is not None and not format_of(checkpoint).edits:
         folder = format_of(checkpoint).folder
         remedies = [with_conversion(row, name, folder=folder) for row in remedies]
@@ -242,17 +245,24 @@ def _examined(
     if checkpoint is not None:
         remedies = _that_work(checkpoint, ordered, remedies)
     done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))
-    form = checkpoint.format if checkpoint is not None else None
     return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
 
 
-def _remedy(finding: Finding, path: str, like: ExpectedModel | None, *, at: str | None, like_at: str | None) -> Remedy:
+def _remedy(
+    finding: Finding,
+    path: str,
+    like: ExpectedModel | None,
+    *,
+    at: str | None,
+    like_at: str | None,
+    kept: str | None,
+) -> Remedy:
     """Return the remedy of a finding, with the options about the model that `match` needs."""
     if like is None:
-        return remedy_of(finding, path, at=at)
+        return remedy_of(finding, path, at=at, kept=kept)
     more: dict[str, Value] = {"like_at": like_at} if like_at else {}
     more |= {} if found_as(like.label) else {"allow_import": True}
-    row = remedy_of(finding, path, at=at, like=like.label)
+    row = remedy_of(finding, path, at=at, kept=kept, like=like.label)
     lines = row.invocations
     known = (replace(line, step=line.step.having(**more)) if line.step.get("like") else line for line in lines)
     return replace(row, invocations=tuple(known))
@@ -289,10 +299,11 @@ def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool
             refuse_damaged(checkpoint, MISREAD, address.given(at or ""))
         else:
             refuse_damaged(checkpoint, listed=verb not in ("sanitize", "slim"))
-        if planned and verb == "convert" and line.dest.endswith(".safetensors"):
+        target = FORMATS.with_suffix(line.dest) if planned and verb == "convert" else None
+        if target is not None and "objects" not in target.states:
             from ckptfix.ops.convert import refuse_state_dict
 
-            refuse_state_dict(checkpoint, FORMATS["safetensors"], at)
+            refuse_state_dict(checkpoint, target, at)
     except CkptfixError:
         return True
     return False

@@ -196,7 +196,10 @@ class Diagnosis:
     @property
     def chain(self) -> tuple[Invocation, ...]:
         """The same as steps with the names of their files."""
-        return chain(self.path, [(finding, row) for finding, row in self._counted() if row.invocations])
+        from ckptfix.ops.naming import kept_suffix
+
+        rows = [(finding, row) for finding, row in self._counted() if row.invocations]
+        return chain(self.path, rows, kept_suffix(self.path, self.format))
 
     @property
     def fix(self) -> tuple[str, ...] | None:

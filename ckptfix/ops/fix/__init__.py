@@ -18,7 +18,8 @@ from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.audit.promise import Account, Promise
 from ckptfix.ops.chain import Chain, Done
-from ckptfix.ops.doctor import diagnose
+from ckptfix.ops.doctor import expected
+from ckptfix.ops.doctor.examine import examine
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
@@ -77,21 +78,21 @@ def fix(
         CkptfixError: as the commands.
     """
     path = formats.located(existing(source))
-    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
+    diagnose = partial(examine, like=expected(like, like_at, allow_import=allow_import), at=at, like_at=like_at)
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        first = diagnosis = diagnose(source, progress=_unfinished(progress), **options)
+        first = diagnosis = diagnose(source, progress=_unfinished(progress))
         # Only a look at tensor data may show again an error that no command fixes.
         fast = not first.unfixed
         if to := _one_file(diagnosis, dest):
             _refuse(diagnosis, path, chain.steps, helped=True)
             (conversion,) = step("convert", to=to)
             chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
-            diagnosis = diagnose(chain.current, fast=fast, **options)
+            diagnosis = diagnose(chain.current, fast=fast)
         for _ in range(ROUNDS):
             if not chain.carry_out(_asked(diagnosis.chain, drop_unexpected)) or not chain.is_one_file:
                 break
-            diagnosis = diagnose(chain.current, fast=fast, **options)
+            diagnosis = diagnose(chain.current, fast=fast)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         chain.leave(first.beside)

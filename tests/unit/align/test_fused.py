@@ -230,6 +230,7 @@ def saved(path: Path, shapes: Shapes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     source, target = saved(tmp_path / "meta.pth", META), saved(tmp_path / "llama.pth", LLAMA)
     out, rules = tmp_path / "out.pth", tmp_path / "learned.rules"

@@ -201,6 +201,7 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     play(BrowseApp(str(path)), script)
 
 
+@pytest.mark.slow
 def test_two_state_dicts_are_chosen_with_at(tmp_path: Path) -> None:
     a = training(tmp_path, "a.pth")
     b = tensors(tmp_path / "b.safetensors", {"norm.bias": (0.0,) * 25})

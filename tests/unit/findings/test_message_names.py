@@ -93,6 +93,7 @@ def test_a_message_without_keys() -> None:
     assert len({form.head for form in FORMS}) == len(FORMS)
 
 
+@pytest.mark.sampled(quick=3)
 @pytest.mark.parametrize(
     "text", ["a" * 99_000, "a." * 50_000, " " * 99_000, "| " * 50_000, "'a', " * 20_000,
         "missing keys: " + "a, " * 30_000,

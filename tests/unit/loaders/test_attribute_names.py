@@ -64,7 +64,7 @@ def values(model: nn.Module) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.sampled(quick=4)
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_that_fits_is_loaded_in_any_wrapper(name: str, tmp_path: Path) -> None:
     for source, target in itertools.product(WRAPPERS, WRAPPERS):
@@ -75,6 +75,7 @@ def test_a_file_that_fits_is_loaded_in_any_wrapper(name: str, tmp_path: Path) ->
         assert all(map(torch.equal, values(saved), values(model))), f"{source} -> {target}"
 
 
+@pytest.mark.sampled(quick=2)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_base_prefix_is_found_beside_such_an_attribute(wrapper: str, tmp_path: Path) -> None:
     whole = Holder(backbone=beside("_orig_mod"))

@@ -80,7 +80,7 @@ def checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(28)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("order", ORDERS, ids="".join)
 @pytest.mark.parametrize("named", [False, True], ids=["numbers", "names"])

@@ -74,7 +74,7 @@ def loads(average: nn.Module, state: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("inside", INSIDE)

@@ -101,7 +101,7 @@ def printed(error: errors.Undecided) -> Iterator[str]:
         yield from ("" if part == "the top level ('')" else part for part in listed[1].split(", ") if part)
 
 
-@pytest.mark.sampled(80)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_each_choice_that_is_printed_is_accepted(tmp_path: Path, name: str, verb: str) -> None:

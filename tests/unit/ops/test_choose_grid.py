@@ -231,6 +231,7 @@ def test_every_verb_takes_the_model(tmp_path: Path, layout: str, wrapper: str, w
     assert ckptfix.inspect(made.path).parameters == sum(value.numel() for value in wanted.values())
 
 
+@pytest.mark.sampled(18)
 @full
 def test_edits_change_the_model_and_nothing_else(tmp_path: Path, layout: str, wrapper: str, what: str) -> None:
     made = Made(layout, wrapper, what, tmp_path / "a")

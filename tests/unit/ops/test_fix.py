@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import zipfile
 from collections.abc import Callable, Iterator
@@ -152,6 +153,19 @@ def test_it_goes_on_until_the_file_fits_the_model(tmp_path: Path) -> None:
     result = ckptfix.fix(tmp_path / "run.pth", tmp_path / "out.pth", like=tmp_path / "like.pth")
     assert not ckptfix.doctor(tmp_path / "out.pth", like=tmp_path / "like.pth").exit_code()
     assert result.steps
+
+
+def test_the_model_is_built_once_for_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(wrapped(), tmp_path / "run.pth")
+    torch.save(model(), tmp_path / "model.pt")
+    (tmp_path / "counted_net.py").write_text(
+        "import pathlib, torch\nbuilt = []\ndef build():\n    built.append(1)\n"
+        "    return torch.load(pathlib.Path(__file__).with_name('model.pt'), weights_only=False)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    result = ckptfix.fix(tmp_path / "run.pth", tmp_path / "out.pth", like="counted_net:build", allow_import=True)
+    built: list[int] = importlib.import_module("counted_net").built
+    assert len(built) == 1 + sum("match" in step.command for step in result.steps)
 
 
 def test_an_existing_output_is_replaced_only_by_force(broken: Path, tmp_path: Path) -> None:

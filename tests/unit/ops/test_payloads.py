@@ -146,7 +146,7 @@ def content(value: Any) -> Iterator[tuple[str, Any]]:
         yield key, inner.tolist() if isinstance(inner, torch.Tensor) else inner
 
 
-@pytest.mark.sampled(35)
+@pytest.mark.sampled(20, quick=5)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", OBJECTS)
 @pytest.mark.parametrize("legacy", [False, True])

@@ -36,7 +36,7 @@ def output(source: Path, folder: Path, name: str) -> Path:
     return folder / (name + source.suffix)
 
 
-@pytest.mark.sampled(88)
+@pytest.mark.sampled(66)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 def test_codes_are_said_and_not_computed_with(tmp_path: Path, row: Fixture, kind: str) -> None:
@@ -152,7 +152,7 @@ def test_the_hint_of_a_whole_model_is_short(tmp_path: Path) -> None:
     check_hint(source, refused.value)
 
 
-@pytest.mark.sampled(88)
+@pytest.mark.sampled(66)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 def test_what_moves_stays_as_it_is(tmp_path: Path, row: Fixture, kind: str) -> None:
@@ -190,7 +190,7 @@ class Holder(torch.nn.Module):
             inside.register_buffer(leaf, tensor)
 
 
-@pytest.mark.sampled(44)
+@pytest.mark.sampled(66)
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])
 def test_codes_are_loaded_as_codes_or_not_at_all(tmp_path: Path, row: Fixture, kind: str) -> None:
@@ -211,7 +211,7 @@ def test_codes_are_loaded_as_codes_or_not_at_all(tmp_path: Path, row: Fixture, k
         assert bool((plain.get_buffer(row.codes) == 7).all())
 
 
-@pytest.mark.sampled(44)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_only_looks_like_codes(tmp_path: Path, name: str, kind: str) -> None:
@@ -332,7 +332,7 @@ def sharded(halves: list[dict[str, torch.Tensor]], folder: Path, kind: str, abse
     return paths
 
 
-@pytest.mark.sampled(88)
+@pytest.mark.sampled(66)
 @pytest.mark.parametrize("absent", [False, True])
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)

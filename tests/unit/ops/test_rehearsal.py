@@ -11,7 +11,7 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 
 import ckptfix
 from ckptfix.errors import CkptfixError
-from ckptfix.ops.doctor import diagnose
+from ckptfix.ops.doctor.examine import examine
 
 
 def nothing_intact(path: Path) -> Path:
@@ -22,7 +22,7 @@ def nothing_intact(path: Path) -> Path:
 
 def test_a_command_that_keeps_nothing_is_not_printed(tmp_path: Path) -> None:
     path = nothing_intact(tmp_path / "in.pth")
-    assert diagnose(path).fixes, "without the rehearsal, repair is proposed"
+    assert examine(path).fixes, "without the rehearsal, repair is proposed"
     with pytest.raises(CkptfixError):
         ckptfix.repair(path, tmp_path / "out.pth")
     found = ckptfix.doctor(path)

@@ -92,7 +92,7 @@ def changed(name: str, old: str, new: str) -> str:
     return new + name.removeprefix(old) if name.startswith(old) else name
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("verb", VERBS)

@@ -16,6 +16,7 @@ import ckptfix
 from ckptfix import doctor, formats
 from ckptfix.cli import commands
 from ckptfix.errors import Refused
+from ckptfix.ops.naming import named_beside
 
 WEIGHTS = {"module.fc.weight": torch.ones(2, 3), "module.fc.bias": torch.zeros(2)}
 
@@ -86,7 +87,7 @@ def test_to_is_not_written_under_another_s_name(tmp_path: Path, verb: Callable[.
         assert formats.detect(dest).name == to
 
 
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("name", TORCH_NAMES)
 @pytest.mark.parametrize("command", EDITS)
@@ -108,3 +109,25 @@ def test_what_doctor_proposes_for_a_legacy_pth_tar_runs(tmp_path: Path) -> None:
     assert fix is not None and fix.startswith("ckptfix strip-module ")
     assert commands.main(shlex.split(fix)[1:], standalone_mode=False) == 0
     assert set(torch.load(tmp_path / "resnet.stripped.pth.tar")) == {"fc.weight", "fc.bias"}
+
+
+@pytest.mark.parametrize(("suffix", "other"), [(".safetensors", ".pth"), (".pth", ".safetensors")])
+def test_a_default_name_has_the_suffix_of_the_content(tmp_path: Path, suffix: str, other: str) -> None:
+    source = sample(tmp_path, suffix).rename(tmp_path / f"in{other}")
+    for command in ("strip-module", "repair"):
+        out = Path(named_beside(source, command))
+        in_python(command)(source, out)
+        assert out.suffix in formats.detect(source).suffixes and out.suffix != other
+        assert formats.detect(out) == formats.detect(source)
+
+
+def test_what_doctor_proposes_for_a_damaged_file_of_the_wrong_suffix_runs(tmp_path: Path) -> None:
+    source = sample(tmp_path, ".safetensors").rename(tmp_path / "in.pth")
+    source.write_bytes(source.read_bytes()[:-4])
+    fixes = doctor(source).fixes
+    assert [line[1] for line in fixes] == ["repair", "convert", "strip-module"]
+    for line in fixes:
+        commands.main([*line[1:]], standalone_mode=False)
+    assert torch.load(fixes[-1][3], weights_only=True).keys() == {"fc.bias"}
+    result = ckptfix.fix(source, tmp_path / "fixed.pth")
+    assert result.exit_code == 3 and torch.load(tmp_path / "fixed.pth", weights_only=True).keys() == {"fc.bias"}

@@ -41,6 +41,7 @@ def test_every_model_goes_on_exactly(model: str, tmp_path: Path) -> None:
     assert same_weights(resumed, whole)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("container", NESTED)
 @pytest.mark.parametrize("wrapped", [True, False], ids=["wrapped", "unwrapped"])
 def test_every_container_and_both_kinds_of_keys(container: str, wrapped: bool, tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def renamed(key: str | int, old: str) -> str | int:
     return key if isinstance(key, int) else key.replace(old, "new")
 
 
+@pytest.mark.slow
 def test_random_keys_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place or not: what comes out is the same, and most is done in place."""
     rng = random.Random(7)

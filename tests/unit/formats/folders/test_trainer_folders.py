@@ -125,7 +125,7 @@ def made(tmp_path: Path, model: str, beside: str) -> tuple[Path, State]:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(32)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("model", "beside"), FOLDERS)
 def test_the_weights_are_taken(model: str, beside: str, tmp_path: Path) -> None:
     folder, state = made(tmp_path, model, beside)

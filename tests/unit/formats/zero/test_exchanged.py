@@ -50,7 +50,7 @@ def exchange(inner: Path, one: int, other: int) -> None:
     second.write_bytes(kept)
 
 
-@pytest.mark.sampled(10, quick=4)
+@pytest.mark.sampled(6, quick=1)
 @pytest.mark.parametrize("half", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize(("ranks", "one", "other"), [(2, 0, 1), (4, 0, 2), (4, 1, 3)])

@@ -50,6 +50,7 @@ HELD = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", SPOIL)
 @pytest.mark.parametrize(("stage", "rank"), HELD)

@@ -19,7 +19,7 @@ HALVES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("ranks", [1, 3, 4, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

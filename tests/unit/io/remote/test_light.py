@@ -40,17 +40,17 @@ def test_it_gives_what_botocore_gives(bucket: Bucket, start: int, length: int, m
     found = asked(bucket, "a/b.pth", start, length)
     assert found is not None and found[0] == DATA[start : start + length]
     monkeypatch.setattr(obstore_s3, "get", lambda *args: None)
-    assert s3.object_of(bucket.url("a/b.pth")).get(start, length, None) == found
+    assert s3.STORE.object_of(bucket.url("a/b.pth")).get(start, length, None) == found
 
 
 def test_what_it_cannot_answer_is_asked_again(bucket: Bucket) -> None:
     bucket.put("x.pth", DATA)
-    _, facts = s3.object_of(bucket.url("x.pth")).get(0, 10, None)
+    _, facts = s3.STORE.object_of(bucket.url("x.pth")).get(0, 10, None)
     bucket.put("x.pth", DATA + b"more")
     assert asked(bucket, "x.pth", 0, 10, facts) is None and asked(bucket, "x.pth", 5000, 10) is None
     assert asked(bucket, "none.pth", 0, 10) is None
     with pytest.raises(DamagedFile, match="changed"):
-        s3.object_of(bucket.url("x.pth")).get(0, 10, facts)
+        s3.STORE.object_of(bucket.url("x.pth")).get(0, 10, facts)
     with pytest.raises(NoSuchFile):
         open_source(bucket.url("none.pth"))
 

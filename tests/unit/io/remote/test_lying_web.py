@@ -6,11 +6,13 @@ import itertools
 import json
 import re
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from property.verbs import run_command
@@ -320,24 +322,42 @@ def test_a_server_that_keeps_us_is_left(web: WebServer, monkeypatch: pytest.Monk
     assert len(web.seen) <= 6
 
 
-def test_a_slow_server_that_goes_on_is_waited_for(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All takes four times as long as one wait, at a rate that a slow line has."""
-    monkeypatch.setattr(http, "TIMEOUT", 0.5)
-    monkeypatch.setattr(http, "SLOWEST", 1000)
+@pytest.mark.parametrize(("rate", "waited"), [(400, True), (90, False)])
+def test_a_slow_server_that_goes_on_is_waited_for(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch, rate: int, waited: bool
+) -> None:
+    """All takes several times as long as one wait, by a clock that goes with the bytes that arrive."""
+    wait = 5.0
+    monkeypatch.setattr(http, "TIMEOUT", wait)
+    monkeypatch.setattr(http, "SLOWEST", 100)
     data = b"x" * 8000
+    arrived = threading.Semaphore(0)
+    now = 0.0
+    took = http._Clock.took
+
+    def counted(clock: http._Clock, count: int) -> None:
+        nonlocal now
+        took(clock, count)
+        now += count / rate
+        arrived.release()
 
     def answer(handler: _Web, path: str) -> bool:
         handler.wfile.write(b"HTTP/1.1 206 Part\r\nContent-Range: bytes 0-7999/8000\r\nContent-Length: 8000\r\n\r\n")
-        for start in range(0, 8000, 400):
-            handler.wfile.write(data[start : start + 400])
-            handler.wfile.flush()
-            time.sleep(0.1)
+        with suppress(OSError):
+            for start in range(0, 8000, 400):
+                handler.wfile.write(data[start : start + 400])
+                handler.wfile.flush()
+                arrived.acquire(timeout=LONG_WAIT)
         handler.close_connection = True
         return True
 
+    monkeypatch.setattr(http._Clock, "took", counted)
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: now))
     web.fault = answer
-    got, facts = http.Resource(web.put("x", data)).get(0, 8000, None)
-    assert (got, facts.size) == (data, 8000)
+    with nullcontext() if waited else pytest.raises(CkptfixError, match="too slow"):
+        got, facts = http.Resource(web.put("x", data)).get(0, 8000, None)
+        assert (got, facts.size) == (data, 8000)
+    assert now >= 4 * wait
 
 
 SECRETS = [
