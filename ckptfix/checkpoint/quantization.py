@@ -235,6 +235,12 @@ _ACTIVATIONS = (
 _BNB_4BIT = "bitsandbytes/functional.py QuantState"
 _CT = "compressed_tensors/compressors/"
 
+_HQQ_SETTINGS = (
+    "axis", "packing", "compute_dtype", "nbits", "group_size", "view_as_float", "unpack_view_dtype", "quant_scale",
+    "quant_zero", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise", "optimize", "round_zero",
+)  # fmt: skip
+"""Settings that hqq writes as tensors of one number, or of the codes of letters (hqq/core/utils.py)."""
+
 SCHEMES: tuple[Scheme, ...] = (
     Scheme(
         "fp8-scale-inv", "fp8 with weight_scale_inv (DeepSeek, transformers)", "", FLOAT8,
@@ -465,14 +471,15 @@ SCHEMES: tuple[Scheme, ...] = (
     Scheme(
         "bitnet", "BitNet (packed ternary)", "weight", frozenset({"uint8"}),
         (Companion("scale", "weight_scale", FLOATS, one),),
-        "(codes of two bits - 1) * scale", "transformers integrations/bitnet.py", frozenset({"bitnet"}), frozenset({2}),
+        "(codes of two bits - 1) * scale, or / scale as config.json states", "transformers integrations/bitnet.py",
+        frozenset({"bitnet"}), frozenset({2}),
     ),
     Scheme(
         "int4-modelopt", "int4 (ModelOpt)", "weight", frozenset({"uint8", "int8"}),
         (
             Companion("scale", "weight_scale", FLOATS, lambda codes, own: len(own) == 2 and own[0] == 2 * codes[0]),
             _also("second scale", "weight_scale_2", FLOATS, one),
-            _also("activation scale", "pre_quant_scale", FLOATS),
+            _also("scale", "pre_quant_scale", FLOATS, flat),
         ),
         "codes * scale, two codes a byte along the rows, a scale for each group",
         "modelopt/torch/export/quant_utils.py", frozenset({"modelopt", "W4A16_AWQ"}), frozenset({2}),
@@ -484,6 +491,8 @@ SCHEMES: tuple[Scheme, ...] = (
                 Companion("scale", "._scale", FLOATS),
                 _also("zero point", "._shift", FLOATS | INTEGERS),
                 _also("zero point", "._zeropoint", FLOATS | INTEGERS),
+                *_ACTIVATIONS,
+                Companion("activation scale", "output_scale", FLOATS, needed=False, of_module=True),
             ),
             formula, f"optimum/quanto/tensor/weights/{source}", frozenset({"quanto"}), last=frozenset({"_data"}),
         )
@@ -524,7 +533,11 @@ SCHEMES: tuple[Scheme, ...] = (
     ),
     Scheme(
         "hqq", "HQQ", "W_q", frozenset({"uint8", "int8", "int32", "float16", "bfloat16"}),
-        (Companion("scale", "scale", FLOATS), Companion("zero point", "zero", FLOATS)),
+        (
+            Companion("scale", "scale", FLOATS), Companion("zero point", "zero", FLOATS),
+            _also("shape", "shape", INTEGERS, flat),
+            *(_also("state", name, INTEGERS) for name in _HQQ_SETTINGS),
+        ),
         "(codes - zero point) * scale, groups along an axis that the file states", "hqq/core/quantize.py",
         frozenset({"hqq"}), last=frozenset({"W_q"}),
     ),

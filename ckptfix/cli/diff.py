@@ -12,7 +12,7 @@ import click
 from ckptfix.cli.shared import reports, tables, values
 from ckptfix.cli.shared.common import file_argument, reads
 from ckptfix.cli.shared.console import Console, TextConsole
-from ckptfix.cli.shared.options import allow_unmatched_option
+from ckptfix.cli.shared.options import allow_unmatched_option, dequantized_option
 from ckptfix.cli.shared.terminal_width import wrapped
 from ckptfix.errors import printable
 from ckptfix.io.source import shares_open_files
@@ -64,6 +64,7 @@ def _one_or_two(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
         callback=_one_or_two,
         help="Compare the state dicts at this address. Give it twice for different addresses in A and B.",
     ),
+    dequantized_option(),
     click.Option(["--quick"], is_flag=True, help="Treat tensors with the same CRC-32 and size as equal, unread."),
     click.Option(
         ["--limit"],

@@ -36,7 +36,7 @@ NOTES = 20
 """Notes printed below the table; --json has all."""
 
 HEADERS = ("name", "format", "size", "tensors", "parameters", "dtypes", "devices", "wrappers")
-KNOWN = ("step", "epoch", "loss", "state")
+KNOWN = ("quantization", "step", "epoch", "loss", "state")
 """Columns that are shown only if a row has a value."""
 
 SPARE = ("wrappers", "devices", "tensors", "dtypes", "format", "parameters", "loss", "epoch")
@@ -93,7 +93,7 @@ def _show(console: Console, rows: Sequence[ListedCheckpoint]) -> None:
     known = [name for name in KNOWN if any(getattr(row, name) is not None for row in rows)]
     cells = [_cells(row, few, folder, known) for row in rows]
     headers = (*HEADERS, *known, "finding")
-    right = (2, 3, 4, *(headers.index(name) for name in known if name != "state"))
+    right = (2, 3, 4, *(headers.index(name) for name in known if name not in ("quantization", "state")))
     table = tables.table(
         cells, headers, right=right, spare=SPARE, whole=("finding",), width=console.width
     ).splitlines()
@@ -119,7 +119,7 @@ def _cells(row: ListedCheckpoint, few: bool, folder: str, known: Sequence[str]) 
     if row.error is not None:
         return name, *[""] * (len(HEADERS) - 1), *more, "" if few else row.error
     many = (_most(row.dtypes, few), _most(row.devices, few), _listed(row.wrappers, few))
-    numbers = (size(row.size), f"{row.tensors:,}", short(row.parameters))
+    numbers = (size(row.size), f"{row.tensors:,}", short(row.all_parameters))
     return name, row.format or "", *numbers, *many, *more, row.finding or ""
 
 

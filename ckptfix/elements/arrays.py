@@ -154,9 +154,49 @@ def rounded(numbers: Elements, target: str, into: Elements) -> None:
     kind = _kind(target)
     near = numbers if target == "float64" else numbers.astype(numpy.float32, copy=False)
     if kind.itemsize == 1:
-        into[...] = _in_eight_bits(near, target)
+        into[...] = _in_eight_bits(near, target).reshape(near.shape)
+    elif target == "float16" and into.flags.c_contiguous:
+        halves(near, into)
     else:
         numpy.copyto(into.view(kind), near, casting="unsafe")
+
+
+def halves(numbers: Elements, into: Elements) -> bool:
+    """Fill `into` with float32 numbers rounded to float16, as numpy does in twice the time.
+
+    Args:
+        into: contiguous ``uint16`` of the same shape.
+
+    Returns:
+        Whether one of them is infinite.
+    """
+    import numpy
+
+    bits = numpy.ascontiguousarray(numbers).view(numpy.uint32)
+    size = bits & numpy.uint32(0x7FFFFFFF)
+    # Rounding to the nearest adds half a unit of the last place, less one unless the last bit is set. The exponent
+    # changes its bias, and a carry out of the mantissa goes on into it.
+    made = size >> numpy.uint32(13)
+    made &= numpy.uint32(1)
+    made += size
+    made += numpy.uint32(0xC8000FFF)
+    made >>= numpy.uint32(13)
+    numpy.copyto(into, made, casting="unsafe")
+    nonzero = size != 0
+    into *= nonzero
+    numpy.right_shift(bits, numpy.uint32(16), out=made)
+    made &= numpy.uint32(0x8000)
+    into |= made.astype(numpy.uint16)
+    # Subnormal numbers of float16, and numbers beyond its range.
+    size -= numpy.uint32(0x38800000)
+    special = size >= numpy.uint32(0x477FF000 - 0x38800000)
+    special &= nonzero
+    if not special.any():
+        return False
+    places = numpy.flatnonzero(special)
+    rest = numbers.reshape(-1)[places].astype(numpy.float16)
+    into.reshape(-1)[places] = rest.view(numpy.uint16)
+    return bool(numpy.isinf(rest).any())
 
 
 def once(numbers: Elements, target: str) -> Elements:

@@ -45,12 +45,20 @@ class Comparison:
     bytewise: bool
 
     @classmethod
-    def of(cls, a: str, b: str, orders: tuple[str, str], rtol: float = 0.0, atol: float = 0.0) -> Comparison | None:
-        """Return the comparison of two dtypes, of files in these byte orders; None if values cannot be compared."""
+    def of(
+        cls, a: str, b: str, orders: tuple[str, str], rtol: float = 0.0, atol: float = 0.0, *, codes: bool = False
+    ) -> Comparison | None:
+        """Return the comparison of two dtypes, of files in these byte orders; None if values cannot be compared.
+
+        Args:
+            codes: the elements are codes, which are equal or not, and have no distance.
+        """
         row_a, row_b = dtypes.find(a), dtypes.find(b)
         if row_a is None or row_b is None:
             return None
         arithmetic = _arithmetic(row_a, row_b)
+        if codes:
+            arithmetic = "bits" if row_a is row_b else None
         if arithmetic is None:
             return None
         x, y = Encoding(row_a, orders[0]), Encoding(row_b, orders[1])
@@ -100,9 +108,7 @@ def _arithmetic(a: Dtype, b: Dtype) -> Arithmetic | None:
     """Return the computation that two dtypes allow; None if they are not to be compared by value."""
     families = {a.family, b.family}
     if families & {"bits", "quantized"}:
-        if a is not b:
-            return None
-        return "bits" if a.family == "bits" or a.per_item > 1 else "integer"
+        return "bits" if a is b else None
     if "complex" in families:
         return "complex"
     signs = {row.name == "uint64" for row in (a, b)}

@@ -284,6 +284,8 @@ CONFLICTS: tuple[tuple[str, str], ...] = (
                      r"model"),
     ("transformers", rf"(?m:^)[ \t]*(?P<name>[\w{{][\w.{{}}, *-]{{0,400}}?)[ \t]*\|[ \t]*MISMATCH[ \t]*\|"
                      rf"[^\n]*?ckpt:? *{_SAVED} vs model:? *{_WANTED}"),
+    ("accelerate", rf"Trying to set a tensor of shape {_SAVED} in [\"']?(?P<name>[^\s\"']{{1,400}})[\"']? \(which has "
+                   rf"shape {_WANTED}\)"),
     ("fvcore", rf"skip loading parameter '(?P<name>[^']+)' [^\n]{{0,60}}?{_SAVED} in the checkpoint but {_WANTED}"),
     ("DCP", rf"size mismatch between saved {_SAVED} and current: {_WANTED} for (?P<name>[\w.\-]+\w)"),
     ("mmengine", rf"size mismatch for (?P<name>[^\s:]+): copying a param with shape {_SAVED} [^\n]{{0,40}}?{_WANTED}"),

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.elements.moments import ElementMoments
-from ckptfix.elements.reader import content, read_each, reduce, why_no_numbers
+from ckptfix.elements.reader import content, read_each, reduce
 from ckptfix.errors import CkptfixError, NoSuchFile, printable
 from ckptfix.formats import open_checkpoint
 from ckptfix.git import lfs
@@ -29,6 +29,7 @@ from ckptfix.io.source import Readers, found_as, open_source, shares_open_files
 from ckptfix.ops.digest.files import digests
 from ckptfix.ops.digest.tensors import digest_of
 from ckptfix.ops.inspect.describe import inspect
+from ckptfix.ops.quantized import no_numbers
 from ckptfix.words import natural, plural, shape, size
 
 FORM = 2
@@ -112,7 +113,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Iterator[str]:
         for name, shown in sorted(values, key=lambda row: (natural(row[0]), row)):
             yield f"{printable(name)} = {shown}"
     entries = sorted(seen.named_entries, key=lambda entry: (natural(entry.name), entry.name))
-    yield from read_each(entries, partial(_line, byteorder=checkpoint.byteorder), attrgetter("nbytes"))
+    yield from read_each(entries, partial(_line, checkpoint), attrgetter("nbytes"))
 
 
 def _value(value: object) -> str:
@@ -120,10 +121,11 @@ def _value(value: object) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}... ({len(shown):,} characters)"
 
 
-def _line(entry: TensorEntry, readers: Readers, byteorder: str) -> str:
+def _line(checkpoint: Checkpoint, entry: TensorEntry, readers: Readers) -> str:
+    byteorder = checkpoint.byteorder
     parts = [entry.name, f"{entry.dtype} {shape(entry.shape)}", *_properties(entry)]
     try:
-        if entry.storage is not None and entry.storage.data is not None and why_no_numbers(entry) is None:
+        if entry.storage is not None and entry.storage.data is not None and no_numbers(checkpoint, entry) is None:
             found = reduce(content(entry, byteorder), ElementMoments, readers)
             parts += [" ".join(_statistics(found))] if found.elements else []
         digest = digest_of(entry, readers, byteorder=byteorder)

@@ -175,7 +175,7 @@ def _drawn(result: DiffResult, progress: Progress | None) -> dict[int, Distribut
     pairs += [(entry, None) for entry in found.only_a]
     pairs += [(None, entry) for entry in found.only_b]
     chosen = order[:HISTOGRAMS]
-    made = distributions([pairs[index] for index in chosen], found.byteorders, progress=progress)
+    made = distributions([pairs[index] for index in chosen], found.byteorders, found.codes, progress=progress)
     return {index: one for index, one in zip(chosen, made, strict=True) if one.reason is None}
 
 

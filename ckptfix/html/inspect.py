@@ -15,8 +15,9 @@ from ckptfix.html.page import facts, pasted, room_beside, section, table, tiles,
 from ckptfix.html.text import Html, data, join, number, tag
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
-from ckptfix.ops.histogram import Distribution, distributions
+from ckptfix.ops.histogram import Codes, Distribution, distributions
 from ckptfix.ops.inspect.describe import Inspection, notes, summed_up
+from ckptfix.ops.quantized import codes_of
 from ckptfix.words import plural, shape, short, size
 
 HISTOGRAMS = 5_000
@@ -45,7 +46,8 @@ def page(
         if list(map(_place, checkpoint.entries)) != list(map(_place, inspection.entries)):
             raise DamagedFile("the file changed after it was inspected", path=inspection.path)
         order = checkpoint.byteorder
-        found = distributions([(entry, None) for entry in entries], (order, order), progress=progress)
+        codes: Codes = (codes_of(checkpoint), {})
+        found = distributions([(entry, None) for entry in entries], (order, order), codes, progress=progress)
     before = [_facts(inspection, command), *_training(inspection)]
     after = list(lists(inspection))
     drawn = {index: one for index, one in enumerate(found) if one.a is not None and one.a.bins is not None}

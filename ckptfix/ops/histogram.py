@@ -6,7 +6,7 @@ counted with the moments, and are in no bin. For complex numbers, the absolute v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Pair = tuple[TensorEntry | None, TensorEntry | None]
 """A tensor of A and one of B; one of them may be None."""
+
+Codes = tuple[Mapping[str, str], Mapping[str, str]]
+"""Address -> description of the tensors of A, and of B, whose elements are codes of quantized weights."""
 
 
 @dataclass(slots=True)
@@ -53,13 +56,13 @@ class Distribution:
 
 @shares_open_files()
 def distributions(
-    pairs: Sequence[Pair], byteorders: tuple[str, str], *, progress: Progress | None = None
+    pairs: Sequence[Pair], byteorders: tuple[str, str], codes: Codes = ({}, {}), *, progress: Progress | None = None
 ) -> list[Distribution]:
-    """Compute the distribution of each pair; a pair that cannot be read has a reason instead."""
+    """Compute the distribution of each pair; a pair that cannot be read, or holds codes, has a reason instead."""
     unique = {_place(pair): pair for pair in pairs}
 
     def read(pair: Pair, readers: Readers) -> Distribution:
-        return _distribution(pair, byteorders, readers)
+        return _distribution(pair, byteorders, codes, readers)
 
     made = read_each(unique.values(), read, _weight, progress, sum(map(_weight, unique.values())))
     found = dict(zip(unique, made, strict=True))
@@ -74,9 +77,9 @@ def _weight(pair: Pair) -> int:
     return sum(0 if entry is None else entry.nbytes for entry in pair)
 
 
-def _distribution(pair: Pair, byteorders: tuple[str, str], readers: Readers) -> Distribution:
-    for entry in pair:
-        reason = None if entry is None else why_no_numbers(entry)
+def _distribution(pair: Pair, byteorders: tuple[str, str], codes: Codes, readers: Readers) -> Distribution:
+    for entry, described in zip(pair, codes, strict=True):
+        reason = None if entry is None else why_no_numbers(entry) or described.get(entry.name)
         if reason is not None:
             return Distribution(reason=reason)
     try:

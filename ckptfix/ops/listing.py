@@ -13,6 +13,7 @@ from ckptfix.formats import is_folder_checkpoint, located, may_be_checkpoint, op
 from ckptfix.formats.members import members
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops import choose
+from ckptfix.ops.dequantize.summary import QuantizedWeights
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.inspect import describe
 from ckptfix.ops.inspect.training import progress_of, state_beside
@@ -34,6 +35,8 @@ class ListedCheckpoint:
         state: ``"whole"``, or what is wrong with the checkpoint; None unless it was checked.
         finding: id of the worst finding that is more than a note; None without one.
         severity: of that finding.
+        plain_parameters: parameters of the model without its quantization; None if it has none, or if it is unknown.
+        quantized: the quantized weights, by scheme, bits and group.
         error: why it cannot be read, in a few words; None if it can.
         notes: whether the choice of the model is in doubt (`choose.remarks`).
     """
@@ -54,6 +57,19 @@ class ListedCheckpoint:
     severity: Severity | None = None
     error: str | None = None
     notes: tuple[Finding, ...] = ()
+    plain_parameters: int | None = None
+    quantized: tuple[QuantizedWeights, ...] = ()
+
+    @property
+    def quantization(self) -> str | None:
+        """The schemes of the quantized weights, each with its bits; None without any."""
+        found = dict.fromkeys(row.brief for row in self.quantized)
+        return ", ".join(found) or None
+
+    @property
+    def all_parameters(self) -> int:
+        """Parameters of the model as it was before it was quantized, if they are known."""
+        return self.parameters if self.plain_parameters is None else self.plain_parameters
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as a JSON object."""
@@ -73,6 +89,8 @@ class ListedCheckpoint:
             "finding": self.finding,
             "severity": self.severity,
             "reason": self.error,
+            "plain_parameters": self.plain_parameters,
+            "quantized": [row.as_dict() for row in self.quantized],
             "findings": as_rows(self.notes, self.path),
         }
 
@@ -187,6 +205,8 @@ def listed(path: str, *, check: bool = False) -> ListedCheckpoint:
         finding=None if worst is None else worst.id,
         severity=None if worst is None else worst.severity,
         notes=tuple(choose.remarks(checkpoint)),
+        plain_parameters=seen.plain_parameters,
+        quantized=seen.quantized,
     )
 
 

@@ -11,10 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckptfix.checkpoint import Checkpoint, TensorEntry
+from ckptfix.checkpoint import Checkpoint, TensorEntry, dtypes
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import (
     NOWHERE,
+    SUBCLASS,
     OtherShards,
     Quantization,
     Quantized,
@@ -25,9 +26,12 @@ from ckptfix.checkpoint.quantization import (
 )
 from ckptfix.commands import word
 from ckptfix.errors import CkptfixError, Refused
-from ckptfix.formats import open_checkpoint, signs
+from ckptfix.findings.row import Finding
+from ckptfix.findings.table import found
+from ckptfix.formats import format_of, open_checkpoint, signs
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.urls import as_path
+from ckptfix.words import plural
 
 CONFIG = "config.json"
 MOST_CONFIG = 1 << 22
@@ -133,6 +137,74 @@ def described(name: str, role: Role, weight: Quantized) -> str:
         return f"codes of a quantized weight, {weight.label}"
     of = "" if weight.codes is None else f" of {weight.codes}"
     return f"the {role}{of}, {weight.label}"
+
+
+_PACKED: frozenset[Role] = frozenset({"scale", "zero point", "second scale"})
+"""Roles of companions that are codes too if they are not floats: exponents, packed zeros, quantized scales."""
+
+
+def codes_of(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the tensors whose elements are codes and not numbers: address -> its description."""
+    return checkpoint.once(_codes)
+
+
+def _codes(checkpoint: Checkpoint) -> dict[str, str]:
+    roles = quantization_of(checkpoint).roles
+    if not roles:
+        return {}
+    dtype_of = {entry.name: entry.dtype for entry in checkpoint.entries if entry.name in roles}
+    made = {
+        name: described(name, role, weight)
+        for name, (role, weight) in roles.items()
+        if role == "codes" or (role in _PACKED and not _is_float(dtype_of.get(name, "")))
+    }
+    tied = format_of(checkpoint).ties(checkpoint)
+    return made | {name: made[base] for name, base in tied.items() if base in made}
+
+
+def _is_float(dtype: str) -> bool:
+    row = dtypes.find(dtype)
+    return row is not None and row.family == "float"
+
+
+def no_numbers(checkpoint: Checkpoint, entry: TensorEntry) -> str | None:
+    """Return why a tensor has no numbers to compute with, such as that they are codes; None if it has."""
+    # Verbs that read no elements start faster without this import.
+    from ckptfix.elements.reader import why_no_numbers
+
+    return why_no_numbers(entry) or codes_of(checkpoint).get(entry.name)
+
+
+def codes_note(names: Collection[str]) -> tuple[Finding, ...]:
+    """Return a note that some tensors, at these addresses, hold codes; nothing for no tensors."""
+    if not names:
+        return ()
+    hold = "holds" if len(names) == 1 else "hold"
+    message = f"{plural(len(names), 'tensor')} {hold} codes of quantized weights, not numbers"
+    return (found("quantized", message, where=next(iter(names)), fix="--dequantized computes the weights"),)
+
+
+_LIBRARIES: tuple[tuple[str, str], ...] = (
+    ("fp8", "transformers or vLLM with fp8"),
+    ("nvfp4-modelopt", "vLLM or TensorRT-LLM (ModelOpt)"),
+    ("int4-modelopt", "vLLM or TensorRT-LLM (ModelOpt)"),
+    ("nvfp4", "compressed-tensors"), ("mxfp4-pack", "compressed-tensors"), ("mxfp8", "compressed-tensors"),
+    ("mxfp4", "transformers with kernels (gpt-oss)"), ("pack-quantized", "compressed-tensors"),
+    ("int8-scale", "compressed-tensors"), ("marlin-24", "compressed-tensors"), ("bitsandbytes", "bitsandbytes"),
+    ("gptq", "gptqmodel"), ("awq", "gptqmodel or autoawq"), ("torchao", "torchao"), ("quanto", "optimum-quanto"),
+    ("hqq", "hqq"), ("mlx", "mlx"), ("eetq", "eetq"), ("exl", "exllama"), ("aqlm", "aqlm"), ("vptq", "vptq"),
+    ("higgs", "flute-kernel"), ("spqr", "spqr_quant"), ("bitnet", "transformers with bitnet"),
+    ("nunchaku", "nunchaku"),
+)  # fmt: skip
+"""Beginning of the id of a scheme -> the library that loads its weights; the first one counts."""
+
+
+def library_of(weight: Quantized) -> str:
+    """Return the library that loads a quantized weight."""
+    if weight.scheme is SUBCLASS:
+        return weight.label.partition(" ")[0]
+    names = (name for start, name in _LIBRARIES if weight.scheme.id.startswith(start))
+    return next(names, "the library that quantized it")
 
 
 def refuse(checkpoint: Checkpoint, names: Iterable[str], why: str, hint: str) -> None:

@@ -125,6 +125,7 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "square.pth", model({"head.weight": (2, 3)})
     yield "fused.pth", model({"attn.qkv.weight": (6, 2), "attn.out.weight": (2, 2)})
     yield "apart.pth", model({f"attn.{part}.weight": (2, 2) for part in ("query", "key", "value", "out")})
+    yield "matrix.safetensors", safetensors([("fc.weight", "F32", [2, 1], floats(1, 2))])
     yield "plain.safetensors", safetensors([("a", "F32", [2], floats(1, 2))], metadata={"format": "pt"})
     yield "run/model.safetensors", safetensors([("a", "F32", [2], floats(1, 2))])
     yield "run/trainer_state.json", b"{}"
@@ -150,7 +151,8 @@ def plan(name: str) -> str:
 _RUNS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect ddp.pth", "inspect rich.pth", "inspect meta.pth", "inspect plain.safetensors",
                 "inspect run", "inspect module.pth", "inspect quantized.pth"),
-    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth", "ls trainer --check"),
+    "ls": ("ls ddp.pth", "ls rich.pth", "ls page.pth", "ls a.pth", "ls trainer --check",
+           "ls quantized.pth", "ls model.pth"),
     "fix": ("fix ddp.pth", "fix plain.safetensors out.safetensors"),
     "doctor": ("doctor ddp.pth --error 'Unexpected key(s) in state_dict: \"module.fc.weight\"'", "doctor cut.pth",
                "doctor page.pth", "doctor rich.pth"),
@@ -185,7 +187,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "merge": ("merge a.pth plain.safetensors -o OUT.pth",
               "merge model.pth plain.safetensors -o OUT.pth"),
     "cast": ("cast counted.pth OUT.pth --to bf16", "cast tiny.pth OUT.pth --to float16",
-             "cast tiny.pth OUT.pth --to e4m3"),
+             "cast tiny.pth OUT.pth --to e4m3", "cast matrix.safetensors OUT.safetensors --to e4m3 --scale row"),
     "average": ("average a.pth b.pth -o OUT.pth", "average counted.pth counted.pth -o OUT.pth --weights 1,3"),
     "set-metadata": ("set-metadata plain.safetensors OUT.safetensors --set room=b --delete format",),
     "slim": ("slim view.pth OUT.pth", "slim rich.pth OUT.pth --no-optimizer"),

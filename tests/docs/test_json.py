@@ -27,7 +27,7 @@ from ckptfix.docs import page
 DEFS: dict[str, dict[str, Any]] = SCHEMA["$defs"]
 BASES = {"envelope", "writes"}
 """What the objects of several commands begin with."""
-PARTS = {"check", "edit", "finding", "statistics", "statistics_of_several", "values"}
+PARTS = {"check", "edit", "finding", "quantization", "statistics", "statistics_of_several", "values"}
 """What stands in several places of them."""
 
 FAULTS = {"account.left_behind[]", "account.lost[]", "changed[].values.reason", "close[].values.reason"}

@@ -11,6 +11,7 @@ from ckptfix.browse.model.facts import Line
 from ckptfix.browse.model.outline import OutlineNode
 from ckptfix.browse.model.session import RUNNING, Session
 from ckptfix.browse.model.text_drawing import shown
+from ckptfix.ops.dequantize.summary import described_tensor
 from ckptfix.words import plural, short, size
 
 STALE = "The file changed on disk: r reads it again."
@@ -33,7 +34,8 @@ def title(session: Session) -> tuple[str, str]:
     if found is None:
         return name, ""
     about = [found.title, size(found.size), plural(found.tensors, "tensor")]
-    about += [f"{short(found.parameters)} parameters"] if found.parameters else []
+    parameters = found.parameters if found.plain_parameters is None else found.plain_parameters
+    about += [f"{short(parameters)} parameters"] if parameters else []
     return name, " · ".join(map(shown, about))
 
 
@@ -99,7 +101,15 @@ def details(
         yield from facts.of_value(node.item, session.marks)
     else:
         yield from facts.of_tensor(node.item, session.marks)
+        yield from _quantized(session, node.item)
         yield from _numbers(session, node.item, width, facts.HEIGHT if height >= LOW else facts.HEIGHT // 2)
+
+
+def _quantized(session: Session, item: ContentItem) -> Iterator[Line]:
+    """Yield the role of a tensor in a quantized weight, and the shape of the plain weight."""
+    for side, contents, entry in session.sides(item):
+        for line in described_tensor(contents.checkpoint, entry.name):
+            yield "dim", shown(f"{side}  {line}" if side else line, 300)
 
 
 def _numbers(session: Session, item: ContentItem, width: int, height: int) -> Iterator[Line]:

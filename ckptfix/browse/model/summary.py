@@ -9,10 +9,11 @@ from ckptfix.browse.model.contents import Contents
 from ckptfix.checkpoint import ByteRange, TensorEntry
 from ckptfix.elements.histogram import Histogram
 from ckptfix.elements.moments import ElementMoments
-from ckptfix.elements.reader import ENDLESS, content, reduced, why_no_numbers
+from ckptfix.elements.reader import ENDLESS, content, reduced
 from ckptfix.errors import CkptfixError
 from ckptfix.io.read import Progress
 from ckptfix.io.source import is_local, shares_open_files
+from ckptfix.ops.quantized import no_numbers
 
 if TYPE_CHECKING:
     from ckptfix.elements.arrays import Elements
@@ -49,7 +50,7 @@ def summarise(contents: Contents, entry: TensorEntry, progress: Progress) -> Ten
     Raises:
         DamagedFile: the file changed since it was opened, or lacks bytes that its headers promise.
     """
-    reason = why_no_numbers(entry)
+    reason = no_numbers(contents.checkpoint, entry)
     if reason is not None:
         return TensorSummary(reason=reason)
     if entry.storage is None or entry.storage.data is None:

@@ -50,7 +50,7 @@ class FileRows(LineList):
         mark = {"error": "✗ ", "warning": "! "}.get(row.severity or "", "  ")
         columns = [(f"{row.format or '':>15}", "dim"), (f"{size(row.size):>10}", "size")]
         if width >= 70:
-            columns += [(f"{plural(row.tensors, 'tensor'):>16}", ""), (f"{short(row.parameters):>8}", "")]
+            columns += [(f"{plural(row.tensors, 'tensor'):>16}", ""), (f"{short(row.all_parameters):>8}", "")]
         if width >= 110:
             columns.append((fitted(f"  {', '.join(shown(name, 20) for name in list(row.dtypes)[:3])}", 26), "dim"))
         found = shown(row.finding or "", 24)

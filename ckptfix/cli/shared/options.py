@@ -35,6 +35,13 @@ def allow_unmatched_option() -> click.Option:
     )
 
 
+def dequantized_option() -> click.Option:
+    """Make the option --dequantized, for commands that read values."""
+    return click.Option(
+        ["--dequantized"], is_flag=True, help="Read the plain weights of a quantized model, not its codes and scales."
+    )
+
+
 def drop_unexpected_option() -> click.Option:
     """Make the option --drop-unexpected, for --like TARGET."""
     return click.Option(["--drop-unexpected"], is_flag=True, help="Leave out and list the keys that TARGET lacks.")

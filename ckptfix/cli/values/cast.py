@@ -24,6 +24,10 @@ from ckptfix.ops.writing import WriteOptions
     allow_unmatched_option(),
     at_option(),
     click.Option(
+        ["--scale"], type=click.Choice(["tensor", "row", "block"]),
+        help="With --to float8_e4m3fn: write a scale for each matrix, each row of it, or each block of 128 x 128.",
+    ),
+    click.Option(
         ["--on-overflow"], type=click.Choice(["count", "error"]), default="count", show_default=True,
         help="Count numbers outside the range of DTYPE, or stop with an error.",
     ),
@@ -38,6 +42,7 @@ def command(
     keep: tuple[str, ...],
     allow_unmatched: bool,
     at: str | None,
+    scale: cast.ScaleFor | None,
     on_overflow: cast.OnOverflow,
 ) -> Written:
     """Convert the floating-point tensors of IN to another dtype.
@@ -46,6 +51,10 @@ def command(
     (running_mean, running_var ...) are unchanged, unless --only names them. Codes of quantized weights and their scales
     are refused; use --keep to leave them unchanged. Numbers outside the range of DTYPE are counted, and their tensors
     named.
+
+    --scale writes fp8 as transformers and vLLM read it: the matrices of linear layers, each with weight_scale_inv
+    (block) or weight_scale, and quantization_config in a folder's config.json. Embeddings, output layers and routers
+    are unchanged, unless --only names them.
     """
 
     return cast.cast(
@@ -54,6 +63,7 @@ def command(
         keep=keep,
         at=at,
         on_overflow=on_overflow,
+        scale=scale,
         allow_unmatched=allow_unmatched,
         **how.keywords(),
     )

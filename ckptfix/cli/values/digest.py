@@ -11,6 +11,7 @@ from ckptfix.cli.shared.batch import FullText
 from ckptfix.cli.shared.common import FileName, files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.operands import Inputs, search_options
+from ckptfix.cli.shared.options import dequantized_option
 from ckptfix.cli.shared.terminal_width import LEAST, cut, wrapped
 from ckptfix.errors import printable
 from ckptfix.ops import digest
@@ -40,6 +41,7 @@ ROWS = 40
     click.Option(["--hub"], is_flag=True, help="Check the files of a Hugging Face cache against their names."),
     click.Option(["--total"], is_flag=True, help="Print only two digests of all tensors: with names, and without."),
     click.Option(["--manifest"], metavar="OUT", type=FileName(output=True), help="Write the digests to this file."),
+    dequantized_option(),
     click.Option(["-f", "--force"], is_flag=True, help="Replace the manifest if it exists."),
     *search_options(),
     operands=Inputs("path", FullText),
@@ -56,6 +58,7 @@ def command(
     hub: bool,
     total: bool,
     manifest: str | None,
+    dequantized: bool,
     force: bool,
 ) -> int:
     """Print a digest of each tensor of FILE, in the format of sha256sum, or check FILE against its original.
@@ -79,6 +82,7 @@ def command(
             hub=hub,
             manifest=manifest,
             force=force,
+            dequantized=dequantized,
             progress=progress,
         )
     if console.json:

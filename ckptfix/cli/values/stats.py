@@ -14,7 +14,7 @@ from ckptfix.cli.shared.batch import FullText
 from ckptfix.cli.shared.common import files_argument, reads
 from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.operands import Inputs, search_options
-from ckptfix.cli.shared.options import allow_unmatched_option, at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, dequantized_option
 from ckptfix.ops import stats
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ ROWS = 40
     click.Option(["--filter", "globs"], metavar="GLOB", multiple=True, help="Show only tensors whose keys match."),
     allow_unmatched_option(),
     at_option(),
+    dequantized_option(),
     click.Option(["--csv", "as_csv"], is_flag=True, help="Print comma-separated values with all digits."),
     click.Option(
         ["--limit"], metavar="N", type=click.IntRange(min=0),
@@ -52,13 +53,15 @@ def command(
     globs: tuple[str, ...],
     allow_unmatched: bool,
     at: str | None,
+    dequantized: bool,
     as_csv: bool,
     limit: int | None,
 ) -> int:
     """Show min, max, mean, std, norm, and the counts of NaN, infinities and zeros per tensor.
 
     NaN and infinities are counted, and excluded from all other columns. Sums are in float64 for every dtype; the
-    standard deviation is that of torch.std. The last line covers all tensors together.
+    standard deviation is that of torch.std. The last line covers all tensors together. Codes of quantized weights are
+    not numbers, and have no statistics; --dequantized computes the weights.
     """
 
     with console.progress() as progress:
@@ -69,6 +72,7 @@ def command(
             by_layer=by_layer,
             depth=depth,
             allow_unmatched=allow_unmatched,
+            dequantized=dequantized,
             progress=progress,
         )
     if console.json:

@@ -343,7 +343,8 @@ def covered_by(entry: TensorEntry, made: Iterable[TensorEntry]) -> bool:
         if one.storage is not None and one.storage.data is not None
         for span in read_from(one.storage.data)
     )
-    return all(_is_covered(place, spans) for span in _spans(entry) for place in read_from(span))
+    parts = (part for part in leaves(entry) if part.numel)
+    return all(_is_covered(place, spans) for part in parts for span in _spans(part) for place in read_from(span))
 
 
 def _is_covered(place: ByteRange, spans: Sequence[tuple[str, int, int]]) -> bool:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptfix.checkpoint import ByteRange, Derived, Storage, TensorEntry, contiguous_stride, dtypes
 from ckptfix.checkpoint.quantization import Quantized
-from ckptfix.elements.arrays import Encoding, rounded
+from ckptfix.elements.arrays import Encoding, halves, rounded
 from ckptfix.errors import Refused, WouldLoseData
 from ckptfix.io.elements import row_major
 from ckptfix.io.read import read_chunks, read_from
 from ckptfix.io.source import Readers
 from ckptfix.io.system import keep_freed_memory
 from ckptfix.io.threads import Workers
-from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.settings import Settings
+from ckptfix.words import plural
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -177,11 +177,12 @@ class Layout:
     @property
     def described(self) -> str:
         """Its bits and its group in words."""
+        bits = plural(self.bits, "bit")
         if not self.group:
-            return f"{self.bits} bits, a scale for the tensor"
+            return f"{bits}, a scale for the tensor"
         if all(size == 1 for size in self.group[:-1]):
-            return f"{self.bits} bits, groups of {self.group[-1]:,}"
-        return f"{self.bits} bits, blocks of {' x '.join(map(str, self.group))}"
+            return f"{bits}, groups of {self.group[-1]:,}"
+        return f"{bits}, blocks of {' x '.join(map(str, self.group))}"
 
 
 class Parts:
@@ -210,11 +211,15 @@ class Parts:
         stem = codes.key[: len(codes.key) - len(weight.scheme.suffix)]
         names = {name for _, name in weight.companions}
         self._beside: dict[str, TensorEntry] = {}
+        self.stem = stem
         for companion in weight.scheme.companions:
             entry = beside.get(companion.name(stem))
             if entry is not None and entry.name in names:
                 self._beside.setdefault(companion.suffix, entry)
-        self.stem = stem
+            elif entry is not None and companion.role != "activation scale":
+                # The weight would be computed without it, and be wrong.
+                shape = f"{entry.dtype} with the shape {list(entry.shape)}"
+                raise self.wrong(f"its {companion.role} does not fit ({shape})", where=entry.name)
 
     def find(self, suffix: str) -> TensorEntry | None:
         """Return the companion with this suffix; None if the file lacks it."""
@@ -298,15 +303,16 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     return made.tobytes()
 
 
-def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
+def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel: bool = True) -> Derived:
     """Return the bytes of the plain weight in the dtype `to`, computed when they are read.
 
     Args:
         tensors: all tensors that it is computed from.
+        parallel: compute on threads; otherwise in the thread that reads the bytes.
     """
     item = dtypes.by_name(to).itemsize
     total = layout.numel * item
-    step = max(TASK // max(layout.width, 1), 1)
+    step = max((TASK if parallel else TASK // 4) // max(layout.width, 1), 1)
     step = max(step // layout.step, 1) * layout.step
 
     def block(readers: Tensors, first: int) -> bytes:
@@ -318,9 +324,11 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
         try:
             call = partial(block, readers)
             firsts = range(0, layout.rows, step)
-            if len(firsts) < 2:
+            if len(firsts) < 2 or not parallel:
                 for first in firsts:
-                    yield call(first)[:left]
+                    chunk = call(first)[:left]
+                    left -= len(chunk)
+                    yield chunk
                 return
             keep_freed_memory()
             with closing(Workers(AHEAD).run(call, firsts)) as made:
@@ -330,18 +338,33 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str) -> Derived:
         finally:
             readers.close()
 
-    sources = tuple(place for entry in tensors for place in read_from(row_major(entry, "little")))
+    own = (entry for entry in tensors if entry.storage is not None)
+    sources = tuple(place for entry in own for place in read_from(row_major(entry, "little")))
     return Derived(total, chunks if total else tuple, f"dequantized to {to}", sources)
 
 
-def plain(layout: Layout, parts: Parts, tensors: Sequence[TensorEntry], to: str | None) -> TensorEntry:
-    """Return the plain weight as a tensor, in the dtype `to`, or in that of the scheme's own code."""
+def plain(
+    layout: Layout,
+    parts: Parts,
+    tensors: Sequence[TensorEntry],
+    to: str | None,
+    storage: Storage | None = None,
+    *,
+    parallel: bool = True,
+) -> TensorEntry:
+    """Return the plain weight as a tensor, in the dtype `to`, or in that of the scheme's own code.
+
+    Args:
+        storage: of a weight that is computed from the same tensors.
+        parallel: compute on threads.
+    """
     dtype = to or layout.dtype
     codes = parts.codes
-    storage = codes.storage
-    assert storage is not None
-    data = stream(layout, tensors, dtype)
-    made = Storage(storage.key, dtype, data.length, storage.location, data)
+    made = storage
+    if made is None:
+        first = next(entry.storage for entry in tensors if entry.storage is not None)
+        data = stream(layout, tensors, dtype, parallel=parallel)
+        made = Storage(first.key, dtype, data.length, first.location, data)
     return TensorEntry(
         layout.key,
         codes.at,

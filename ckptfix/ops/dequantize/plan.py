@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
-from ckptfix.checkpoint import Checkpoint, Drop, Edit, OutputFile, Put, Rename, TensorEntry
+from ckptfix.checkpoint import Checkpoint, Drop, Edit, OutputFile, Put, Rename, Storage, TensorEntry, same_place
 from ckptfix.checkpoint.address import join
 from ckptfix.checkpoint.quantization import Quantized
 from ckptfix.errors import KeyConflict, Refused
+from ckptfix.formats import format_of
 from ckptfix.ops import quantized
-from ckptfix.ops.audit.promise import Promise
+from ckptfix.ops.audit.promise import Promise, listed
 from ckptfix.ops.dequantize.layout import Layout, Parts, plain
 from ckptfix.ops.dequantize.own import own_tensors
 from ckptfix.ops.dequantize.settings import OTHERS, Settings, settings_of, without
@@ -197,15 +199,20 @@ class Dequantization:
         Args:
             folder: the output is a folder with a config.json of its own.
         """
-        count: dict[tuple[str, str], int] = {}
+        counts: dict[tuple[str, str], int] = {}
         for row in self.weights:
             to = self.puts[row.used[0].name].dtype
-            count[row.weight.label, to] = count.get((row.weight.label, to), 0) + 1
-        lines = [f"dequantized {plural(number, 'weight')} to {to}: {label}" for (label, to), number in count.items()]
+            counts[row.weight.label, to] = counts.get((row.weight.label, to), 0) + 1
+        lines = [f"dequantized {plural(number, 'weight')} to {to}: {label}" for (label, to), number in counts.items()]
         lines.append(f"left out with them: {some(self.companions)}")
         if self.settings.rows and not folder:
             lines.append("remove the quantization settings from the config.json that you use with the output")
         return lines
+
+
+def _free(key: str, keys: Collection[str]) -> str:
+    """Return a key of a storage that is not among `keys`."""
+    return next(made for number in count(1) if (made := f"{key}-{number}") not in keys)
 
 
 def _key(name: str, at: str) -> str:
@@ -216,16 +223,30 @@ def _is_at(name: str, at: str) -> bool:
     return name.startswith(join(at, "")) if at else True
 
 
-def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -> Dequantization:
+def with_ties(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint that lists the tensors under every key, also those that metadata ties to another."""
+    entries = tuple(listed(checkpoint))
+    if len(entries) == len(checkpoint.entries):
+        return checkpoint
+    tied = format_of(checkpoint).ties(checkpoint)
+    kept = {key: value for key, value in checkpoint.metadata.items() if key not in tied}
+    return replace(checkpoint, load_entries=lambda: entries, metadata=kept)
+
+
+def dequantized(
+    checkpoint: Checkpoint, to: str | None, at: str | None = None, *, parallel: bool = True
+) -> Dequantization:
     """Plan plain weights instead of all quantized ones.
 
     Args:
         to: their dtype; that of each scheme's own code by default.
         at: address of the only state dict to change.
+        parallel: compute each weight on threads.
 
     Raises:
         Refused: there are none, or one of them cannot be computed.
     """
+    checkpoint = with_ties(checkpoint)
     settings = settings_of(checkpoint)
     optimizer = {state.at for state in checkpoint.state_dicts if state.optimizer}
     whole = own_tensors(entry for entry in checkpoint.entries if entry.at not in optimizer)
@@ -238,8 +259,24 @@ def dequantized(checkpoint: Checkpoint, to: str | None, at: str | None = None) -
     puts: dict[str, TensorEntry] = {}
     made: dict[str, list[TensorEntry]] = {}
     taken: set[tuple[str, str]] = set()
+    shared: dict[object, Storage] = {}
+    keys = {entry.storage.key for entry in checkpoint.entries if entry.storage is not None}
+    gone = {entry.name for row in weights for entry in (*row.used, *row.gone)}
+    stay = (entry for entry in checkpoint.entries if entry.name not in gone)
+    used = {entry.storage.identity for entry in stay if entry.storage is not None}
     for row in weights:
-        put = plain(row.layout, row.parts, row.used, to)
+        # Weights are tied if they are computed from the same tensors, and not if only their codes share a storage.
+        place = (row.layout.shape, *(same_place(entry) or entry.name for entry in row.used))
+        put = plain(row.layout, row.parts, row.used, to, shared.get(place), parallel=parallel)
+        assert put.storage is not None
+        if place not in shared:
+            storage = put.storage
+            if storage.identity in used:
+                storage = replace(storage, key=_free(storage.key, keys))
+            keys.add(storage.key)
+            used.add(storage.identity)
+            shared[place] = storage
+            put = replace(put, storage=storage)
         if (put.at, put.key) in taken:
             raise KeyConflict("two plain weights would get the same key", where=put.name, pairs=())
         taken.add((put.at, put.key))

@@ -55,7 +55,7 @@ def blocks(parts: Parts, shape: Shape, scale: TensorEntry, *, last: int | None =
         if last is not None and from_end == 1:
             fits = [last] if count * last == whole else []
         else:
-            tried = (1, whole, side, whole // count if count and whole % count == 0 else 0)
+            tried = (1, whole, side, _equal(whole, count) if from_end > len(stated) else 0)
             fits = [size for size in tried if size and -(-whole // size) == count]
         if not fits:
             raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(shape)}")
@@ -63,6 +63,19 @@ def blocks(parts: Parts, shape: Shape, scale: TensorEntry, *, last: int | None =
     if len(own) > len(shape):
         raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(shape)}")
     return (*sizes, *shape[len(own) :])
+
+
+FUSED = 3
+"""The most layers that are fused in a weight, with a scale for each."""
+
+SIDES = 16
+"""Sides of blocks are multiples of this number."""
+
+
+def _equal(whole: int, count: int) -> int:
+    """Return the size of `count` equal blocks, or 0 if no scheme has such blocks."""
+    size, rest = divmod(whole, count) if count else (0, 0)
+    return 0 if rest or not (count <= FUSED or size % SIDES == 0) else size
 
 
 def scale_rows(scale: Array, shape: Shape, sizes: Shape, first: int, last: int) -> Array:
@@ -240,6 +253,10 @@ def nvfp4(parts: Parts, *, second: str, divided: bool) -> Layout:
     )
 
 
+MX_BYTES = 16
+"""Bytes of a block of 32 codes."""
+
+
 def mx_blocks(parts: Parts) -> Layout:
     """Return the layout of E2M1 codes in blocks of 16 bytes, with a power of two for each block.
 
@@ -248,7 +265,7 @@ def mx_blocks(parts: Parts) -> Layout:
     """
     codes, scale = parts.codes, parts.first_scale
     per_byte = 2
-    if len(codes.shape) < 2 or scale.shape != codes.shape[:-1] or not codes.shape[-1]:
+    if len(codes.shape) < 2 or scale.shape != codes.shape[:-1] or codes.shape[-1] != MX_BYTES:
         raise parts.wrong(f"a scale of shape {list(scale.shape)} does not fit codes of {list(codes.shape)}")
     *leading, groups, size = codes.shape
     width = groups * size * per_byte
@@ -307,10 +324,11 @@ def int8(parts: Parts) -> Layout:
     scale = parts.first_scale
     dtype = scale.dtype if scale.dtype in MOST_FLOATS else _dtype(parts, scale)
     zero = parts.find("_zero_point")
-    return one_scale(parts, _signed, dtype, scale=scale, zero=zero)
+    return one_scale(parts, signed, dtype, scale=scale, zero=zero)
 
 
-def _signed(data: Array) -> Array:
+def signed(data: Array) -> Array:
+    """Return rows of bytes as signed integers, in float32."""
     import numpy
 
     return data.view(numpy.int8).astype(numpy.float32)
@@ -336,4 +354,4 @@ def bitsandbytes_int8(parts: Parts) -> Layout:
     if layout is not None and parts.checks and numbers(layout).any():
         hint = "save the model again with a bitsandbytes that writes rows (weight_format 0)"
         raise parts.wrong("the codes are in the order of a kernel (weight_format)", where=layout.name, hint=hint)
-    return one_scale(parts, _signed, "float32", after=after)
+    return one_scale(parts, signed, "float32", after=after)

@@ -25,10 +25,12 @@ class Settings:
     Attributes:
         rows: the settings; empty if there are none.
         dtype: of the model before it was quantized, as config.json states it; None if it does not.
+        metadata: string pairs of the file itself.
     """
 
     rows: Mapping[str, Any] = field(default_factory=dict)
     dtype: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, *names: str) -> str | None:
         """Return the first of these settings that is a string."""
@@ -85,7 +87,7 @@ def settings_of(checkpoint: Checkpoint) -> Settings:
             found = quantized.json_beside(checkpoint, name)
             inner = found.get("quantization")
             rows = inner if isinstance(inner, dict) else found
-    return Settings(rows, dtype if dtype in FLOATS else None)
+    return Settings(rows, dtype if dtype in FLOATS else None, checkpoint.metadata)
 
 
 def without(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, same_place
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.source import is_local
-from ckptfix.ops.quantized import quantization_of
-from ckptfix.words import plural
+from ckptfix.ops.quantized import described, quantization_of
+from ckptfix.words import plural, shape
 
 if TYPE_CHECKING:
+    from ckptfix.checkpoint.quantization import Quantized
     from ckptfix.ops.dequantize.layout import Layout
+    from ckptfix.ops.dequantize.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class QuantizedWeights:
             said.append(f"{self.parameters:,} parameters")
         return ", ".join(said)
 
+    @property
+    def brief(self) -> str:
+        """The scheme and its bits, for a column."""
+        return self.scheme if self.bits is None else f"{self.scheme}, {plural(self.bits, 'bit')}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the fields for JSON."""
         made = asdict(self)
@@ -69,35 +76,60 @@ def _summary(checkpoint: Checkpoint) -> tuple[QuantizedWeights, ...]:
     if not quantization:
         return ()
     # Most files have no quantized weights, and are described faster without these imports.
-    from ckptfix.ops.dequantize.plan import opened
     from ckptfix.ops.dequantize.settings import settings_of
 
     settings = settings_of(checkpoint)
-    local = is_local(checkpoint.path)
     elements = {entry.name: entry.numel for entry in checkpoint.entries}
+    places = {entry.name: same_place(entry) or entry.name for entry in checkpoint.entries}
+    seen: set[object] = set()
     rows: dict[tuple[str, str], QuantizedWeights] = {}
     for weight in quantization.weights:
-        layout: Layout | None = None
-        if local:
-            try:
-                layout = opened(checkpoint, weight, settings, checks=False).layout
-            except CkptfixError:
-                layout = None  # It is described by its name alone. A dequantization states what is wrong.
-        described = "" if layout is None else layout.described
-        row = rows.get((weight.label, described))
+        layout = _layout(checkpoint, weight, settings)
+        how = "" if layout is None else layout.described
+        row = rows.get((weight.label, how))
         if row is None:
             row = QuantizedWeights(weight.label, 0, weight.names[0])
             if layout is not None:
                 group = layout.group or None
-                row = replace(row, bits=layout.bits, group=group, parameters=0, described=described)
+                row = replace(row, bits=layout.bits, group=group, parameters=0, described=how)
         count = row.parameters
-        rows[weight.label, described] = replace(
+        place = tuple(places.get(name) for name in weight.names)
+        first = place not in seen  # Tied weights are counted as weights, and their parameters once.
+        seen.add(place)
+        rows[weight.label, how] = replace(
             row,
             weights=row.weights + 1,
-            elements=row.elements + sum(elements.get(name, 0) for name in weight.names),
-            parameters=None if count is None or layout is None else count + layout.numel,
+            elements=row.elements + first * sum(elements.get(name, 0) for name in weight.names),
+            parameters=None if count is None or layout is None else count + first * layout.numel,
         )
     return tuple(rows.values())
+
+
+def _layout(checkpoint: Checkpoint, weight: Quantized, settings: Settings) -> Layout | None:
+    """Return the layout of a weight; None if it is described by its name alone."""
+    from ckptfix.ops.dequantize.plan import opened
+
+    if not is_local(checkpoint.path):
+        return None
+    try:
+        return opened(checkpoint, weight, settings, checks=False).layout
+    except CkptfixError:
+        return None  # A dequantization states what is wrong.
+
+
+def described_tensor(checkpoint: Checkpoint, name: str) -> list[str]:
+    """Return lines about a tensor of a quantized weight: its role, and the plain weight; none for other tensors."""
+    role = quantization_of(checkpoint).roles.get(name)
+    if role is None:
+        return []
+    from ckptfix.ops.dequantize.settings import settings_of
+
+    lines = [described(name, *role)]
+    layout = _layout(checkpoint, role[1], checkpoint.once(settings_of))
+    if layout is not None:
+        lines.append(layout.described)
+        lines.append(f"plain weight {layout.key}: {shape(layout.shape)}, {plural(layout.numel, 'parameter')}")
+    return lines
 
 
 def plain_parameters(checkpoint: Checkpoint, stored: int) -> int | None:

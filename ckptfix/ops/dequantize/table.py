@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from ckptfix.ops.dequantize import blockwise, own, packed, scaled
+from ckptfix.ops.dequantize import blockwise, libraries, own, packed, scaled
 from ckptfix.ops.dequantize.layout import Opener
 
 DECODERS: Mapping[str, Opener] = {
@@ -28,13 +28,20 @@ DECODERS: Mapping[str, Opener] = {
     "awq": packed.awq,
     "pack-quantized": packed.pack_quantized,
     "mlx": packed.mlx,
+    "mlx-mx": libraries.mlx_mx,
+    "hqq": libraries.hqq,
+    "quanto": libraries.quanto,
+    "torchao-flattened": libraries.flattened,
+    "torchao-colon": libraries.flattened,
+    "tensor-class": libraries.subclass,
+    "int4-modelopt": libraries.int4_modelopt,
+    "bitnet": libraries.bitnet,
     own.TORCH.id: own.own,
 }
 """Id of a scheme -> the function that lays out its weights."""
 
 _KERNEL = "the codes are in the order of a kernel, which is not known here"
 _CODEBOOK = "the weights are sums of vectors of a codebook"
-_CLASS = "the file does not state the shape and the groups, which a class of the library knows"
 
 REASONS: Mapping[str, str] = {
     "smoothquant": "the scale has that of the activations in it",
@@ -49,15 +56,7 @@ REASONS: Mapping[str, str] = {
     "marlin-sparse": _KERNEL,
     "eetq": _KERNEL,
     "int4-scales-and-zeros": _KERNEL,
-    "bitnet": "there is no decoder yet",
-    "int4-modelopt": "there is no decoder yet",
-    "mlx-mx": "there is no decoder yet",
-    "hqq": _CLASS,
-    "quanto": _CLASS,
-    "quanto-packed": _CLASS,
-    "torchao-flattened": _CLASS,
-    "torchao-colon": _CLASS,
-    "tensor-class": _CLASS,
+    "quanto-packed": "the file does not state the shape, which a class of the library knows",
     "exl2": "its groups differ in bits",
     "exl3": "its codes are paths of a trellis",
     "aqlm": _CODEBOOK,

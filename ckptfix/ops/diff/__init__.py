@@ -36,6 +36,7 @@ def diff(
     strip: Sequence[str] | str = (),
     quick: bool = False,
     at: str | tuple[str, str] | None = None,
+    dequantized: bool = False,
     progress: Progress | None = None,
 ) -> DiffResult:
     """Compare two checkpoints of any formats; see `DiffResult`.
@@ -50,6 +51,7 @@ def diff(
         strip: prefixes to remove on both sides before keys are matched.
         quick: equal CRC-32 and size count as equal bytes.
         at: address of the state dicts to compare, one for both or one each.
+        dequantized: compare the plain weights of a quantized model, on either side, instead of codes and scales.
 
     Raises:
         NoSuchTensor: a file has no tensors at `at`, or `filter` matches nothing.
@@ -60,9 +62,13 @@ def diff(
         if not 0 <= tolerance < math.inf:
             raise Refused(f"{name} is {tolerance}, but must be a number of at least 0")
     sides = [_opened(side) for side in (a, b)]
+    both = sides[0][0], sides[1][0]
+    if dequantized:
+        from ckptfix.ops.dequantize.view import as_plain
+
+        both = as_plain(*both)
     result = compared(
-        sides[0][0],
-        sides[1][0],
+        *both,
         keys_only=keys_only,
         rtol=rtol,
         atol=atol,

@@ -15,6 +15,7 @@ from ckptfix.ops.diff.pairs import At, DiffInput, doubts, match, sides
 from ckptfix.ops.diff.plain import compare_values
 from ckptfix.ops.diff.result import Ambiguous, ComparedEntries, Counts, DiffResult, NamePair, OneSided, ValueChange
 from ckptfix.ops.diff.tensors import COMPARED, MatchedTensors, sharing
+from ckptfix.ops.quantized import codes_note, codes_of
 from ckptfix.pickles.collector import gc_paused
 
 __all__ = ["DiffResult", "diff"]
@@ -67,7 +68,8 @@ def diff(
     a, b = side_a.checkpoint, side_b.checkpoint
     matched, rest_a, rest_b = match(side_a, side_b)
     unstated = COMPARED - (format_of(a).states & format_of(b).states)
-    tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated)
+    codes = codes_of(a), codes_of(b)
+    tensors = MatchedTensors((a.byteorder, b.byteorder), rtol, atol, quick, unstated, codes)
     renamed: list[RenamedTensors] = []
     ambiguous: list[Group] = []
     values: list[ValueChange] = []
@@ -85,6 +87,9 @@ def diff(
     if filter is not None and not (matched or rest_a or rest_b or total):
         keys = [entry.key for entry in (*a.entries, *b.entries)]
         notes += typed.unmatched([filter], keys, kind="glob", allow=allow_unmatched)
+    changed = tuple(row.change() for row in tensors.rows if row.differs)
+    held = {row.name_a: None for row in changed if row.values and (row.name_a in codes[0] or row.name_b in codes[1])}
+    notes += codes_note(held)
     pairs = [(pair.a, pair.b) for pair in matched] + [(found.a, found.b) for found in renamed]
     taken = {id(entry) for found in renamed for entry in (found.a, found.b)}
     return DiffResult(
@@ -101,7 +106,7 @@ def diff(
         wrapped=tuple(NamePair(pair.a.name, pair.b.name) for pair in matched if pair.wrapped),
         renamed=tuple(NamePair(found.a.name, found.b.name, found.of_several) for found in renamed),
         ambiguous=tuple(Ambiguous(_names(group_a), _names(group_b)) for group_a, group_b in ambiguous),
-        changed=tuple(row.change() for row in tensors.rows if row.differs),
+        changed=changed,
         close=tuple(row.change() for row in tensors.rows if row.is_close),
         sharing=() if keys_only or "sharing" in unstated else tuple(sharing(pairs)),
         values=tuple(values),
@@ -119,6 +124,7 @@ def diff(
             only_b=tuple(entry for entry in rest_b if id(entry) not in taken),
             byteorders=tensors.byteorders,
             files=(*a.files, *b.files),
+            codes=codes,
         ),
     )
 

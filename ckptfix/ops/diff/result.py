@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -150,6 +150,7 @@ class ComparedEntries:
         byteorders: of A and B.
         files: the files that the checkpoints were read from.
         holds: the temporary files among them, which live as long as this.
+        codes: address -> description of the tensors of A, and of B, whose elements are codes and not numbers.
     """
 
     compared: tuple[Compared, ...] = ()
@@ -158,6 +159,7 @@ class ComparedEntries:
     byteorders: tuple[str, str] = ("little", "little")
     files: tuple[FileVersion, ...] = ()
     holds: tuple[object, ...] = ()
+    codes: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -75,6 +75,7 @@ class MatchedTensors:
         rtol, atol: see `Comparison`.
         quick: whether an equal CRC-32 and size suffice.
         unstated: properties that one of the formats does not state.
+        codes: address -> description of the tensors of A, and of B, whose elements are codes of quantized weights.
         jobs: keyed by the bytes that they compare, so that tied tensors are compared once.
         trusted: owners of rows whose bytes are not read.
     """
@@ -84,10 +85,11 @@ class MatchedTensors:
     atol: float
     quick: bool
     unstated: frozenset[Aspect]
+    codes: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
     rows: list[TensorComparison] = field(default_factory=list)
     jobs: dict[Hashable, ElementComparison] = field(default_factory=dict)
     trusted: set[int] = field(default_factory=set)
-    _comparisons: dict[tuple[str, str], Comparison | None] = field(default_factory=dict)
+    _comparisons: dict[tuple[str, str, bool], Comparison | None] = field(default_factory=dict)
     _owner: int = 0
 
     def unequal(self) -> int:
@@ -132,8 +134,10 @@ class MatchedTensors:
 
     def _add_values(self, row: TensorComparison) -> None:
         a, b = row.a, row.b
-        comparison = self._comparison(a.dtype, b.dtype)
+        codes = self.codes[0].get(a.name) or self.codes[1].get(b.name)
+        comparison = self._comparison(a.dtype, b.dtype, codes=codes is not None)
         if comparison is None:
+            row.reason = codes
             return
         if self.quick and comparison.bytewise and whole_crc(a) is not None and whole_crc(a) == whole_crc(b):
             self.trusted.add(row.owner)
@@ -154,11 +158,12 @@ class MatchedTensors:
             job = self.jobs[key] = ElementComparison(x, y, count, comparison, spans)
         row.job = job
 
-    def _comparison(self, a: str, b: str) -> Comparison | None:
+    def _comparison(self, a: str, b: str, *, codes: bool) -> Comparison | None:
         """Return the comparison of two dtypes; None if values cannot be compared, which the dtypes then show."""
-        if (a, b) not in self._comparisons:
-            self._comparisons[a, b] = Comparison.of(a, b, self.byteorders, self.rtol, self.atol)
-        return self._comparisons[a, b]
+        key = (a, b, codes)
+        if key not in self._comparisons:
+            self._comparisons[key] = Comparison.of(a, b, self.byteorders, self.rtol, self.atol, codes=codes)
+        return self._comparisons[key]
 
     def run(self, readers: Readers, progress: Progress | None) -> None:
         """Compare the elements.

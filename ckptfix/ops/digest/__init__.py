@@ -125,6 +125,7 @@ def digest(
     hub: bool = False,
     manifest: StrPath | None = None,
     force: bool = False,
+    dequantized: bool = False,
     progress: Progress | None = None,
 ) -> Digests:
     """Compute the digest of each tensor of a checkpoint: of its dtype, shape and elements, and of nothing else.
@@ -141,11 +142,14 @@ def digest(
         hub: check the files of a Hugging Face cache against the digests in their names.
         manifest: write the digests to this file.
         force: replace an existing manifest.
+        dequantized: of the plain weights of a quantized model, also of those in `check`.
 
     Raises:
         Refused: the options cannot be combined.
         CkptfixError: a file cannot be read, or is damaged; or `manifest` cannot be written.
     """
+    if dequantized and (whole_files or hub):
+        raise Refused("--dequantized needs tensors, not whole files", hint="leave out --dequantized")
     if path is None and check is None:
         raise WrongType("digest(): `path` must be the name of a file (str or os.PathLike) without `check`, not None")
     if hub:
@@ -165,7 +169,7 @@ def digest(
         rows = files.digests(files.below(source), algorithm, progress=progress)
         made = Digests(path=source, of="files", algorithm=algorithm, entries=tuple(rows))
     else:
-        made = _of_tensors(source, other, known, at, check_at, algorithm, progress)
+        made = _of_tensors(source, other, known, at, check_at, algorithm, progress, dequantized=dequantized)
     if manifest is not None:
         write_text(manifest, made.manifest, source, force=force)
     return made
@@ -188,9 +192,17 @@ def _of_tensors(
     check_at: str | None,
     algorithm: str,
     progress: Progress | None,
+    *,
+    dequantized: bool,
 ) -> Digests:
     algorithm = known.algorithm if known is not None else algorithm
-    checkpoint = open_checkpoint(path)
+    others = [] if other is None or known is not None else [other]
+    checkpoints = [open_checkpoint(one) for one in (path, *others)]
+    if dequantized:
+        from ckptfix.ops.dequantize.view import as_plain
+
+        checkpoints = list(as_plain(*checkpoints))
+    checkpoint = checkpoints[0]
     rows, empty = tensors.digests(checkpoint, algorithm, at=at, progress=progress)
     named, unnamed = tensors.of_set(rows, algorithm)
     found: DigestCheck | None = None
@@ -199,7 +211,7 @@ def _of_tensors(
         if known is not None:
             wanted = known.digests
         else:
-            wanted, none = tensors.digests(open_checkpoint(other), algorithm, at=check_at, progress=progress)
+            wanted, none = tensors.digests(checkpoints[-1], algorithm, at=check_at, progress=progress)
             empty = list(dict.fromkeys([*empty, *none]))
         found = replace(compare(rows, wanted, other), no_data=tuple(empty))
     return Digests(

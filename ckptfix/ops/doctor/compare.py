@@ -14,7 +14,7 @@ from ckptfix.align import layouts
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.quantization import observers
 from ckptfix.errors import CkptfixError
-from ckptfix.findings.message_names import Listed, Prefix, Shape
+from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
@@ -23,7 +23,7 @@ from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
-from ckptfix.ops.doctor import message_parts, message_shapes, solve
+from ckptfix.ops.doctor import message_parts, message_shapes, quantized_keys, solve
 from ckptfix.ops.doctor.groups import BESIDE, TOLD
 from ckptfix.ops.doctor.message_side import (
     EMBEDDINGS,
@@ -39,7 +39,6 @@ from ckptfix.ops.doctor.message_side import (
     heads_of,
     is_coded,
     module_of,
-    plain_weights,
     pruned,
 )
 from ckptfix.words import plural
@@ -148,10 +147,14 @@ def _findings(answer: Answer, at: str, where: str) -> Iterator[Finding]:
             fix = command or ""
         if at and not isinstance(fix, str):
             fix = tuple(one if one.get("at") is not None else one.having(at=at) for one in fix)
-        severity: Severity | None = "error" if not isinstance(fix, str) and id != "training-checkpoint" else None
+        severity: Severity | None = "error" if not isinstance(fix, str) and id not in _NOTES else None
         if not fix and id == "unexpected-keys":
             severity = "info"
         yield found(id, message, where=where, fix=fix, about=TOLD, severity=severity)
+
+
+_NOTES = frozenset({"training-checkpoint", "quantized-keys"})
+"""Findings that do not count as errors of the file, although a command helps."""
 
 
 def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
@@ -172,7 +175,7 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
     seen = [own(name) for name in names.seen]
     over = dict.fromkeys([*map(own, names.unexpected), *(name for name in seen if name in shapes), *under])
     missing = dict.fromkeys([*map(own, names.missing), *(name for name in seen if name not in shapes)])
-    conflicts = tuple(replace(row, name=_in_file(own(row.name), shapes)) for row in names.conflicts)
+    conflicts = tuple(replace(row, name=_conflicting(row, own(row.name), shapes)) for row in names.conflicts)
     return MessageSide(
         at,
         shapes,
@@ -209,6 +212,13 @@ def _in_file(name: str, shapes: Mapping[str, Shape]) -> str:
     changes = (subs for change in library_names.CHANGES for subs in (change.forward, change.back))
     olds = (library_names.substituted(name, subs) for subs in changes)
     return next((old for old in olds if old in shapes), name)
+
+
+def _conflicting(row: ShapeConflict, name: str, shapes: Mapping[str, Shape]) -> str:
+    """Return the key of the file that a conflict is about; accelerate prints only its last component."""
+    short = "." not in row.name and row.name not in shapes
+    ends = (key for key, shape in shapes.items() if short and shape == row.saved and key.endswith(f".{row.name}"))
+    return next(ends, None) or _in_file(name, shapes)
 
 
 def _is_under(name: str, module: str) -> bool:
@@ -607,8 +617,8 @@ def _drop(
         return
     coded = [name for name in rest if is_coded(checkpoint, side.at, name)]
     if coded:
-        answer.say("quantized-keys", f"these keys belong to quantized weights, whose scheme the loader must know: "
-                   f"{brief(coded)}", plain_weights(checkpoint))  # fmt: skip
+        what = f"these keys belong to quantized weights, whose scheme the loader must know: {brief(coded)}"
+        answer.say("quantized-keys", f"{what}; {quantized_keys.needs(checkpoint)}", quantized_keys.remedy(checkpoint))
         return
     unchanged = [name for name in side.shapes if current[name] == name]
     watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}

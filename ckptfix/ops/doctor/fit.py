@@ -23,8 +23,9 @@ from ckptfix.names.groups import collapse, shown
 from ckptfix.names.lines import joined
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose, quantized
+from ckptfix.ops.doctor import quantized_keys
 from ckptfix.ops.doctor.message_shapes import vocabulary
-from ckptfix.ops.doctor.message_side import LORA, PRUNED, plain_weights, pruned
+from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
@@ -93,7 +94,7 @@ def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, 
     except CkptfixError:
         return None
     if quantized.lone(checkpoint, side.at or "", matching.left):
-        plain_fix = plain_weights(checkpoint)
+        plain_fix = quantized_keys.remedy(checkpoint)
         return plain_fix if isinstance(plain_fix, str) else plain_fix[0]
     if any(name.endswith(_ALPHA) for name in matching.left) and any(map(LORA.search, planned.names)):
         return _SCALED

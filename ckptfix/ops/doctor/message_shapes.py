@@ -12,6 +12,7 @@ from ckptfix.findings.steps import shell_line
 from ckptfix.findings.table import found
 from ckptfix.names import lines
 from ckptfix.names.slots import is_transposed
+from ckptfix.ops.doctor import quantized_keys
 from ckptfix.ops.doctor.message_side import (
     EMBEDDINGS,
     LORA,
@@ -22,7 +23,6 @@ from ckptfix.ops.doctor.message_side import (
     config_of,
     is_coded,
     module_of,
-    plain_weights,
     tokens_of,
 )
 
@@ -47,7 +47,7 @@ def say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: Answer) -> 
     coded = [row for row in rows if is_coded(checkpoint, side.at, row.name)]
     if coded:
         answer.say("quantized-keys", f"{_shapes(coded)}: the file has codes of quantized weights, and the model has "
-                   "plain weights", plain_weights(checkpoint))  # fmt: skip
+                   f"plain weights; {quantized_keys.needs(checkpoint)}", quantized_keys.remedy(checkpoint))  # fmt: skip
     rows = [row for row in rows if row not in coded]
     for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
         rows = says(checkpoint, side, rows, answer)

@@ -11,7 +11,7 @@ from ckptfix.checkpoint import Checkpoint
 from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import Shape, ShapeConflict
-from ckptfix.findings.steps import Fix, Step
+from ckptfix.findings.steps import Fix
 from ckptfix.io.source import found_as, is_local, open_source
 from ckptfix.names import lines
 from ckptfix.names.operations import Operation
@@ -99,17 +99,6 @@ def pruned(shapes: Mapping[str, Shape], wanted: Container[str]) -> Iterator[Fuse
             made = lines.line(parts, [whole], [Operation("mask")])
             if made is not None:
                 yield made, parts, (whole,)
-
-
-def plain_weights(checkpoint: Checkpoint) -> Fix:
-    """Return the command that writes plain weights instead of quantized ones, or what else helps."""
-    from ckptfix.ops.dequantize.plan import dequantized
-
-    try:
-        dequantized(checkpoint, None)
-    except CkptfixError:
-        return "load it with the library that quantized it"
-    return (Step("convert", (("dequantize", True),), word="plain"),)
 
 
 MOST_JSON = 64 << 20

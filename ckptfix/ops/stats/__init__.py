@@ -10,7 +10,7 @@ from typing import Any
 from ckptfix.arguments import checks_types
 from ckptfix.checkpoint import Checkpoint, TensorEntry, address
 from ckptfix.elements.moments import ElementMoments
-from ckptfix.elements.reader import Content, content, reduced, tensor_id, why_no_numbers
+from ckptfix.elements.reader import Content, content, reduced, tensor_id
 from ckptfix.errors import StrPath, Unsupported, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows
@@ -20,7 +20,7 @@ from ckptfix.io.source import shares_open_files
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.names.groups import layer_of
-from ckptfix.ops import choose
+from ckptfix.ops import choose, quantized
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.candidates import at_address
 from ckptfix.pickles.collector import gc_paused
@@ -146,6 +146,7 @@ def stats(
     by_layer: bool = False,
     depth: int | None = None,
     allow_unmatched: bool = False,
+    dequantized: bool = False,
     progress: Progress | None = None,
 ) -> Statistics:
     """Compute min, max, mean, standard deviation, norm, NaN, infinities and zeros of each tensor.
@@ -159,6 +160,7 @@ def stats(
         by_layer: join the tensors of each numbered layer, and of each module without a number.
         depth: join tensors whose names begin with the same components, this many of them.
         allow_unmatched: a glob that matches nothing is a finding, not an error.
+        dequantized: read the plain weights of a quantized model instead of its codes and scales.
 
     Raises:
         WouldLoseData: a tensor cannot be read as it was written.
@@ -166,6 +168,10 @@ def stats(
         CkptfixError: the file cannot be read.
     """
     checkpoint = open_checkpoint(path)
+    if dequantized:
+        from ckptfix.ops.dequantize.view import as_plain
+
+        (checkpoint,) = as_plain(checkpoint)
     globs = Globs(filter)
     unused: tuple[Finding, ...] = ()
     entries = listed(checkpoint)
@@ -179,7 +185,7 @@ def stats(
         with about(checkpoint.path):
             unused = typed.unmatched(globs.unused(), names, kind="glob", allow=allow_unmatched)
     found = _computed(checkpoint, entries, progress)
-    rows = tuple(_row(entry, found) for entry in entries)
+    rows = tuple(_row(checkpoint, entry, found) for entry in entries)
     groups: dict[str, list[tuple[object, TensorStats]]] = {}
     placed = [(tensor_id(entry), row) for entry, row in zip(entries, rows, strict=True)]
     if by_layer or depth is not None:
@@ -190,7 +196,11 @@ def stats(
         rows=rows,
         groups=tuple(_joined(name, members) for name, members in groups.items()),
         total=_joined("", placed),
-        findings=(*unused, *(choose.remarks(checkpoint) if at is None else ())),
+        findings=(
+            *unused,
+            *(choose.remarks(checkpoint) if at is None else ()),
+            *quantized.codes_note([row.name for row in rows if row.name in quantized.codes_of(checkpoint)]),
+        ),
     )
 
 
@@ -203,9 +213,9 @@ def _joined(name: str, members: Sequence[tuple[object, TensorStats]]) -> TensorS
     return TensorStats(name, None, None, len(members), both if both.elements else None)
 
 
-def _row(entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
+def _row(checkpoint: Checkpoint, entry: TensorEntry, found: dict[object, ElementMoments]) -> TensorStats:
     made = found.get(tensor_id(entry))
-    reason = None if made is not None else why_no_numbers(entry) or "the file does not hold its data"
+    reason = None if made is not None else quantized.no_numbers(checkpoint, entry) or "the file does not hold its data"
     return TensorStats(entry.name, entry.dtype, entry.shape, 1, made, reason)
 
 
@@ -214,7 +224,7 @@ def _computed(
 ) -> dict[object, ElementMoments]:
     places: dict[object, Content] = {}
     for entry in entries:
-        if why_no_numbers(entry) is None:
+        if quantized.no_numbers(checkpoint, entry) is None:
             with suppress(Unsupported):
                 places[tensor_id(entry)] = content(entry, checkpoint.byteorder)
     return reduced(places, ElementMoments, progress)

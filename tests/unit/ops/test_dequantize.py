@@ -21,8 +21,8 @@ from quantized_files import BESIDE, FP8, KINDS, fixtures, written
 
 import ckptfix
 from ckptfix.checkpoint.quantization import SCHEMES, SUBCLASS, UNKNOWN
+from ckptfix.elements.arrays import halves
 from ckptfix.errors import CkptfixError, Refused, WouldLoseData
-from ckptfix.ops.dequantize.codes import halves
 from ckptfix.ops.dequantize.own import TORCH
 from ckptfix.ops.dequantize.table import DECODERS, REASONS
 
@@ -356,7 +356,10 @@ def test_mlx(tmp_path: Path, bits: int, kind: torch.dtype) -> None:
         plain(state, tmp_path)
 
 
-KNOWN = [row for row in fixtures() if row.scheme in DECODERS and row.scheme not in ("bitsandbytes-4bit", "mlx")]
+SETTINGS = {"bitsandbytes-4bit", "mlx", "bitnet", "hqq", "torchao-flattened", "torchao-colon"}
+"""Schemes whose fixtures lack settings that the computation needs: of config.json, metadata, or a tensor."""
+
+KNOWN = [row for row in fixtures() if row.scheme in DECODERS and row.scheme not in SETTINGS]
 
 
 @pytest.mark.parametrize("row", KNOWN, ids=[f"{number}-{row.scheme}" for number, row in enumerate(KNOWN)])
@@ -585,3 +588,40 @@ def test_inspect_and_doctor_state_bits_groups_and_parameters(tmp_path: Path) -> 
     (note,) = [one for one in ckptfix.doctor(source).findings if one.id == "quantized"]
     assert "4 bits, groups of 32" in note.message and note.where == "m.qweight"
     assert ckptfix.inspect(source).as_dict()["quantized"] == [row.as_dict()]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_weights_are_tied_if_codes_and_scales_are_the_same(tmp_path: Path, suffix: str) -> None:
+    """Codes that are views of one storage, as in a flat buffer, are different weights."""
+    flat = torch.randn(128, 64).to(FP8)
+    state = {"a.weight": flat[:64], "b.weight": flat[64:], "c.weight": flat[:64], "d.weight": flat[:64],
+             "e.bias": flat[:64].view(torch.uint8)[:4]}  # fmt: skip
+    scales = {f"{name}.weight_scale": torch.rand(64, 1) for name in "abd"}
+    scales["c.weight_scale"] = scales["a.weight_scale"]
+    torch.save({**state, **scales}, tmp_path / "in.pth")
+    ckptfix.convert(tmp_path / "in.pth", tmp_path / f"out.{suffix}", dequantize=True, dtype="fp32")
+    found = ckptfix.load_state_dict(tmp_path / f"out.{suffix}")
+    for name in "abcd":
+        same(found[f"{name}.weight"], state[f"{name}.weight"].float() * scales[f"{name}.weight_scale"])
+    same(found["e.bias"], state["e.bias"])
+    places = {name: found[f"{name}.weight"].data_ptr() for name in "abcd"}
+    assert places["a"] == places["c"] and len(set(places.values())) == 3
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_ties_that_metadata_states_are_dequantized_too(tmp_path: Path, suffix: str) -> None:
+    codes, scale = torch.randn(64, 32).to(FP8), torch.rand(64, 1)
+    state = {name: {"weight": codes, "weight_scale": scale}[name[2:]]
+             for name in ("a.weight", "a.weight_scale", "b.weight", "b.weight_scale")}  # fmt: skip
+    torch.save({**state, "n.bias": torch.ones(3)}, tmp_path / "in.pth")
+    ckptfix.convert(tmp_path / "in.pth", tmp_path / "in.safetensors")
+    assert set(safetensors.torch.load_file(tmp_path / "in.safetensors")) == {"a.weight", "a.weight_scale", "n.bias"}
+    for source in ("in.pth", "in.safetensors"):
+        assert ckptfix.inspect(tmp_path / source).plain_parameters == 64 * 32 + 3
+        rows = {row.name: row.moments for row in ckptfix.stats(tmp_path / source).rows}
+        assert rows["a.weight"] is rows["b.weight"] is None
+        ckptfix.convert(tmp_path / source, tmp_path / f"out.{suffix}", dequantize=True, dtype="fp32", force=True)
+        found = ckptfix.load_state_dict(tmp_path / f"out.{suffix}")
+        assert sorted(found) == ["a.weight", "b.weight", "n.bias"]
+        same(found["a.weight"], codes.float() * scale)
+        assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr()

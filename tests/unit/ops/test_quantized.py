@@ -14,10 +14,14 @@ import torch
 from quantized_files import BESIDE, FP8, KINDS, ODD, PLAIN, Fixture, fixtures, written
 
 import ckptfix
+from ckptfix.browse.model.contents import read as read_contents
+from ckptfix.browse.model.summary import summarise
 from ckptfix.checkpoint.quantization import SCHEMES, UNKNOWN
 from ckptfix.errors import LoadMismatch, Refused
 from ckptfix.formats import open_checkpoint
-from ckptfix.ops.quantized import quantization_of
+from ckptfix.git.text import text as git_text
+from ckptfix.ops.histogram import distributions
+from ckptfix.ops.quantized import codes_of, quantization_of
 
 FIXTURES = fixtures()
 IDS = [f"{number}-{row.scheme}" for number, row in enumerate(FIXTURES)]
@@ -75,6 +79,45 @@ def test_torchs_own_quantized_tensors_have_no_mean(tmp_path: Path, make: Any) ->
     with pytest.raises(Refused, match="quantized tensor") as refused:
         ckptfix.average([source, source], tmp_path / "mean.pth")
     assert refused.value.where == "fc.weight" and not (tmp_path / "mean.pth").exists()
+
+
+@pytest.mark.parametrize("row", FIXTURES, ids=IDS)
+def test_codes_have_no_statistics_and_no_distance(tmp_path: Path, row: Fixture) -> None:
+    source = written({**row.tensors, **BESIDE}, tmp_path / "a", "folder", row.method)
+    path, codes = source / "model.safetensors", row.tensors[row.codes]
+    rows = {found.name: found for found in ckptfix.stats(source).rows}
+    assert rows[row.codes].moments is None and TITLES[row.scheme] in str(rows[row.codes].reason)
+    assert all(rows[name].moments is not None for name in BESIDE)
+    packed = [name for name in row.tensors if name.endswith(("qzeros", "_packed", "_zero_point")) or name == row.codes]
+    floats = {torch.float16, torch.bfloat16, torch.float32, FP8}
+    assert all(rows[name].moments is None for name in packed if row.tensors[name].dtype not in floats)
+
+    contents = read_contents(str(path))
+    (entry,) = (item.entry for item in contents.items if item.name == row.codes)
+    assert entry is not None
+    assert TITLES[row.scheme] in str(summarise(contents, entry, lambda done, total: None).reason)
+    (line,) = (line for line in git_text(str(path)).splitlines() if line.startswith(f"{row.codes}  "))
+    assert "mean" not in line and "sha256" in line
+    (drawn,) = distributions([(entry, None)], ("little", "little"), (codes_of(contents.checkpoint), {}))
+    assert drawn.a is None and TITLES[row.scheme] in str(drawn.reason)
+
+    other = codes.clone()
+    other.view(torch.uint8).reshape(-1)[0] ^= 1
+    changed = written({**row.tensors, row.codes: other, **BESIDE}, tmp_path / "b", "folder", row.method)
+    (change,) = ckptfix.diff(source, changed).changed
+    assert change.values is not None
+    assert (change.values.differing, change.values.max_abs, change.values.cosine) == (1, None, None)
+    assert row.codes in ckptfix.diff(source, changed).to_html()
+    plain = written({row.codes: torch.rand(codes.shape), **BESIDE}, tmp_path / "c", "safetensors")
+    (change,) = (found for found in ckptfix.diff(plain, source).changed if found.name_b == row.codes)
+    assert change.values is not None
+    assert TITLES[row.scheme] in str(change.values.reason) and change.values.max_abs is None
+
+
+def test_statistics_stay_where_nothing_is_quantized(tmp_path: Path) -> None:
+    for number, make in enumerate(PLAIN.values()):
+        source = written({**make(), **BESIDE}, tmp_path / str(number), "safetensors")
+        assert [found.name for found in ckptfix.stats(source).rows if found.moments is None and found.reason] == []
 
 
 @pytest.mark.parametrize("row", FIXTURES, ids=IDS)
@@ -354,3 +397,53 @@ def test_a_shard_outside_the_folder_is_not_read(tmp_path: Path) -> None:
     with patch("ckptfix.ops.quantized.open_checkpoint") as opened:
         assert not quantization_of(open_checkpoint(shard))
     assert not opened.called
+
+
+def _nf4() -> dict[str, torch.Tensor]:
+    about = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [16, 16]}
+    return {
+        "l.weight": torch.randint(0, 255, (128, 1), dtype=torch.uint8), "l.weight.absmax": torch.rand(4),
+        "l.weight.quant_map": torch.linspace(-1, 1, 16),
+        "l.weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8),
+    }  # fmt: skip
+
+
+HEAD = "RuntimeError: Error(s) in loading state_dict for Net:\n\t"
+UNEXPECTED = f'{HEAD}Unexpected key(s) in state_dict: "l.weight_scale_inv". '
+MISMATCH = (f"{HEAD}size mismatch for l.weight: copying a param with shape torch.Size([128, 1]) from checkpoint, "
+            "the shape in current model is torch.Size([16, 16]).")  # fmt: skip
+
+
+ACCELERATE = ('ValueError: Trying to set a tensor of shape torch.Size([128, 1]) in "weight" (which has shape '
+              "torch.Size([16, 16])), this looks incorrect.")  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "error", "method", "library"), [
+    ({"l.weight": torch.ones(8, 8).to(FP8), "l.weight_scale_inv": torch.ones(1, 1)}, UNEXPECTED, "fp8", "fp8"),
+    (_nf4(), MISMATCH, "bitsandbytes", "bitsandbytes"),
+    (_nf4(), ACCELERATE, "bitsandbytes", "bitsandbytes"),
+])  # fmt: skip
+def test_doctor_prints_the_command_that_helps_a_loader_without_the_scheme(
+    tmp_path: Path, state: dict[str, torch.Tensor], error: str, method: str, library: str
+) -> None:
+    source = written({**state, **BESIDE}, tmp_path / "in", "safetensors")
+    done = ckptfix.doctor(source, error=error)
+    (row,) = (finding for finding in done.findings if finding.id == "quantized-keys")
+    assert library in row.message and "config.json" in row.message and row.severity == "info"
+    assert done.fix is not None and "--dequantize" in done.fix
+    ckptfix.convert(source, tmp_path / "out.safetensors", dequantize=True)
+    found = ckptfix.load_state_dict(tmp_path / "out.safetensors")
+    assert found["l.weight"].shape == ((8, 8) if error == UNEXPECTED else (16, 16))
+    assert set(found) == {"l.weight", *BESIDE}
+    (source.parent / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+    (row,) = (one for one in ckptfix.doctor(source, error=error).findings if one.id == "quantized-keys")
+    assert f"names {method}" in row.message
+
+
+def test_doctor_prints_no_command_that_would_be_refused(tmp_path: Path) -> None:
+    (row,) = (row for row in FIXTURES if row.scheme == "eetq")
+    source = written({**row.tensors, **BESIDE}, tmp_path, "safetensors")
+    name = next(name for name in row.tensors if name.endswith("weight_scales"))
+    done = ckptfix.doctor(source, error=UNEXPECTED.replace("l.weight_scale_inv", name))
+    (finding,) = (one for one in done.findings if one.id == "quantized-keys")
+    assert "eetq" in finding.message and done.fix is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -312,6 +313,9 @@ def overflow_findings(tallies: Mapping[str, Tally], to: str) -> list[Finding]:
 
 OnOverflow = Literal["count", "error"]
 
+ScaleFor = Literal["tensor", "row", "block"]
+"""The elements that share a scale: those of a tensor, of a row, or of a block of 128 x 128."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CastResult(Result):
@@ -323,12 +327,18 @@ class CastResult(Result):
         kept: address of a tensor that holds numbers but was not cast -> the reason.
         rounded: address of a tensor -> how many of its elements left the range of the dtype; empty after a dry run. For
             tensors that share their bytes, only the first one is listed.
+        scale: the elements that share a scale; None without scales.
+        scales: address of a weight -> key of its scale.
+        quantization_config: the settings that config.json needs; None without scales.
     """
 
     to: str = ""
     cast: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[str, str] = field(default_factory=dict)
     rounded: Mapping[str, Tally] = field(default_factory=dict)
+    scale: ScaleFor | None = None
+    scales: Mapping[str, str] = field(default_factory=dict)
+    quantization_config: Mapping[str, Any] | None = None
 
     def _details(self) -> dict[str, Any]:
         return {
@@ -339,7 +349,70 @@ class CastResult(Result):
                 {"name": name, "overflow": row.overflow, "saturated": row.saturated, "underflow": row.underflow}
                 for name, row in self.rounded.items()
             ],
+            "scale": self.scale,
+            "scales": [{"name": name, "key": key} for name, key in self.scales.items()],
+            "quantization_config": None if self.quantization_config is None else dict(self.quantization_config),
         }
+
+
+def _scaled(checkpoint: Checkpoint, dest: str, casts: Casts, scale: ScaleFor, *, named: bool) -> Draft[CastResult]:
+    """Return the draft of fp8 codes with scales for the tensors of `casts` that get some.
+
+    Args:
+        named: the user named the tensors.
+    """
+    # Other casts start faster without this import.
+    from ckptfix.ops.cast.scales import FLOATS, plan_quantization, why_not_linear
+
+    kept = dict(casts.kept)
+    wanted: list[TensorEntry] = []
+    for entry in listed(checkpoint):
+        if entry.name not in casts.puts:
+            continue
+        why = None if named else why_not_linear(entry.key)
+        if len(entry.shape) != 2:
+            why = "only a matrix gets a scale"
+        elif entry.dtype not in FLOATS:
+            why = f"a matrix of {entry.dtype} gets no scale"
+        if why is None:
+            wanted.append(entry)
+        elif named:
+            raise Refused(why, where=entry.name, hint="--keep leaves it unchanged")
+        else:
+            kept[entry.name] = why
+    others = _others(listed(checkpoint), {entry.name for entry in wanted})
+    for entry in list(wanted):
+        assert entry.storage is not None
+        other = others.get(entry.storage.identity)
+        if other is not None and other.name != entry.name:
+            kept[entry.name] = f"it shares its bytes with {other.name}, which is not cast"
+            wanted.remove(entry)
+    at = wanted[0].at if wanted else ""
+    done = plan_quantization(checkpoint, wanted, scale, kept, at, dest)
+    was = ", ".join(dict.fromkeys(done.old.values()))
+    lines = [f"cast {plural(len(done.old), 'tensor')} to float8_e4m3fn (from {was}), a scale for each {scale}"]
+    if not wanted:
+        lines = ["nothing to do: no matrix to cast"]
+    if kept:
+        lines.append(f"unchanged: {some(list(kept))}")
+    if wanted and not done.configured:
+        lines.append(f"config.json needs \"quantization_config\": {json.dumps(done.config)}")
+    return Draft(
+        result=partial(
+            CastResult,
+            to="float8_e4m3fn",
+            cast=done.old,
+            kept=kept,
+            scale=scale,
+            scales=done.scales,
+            quantization_config=done.config if wanted else None,
+        ),
+        format=checkpoint.format,
+        plan=done.plan,
+        promise=done.promise,
+        lines=lines,
+        findings=(*casts.findings, *done.plan.findings),
+    )
 
 
 @checks_types
@@ -352,6 +425,7 @@ def cast(
     keep: Sequence[str] = (),
     at: str | None = None,
     on_overflow: OnOverflow = "count",
+    scale: ScaleFor | None = None,
     allow_unmatched: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -368,6 +442,8 @@ def cast(
         keep: globs; tensors whose keys match are not cast.
         at: address of the one state dict to cast; all that look like a model's by default.
         on_overflow: ``"error"``: stop at a number that leaves the range of the dtype, and write nothing.
+        scale: write fp8 codes with scales, as transformers and vLLM read them; `to` must be ``"float8_e4m3fn"``. Only
+            the matrices of linear layers are quantized, or those that `only` names.
         allow_unmatched: a glob that matches no key is a finding, not an error.
         force, keep_old, dry_run, progress: as in `strip_module`.
 
@@ -378,14 +454,18 @@ def cast(
     """
     if on_overflow not in ("count", "error"):
         raise Refused(f"on_overflow must be 'count' or 'error', not {on_overflow!r}")
+    if scale is not None and dtype_of(to) != "float8_e4m3fn":
+        raise Refused(f"scales are for float8_e4m3fn, not {dtype_of(to)}", hint="--to float8_e4m3fn")
     casts: list[Casts] = []
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
-        strict = on_overflow == "error"
+        strict = on_overflow == "error" and scale is None
         done = plan_cast(
             checkpoint, to, only=only, keep=keep, at=at, strict=strict, allow_unmatched=allow_unmatched
         )
         refuse_damaged(checkpoint)
+        if scale is not None:
+            return _scaled(checkpoint, dest, done, scale, named=bool(only))
         casts.append(done)
         name = dtype_of(to)
         dtypes = dict.fromkeys(done.old.values())
@@ -406,7 +486,7 @@ def cast(
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     result = carry_out(source, dest, make, how)
-    tallies = casts[-1].tallies.of()
+    tallies = casts[-1].tallies.of() if casts else {}
     if not tallies:
         return result
     under = sum(row.underflow for row in tallies.values())
