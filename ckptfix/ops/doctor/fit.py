@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
 from ckptfix.checkpoint import Checkpoint
 from ckptfix.errors import CkptfixError
@@ -21,8 +20,8 @@ from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
+from ckptfix.ops.match import aligned
 from ckptfix.ops.match import plan as match_plan
-from ckptfix.ops.match.fused import with_operations
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
 
 _ABOUT_NAMES = (
@@ -42,6 +41,8 @@ def offered(
     *,
     several: bool,
     most: int,
+    left: Fix = "",
+    values: bool = True,
 ) -> Iterator[Finding]:
     """Yield `findings` about the keys of `side`, with `match` as their remedy only where it works.
 
@@ -49,39 +50,52 @@ def offered(
         agreeing: how many keys agree without it.
         several: whether the file has further state dicts, so that the command must name one.
         most: tensors of a side up to which it is tried.
+        left: the remedy for keys that the model lacks, where `match` does not work.
+        values: compare bytes too, as `match` does.
     """
     rows = list(findings)
     about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None and row.steps is None]
     small = max(len(side.slots), len(target.slots)) <= most
-    fix = _remedy(checkpoint, side, target, agreeing) if about and small else None
+    more = any(row.id == "unexpected-keys" for row in about)
+    fix = _remedy(checkpoint, side, target, agreeing, more=more, values=values) if about and small else None
     if isinstance(fix, Step) and several and side.at:
         fix = fix.having(at=side.at)
+    partly = isinstance(fix, Step) and bool(fix.get("partial"))
     for row in rows:
         if row not in about:
             yield row
-        elif fix is not None:
+        elif fix is not None and not (partly and row.id in ("unexpected-keys", "missing-keys")):
             yield row.fixed_by(fix if isinstance(fix, str) else (fix,))
         else:
-            yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
+            yield row.fixed_by({"no-names-match": _OTHER_MODEL, "unexpected-keys": left}.get(row.id, ""))
 
 
 _HEADS = "with the number of heads: ckptfix match {source} {matched} --like {like} --heads N"
 
 
-def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | str | None:
+def _remedy(
+    checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int, *, more: bool, values: bool
+) -> Step | str | None:
     """Return `match` with the options with which it works and makes more keys agree; None where it does not.
 
     It is an instruction in words where the user must state the number of heads.
+
+    Args:
+        more: the file has keys that the model lacks, perhaps only further names of a tensor.
+        values: compare bytes too, as `match` does.
     """
     try:
-        plain = match(side.slots, target.slots, by="structure")
-        matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
+        matching, operations = aligned(side, target, values=values)
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
     changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
-    ways = ({}, {"drop_unexpected": True}, {"partial": True}) if changes else ({"drop_unexpected": True},)
+    dropping: dict[str, bool] = {"drop_unexpected": True}
+    # Equal tensors are ambiguous, but the first choice for a key of the model is the tensor of that key.
+    sure = all(pair.source == pair.target for pair in matching.ambiguous)
+    ways = [dropping] + ([{**dropping, "accept_ambiguous": True}] if matching.ambiguous and sure else [])
+    ways = [*([] if more else [{}]), *ways, {"partial": True}] if changes else ways
     for options in ways:
         if not match_plan.refusals(side, target, matching, operations, **options):
             return plain_step.having(**options)
@@ -123,12 +137,26 @@ def scan(
         fix = step("match", like=LIKE, at=side.at) if several and side.at else step("match", like=LIKE)
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
-    misfits = _misfits(renaming, side, have, wanted)
+    misfits = _advised([*_misfits(renaming, side, have, wanted)])
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
-    yield from offered(misfits, checkpoint, side, target, exact, several=several, most=most)
+    all_there = all(row.id != "missing-keys" for row in misfits)
+    left = _REST if renaming.agreeing and all_there else ""
+    yield from offered(
+        misfits, checkpoint, side, target, exact, several=several, most=most, left=left, values=not fast
+    )
     if renaming.agreeing:
         yield from _optimizers(checkpoint, target)
+
+
+def _advised(findings: list[Finding]) -> list[Finding]:
+    """Return `findings` without the advice to load the file as it is, where that would be refused."""
+    if all(row.severity != "error" or row.id == "names-prefixed" for row in findings):
+        return findings
+    return [row.fixed_by("") if row.id in ("optional-buffers", "tied-missing") else row for row in findings]
+
+
+_REST = "in Python: ckptfix.load_into(model, {source!r}, strict=False)"
 
 
 def _misfits(
@@ -140,7 +168,8 @@ def _misfits(
         yield found("no-names-match", message, where=side.at or "")
         return
     if renaming.rule != bases.EXACT:
-        example = next((old, new) for old, new in renaming.names.items() if new in wanted)
+        pairs = [pair for pair in renaming.names.items() if pair[1] in wanted]
+        example = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
         message = f"{renaming.agreeing:,} keys agree except for {renaming.rule}: {example[0]}, there {example[1]}"
         # Where few keys agree by chance, such as norm.weight, a prefix is not what the others lack.
         most = renaming.agreeing * 2 > min(len(have), len(wanted))

@@ -183,11 +183,7 @@ def find(
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        proven = same_values(one, target) if by == "structure" else {}
-        matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
-        operations = Operations()
-        if by == "structure" and not reshape:
-            matching, operations = with_operations(matching, one.slots, target.slots, Heads(heads, kv_heads), proven)
+        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads))
         refusals = list(
             match_plan.refusals(
                 *(one, target, matching, operations),
@@ -206,6 +202,27 @@ def find(
         refusal.path = refusal.path or checkpoint.path
     notes = match_plan.notes(one, target, matching, operations)
     return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected)
+
+
+def aligned(
+    one: targets.ExpectedModel,
+    target: targets.ExpectedModel,
+    *,
+    by: By = "structure",
+    reshape: bool = False,
+    heads: Heads = Heads(),
+    values: bool = True,
+) -> tuple[Matching, Operations]:
+    """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
+
+    Args:
+        values: compare bytes too, where both sides have them.
+    """
+    proven = same_values(one, target) if by == "structure" and values else {}
+    matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
+    if by == "structure" and not reshape:
+        return with_operations(matching, one.slots, target.slots, heads, proven)
+    return matching, Operations()
 
 
 def _refuse_apart(

@@ -102,10 +102,14 @@ def plan(
 
 
 def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
-    """Return the names of the source that the target lacks -> the other name of the same tensor, or empty."""
-    skipped = {row.name: row.tied for row in matching.skipped_source}
+    """Return the names of the source that the target lacks -> the other name of the same tensor, or empty.
+
+    A buffer without a pair is not among them if the target has it under its new name.
+    """
+    names = with_buffers(slots, matching)
+    theirs = {*matching.missing, *(row.name for row in matching.skipped_target)}
+    skipped = {row.name: row.tied for row in matching.skipped_source if names.get(row.name, row.name) not in theirs}
     tied = {slot.name: slot.tied or "" for slot in slots}
-    theirs = set(matching.missing)
     left = [name for name in matching.left if name not in theirs]
     return dict.fromkeys(left, "") | {name: tied[name] if tie else "" for name, tie in skipped.items()}
 
