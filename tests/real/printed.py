@@ -184,7 +184,8 @@ class Found(NamedTuple):
 
 def look(name: str, options: Sequence[str], data: bytes | None = None) -> Found:
     code, text, said = run(["doctor", name, *options], data)
-    document = json.loads(run(["doctor", name, *options, "--json"], data)[1] or "{}")
+    lines = run(["doctor", name, *options, "--json"], data)[1].splitlines()
+    document = json.loads(lines[0]) if len(lines) == 1 else {}  # a folder of several has one for each
     if "findings" not in document:
         return Found(code, text, {}, document)
     severe: dict[str, str] = {}
@@ -226,7 +227,7 @@ def faults(case: Case, kind: str, at: Places) -> Iterator[str]:
     likes: list[Path | None] = [None, *models(case, at.folder)]
     for like in likes:
         options = [] if like is None else ["--like", like.name if like.parent == at.folder else str(like)]
-        for fault in _of_one(placed, options, error, like or (likes[-1] if len(likes) > 1 else None)):
+        for fault in _of_one(placed, options, error, like or (likes[-1] if len(likes) > 1 else None), at.bucket):
             yield f"{shown(['doctor', placed.name, *options, *error])}: {fault}"
 
 
@@ -234,7 +235,9 @@ def shown(words: Sequence[str]) -> str:
     return " ".join(word if len(word) < 60 else f"{word[:57]}..." for word in words)
 
 
-def _of_one(placed: Placed, options: list[str], error: list[str], like: Path | None) -> Iterator[str]:
+def _of_one(
+    placed: Placed, options: list[str], error: list[str], like: Path | None, bucket: Bucket | None
+) -> Iterator[str]:
     before = look(placed.name, [*options, *error], placed.data)
     fixed = {row["id"] for row in before.document.get("findings", ()) if row["fixes"] and row["severity"] != "info"}
     lines = list(printed(before.text))
@@ -270,9 +273,8 @@ def _of_one(placed: Placed, options: list[str], error: list[str], like: Path | N
                     yield f"`{' && '.join(several)}`: doctor finds {sorted(left)} again"
         for line in several:
             words = shell_words(line)
-            if len(words) > 3 and "://" not in words[3] and not words[3].startswith("-"):
-                gone = Path(words[3])
-                shutil.rmtree(gone) if gone.is_dir() else gone.unlink(missing_ok=True)
+            if len(words) > 3 and not words[3].startswith("-"):
+                _remove(words[3], bucket)
     if like is None:
         return
     for line in python_lines(before.text):
@@ -285,6 +287,16 @@ def _of_one(placed: Placed, options: list[str], error: list[str], like: Path | N
 
 
 LOOKS = ("doctor", "inspect", "ls", "digest", "diff", "stats")
+
+
+def _remove(name: str, bucket: Bucket | None) -> None:
+    if bucket is not None and name.startswith(bucket.url("")):
+        for key in bucket.below(name.removeprefix(bucket.url(""))):
+            bucket.client.delete_object(Bucket=bucket.name, Key=key)
+    elif Path(name).is_dir():
+        shutil.rmtree(name)
+    else:
+        Path(name).unlink(missing_ok=True)
 
 
 def shell(words: Sequence[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.arguments import LIVE, Model, checks_types, takes_model
 from ckptfix.errors import StrPath, file_name
@@ -14,6 +15,9 @@ from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.report import Diagnosis, of_message
 from ckptfix.pickles.collector import gc_paused
+
+if TYPE_CHECKING:
+    from ckptfix.ops.target.targets import ExpectedModel
 
 
 @checks_types
@@ -57,8 +61,10 @@ def doctor(
 
         if (run := runs.diagnosis_of(file_name(path))) is not None:
             return run
-    options: dict[str, Any] = {"like": like, "like_at": like_at, "at": at, "allow_import": allow_import}
-    done = finished(diagnose(path, error=error, fast=fast, progress=progress, **options), fast=fast)
+    target = _target(like, like_at, allow_import)
+    how: dict[str, Any] = {"like": target, "at": at, "like_at": like_at}
+    done = examine.examine(path, error=error, fast=fast, progress=progress, **how)
+    done = finished(done, lambda planned: examine.examine(planned, fast=True, **how), fast=fast)
     if not isinstance(like, str) or like not in LIVE:
         return done
     from ckptfix.ops.doctor.rehearsal import in_python
@@ -66,13 +72,17 @@ def doctor(
     return in_python(done, like)
 
 
-def finished(done: Diagnosis, *, fast: bool = False) -> Diagnosis:
-    """Return `done` with a rehearsal of its commands, and with what is left of a damaged file; see `doctor`."""
+def finished(done: Diagnosis, look: Callable[[str], Diagnosis] | None = None, *, fast: bool = False) -> Diagnosis:
+    """Return `done` with a rehearsal of its commands, and with what is left of a damaged file; see `doctor`.
+
+    Args:
+        look: examines a planned output; by default without a model.
+    """
     if all(finding.severity != "error" for finding in done.findings):
         return done
     from ckptfix.ops.doctor.rehearsal import rehearsed
 
-    done = rehearsed(done)
+    done = rehearsed(done, look or (lambda planned: examine.examine(planned, fast=True)))
     if any(finding.id in SHORT and finding.severity == "error" for finding in done.findings):
         from ckptfix.ops.repair.survivors import survivors_of
 
@@ -82,6 +92,15 @@ def finished(done: Diagnosis, *, fast: bool = False) -> Diagnosis:
 
 SHORT = frozenset({"truncated"})
 """Findings of files from which `repair` recovers the tensors before the damage."""
+
+
+def _target(like: Model | None, like_at: str | None, allow_import: bool) -> ExpectedModel | None:
+    """Read the model `like`, if there is one."""
+    if like is None:
+        return None
+    from ckptfix.ops.target import targets
+
+    return targets.read(like, at=like_at, allow_import=allow_import)
 
 
 def diagnose(
@@ -96,11 +115,7 @@ def diagnose(
     progress: Progress | None = None,
 ) -> Diagnosis:
     """Do as `doctor`, without a rehearsal of the commands."""
-    target = None
-    if like is not None:
-        from ckptfix.ops.target import targets
-
-        target = targets.read(like, at=like_at, allow_import=allow_import)
+    target = _target(like, like_at, allow_import)
     return examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
 
 
