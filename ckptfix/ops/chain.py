@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Refused, StrPath, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
+from ckptfix.findings.table import found
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.hooks import Hook
 from ckptfix.io.output import TEMP_SUFFIX
@@ -107,8 +108,12 @@ class Chain:
             return found_as(self._path) != "folder"
         return not formats.FORMATS[self.format].folder
 
-    def carry_out(self, commands: Sequence[Invocation]) -> bool:
-        """Plan these commands, each on the result of the one before it; return whether any of them was new."""
+    def carry_out(self, commands: Sequence[Invocation], spared: Collection[Step] = ()) -> bool:
+        """Plan these commands, each on the result of the one before it; return whether any of them was new.
+
+        Args:
+            spared: steps that are left out where they refuse their input; others raise the error.
+        """
         new = False
         last = next((one for one in reversed(commands) if one.step.command == "convert"), None)
         for one in commands:
@@ -119,7 +124,13 @@ class Chain:
             if one is last and self._is_against_name(one):
                 continue
             self._done.add(key)
-            self._carry_out(one.step, Virtual(one.dest))
+            try:
+                self._carry_out(one.step, Virtual(one.dest))
+            except Refused as error:
+                if one.step not in spared:
+                    raise
+                self.leave([found("refused", f"{one.step.command}: {error.message}", severity="warning")])
+                continue
             new = True
         return new
 

@@ -223,6 +223,23 @@ def refuse_apart(checkpoint: Checkpoint, at: str, steps: Sequence[tuple[tuple[st
         raise Refused(message, path=checkpoint.path, where=wrong[0], hint=hint)
 
 
+def refuse_parted(checkpoint: Checkpoint, at: str, dropped: Iterable[str]) -> None:
+    """Refuse to leave out what belongs to quantized codes that stay: without it, they are not the weights.
+
+    Args:
+        at: address of the state dict.
+        dropped: keys of the tensors that are left out.
+
+    Raises:
+        Refused: one of them belongs to codes that stay.
+    """
+    roles = quantization_of(checkpoint).roles
+    gone = {join(at, name) for name in dropped}
+    parted = [name for name in gone if name in roles and gone.isdisjoint({roles[name][1].codes or name})]
+    why = "without it, the codes are not the weights"
+    refuse(checkpoint, sorted(parted), why, "dequantize first: ckptfix convert IN OUT --dequantize")
+
+
 def _goes_along(
     weight: Quantized, place: Mapping[str, tuple[tuple[str, ...], int]], entries: Mapping[str, TensorEntry]
 ) -> bool:

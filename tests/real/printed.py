@@ -8,13 +8,9 @@ in Python only ckptfix's own loaders are tried, which read pickles as text.
 from __future__ import annotations
 
 import json
-import os
 import re
-import runpy
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +22,8 @@ from torch import nn
 
 import ckptfix
 from ckptfix.cli import commands
-from ckptfix.errors import CkptfixError
+from ckptfix.errors import CkptfixError, Refused
+from ckptfix.findings.steps import shell_line
 
 LINE = re.compile(r"\s*(Fix|Or|Then|Try): (.*)")
 COMMAND = re.compile(r"`(ckptfix [^`]*)`")
@@ -79,12 +76,11 @@ def _copied(path: Path, folder: Path) -> Path:
     return Path(shutil.copyfile(path, folder / path.name))
 
 
-def _file(path: Path, at: Places) -> Placed | None:
-    return Placed(_copied(path, at.folder).name) if path.suffix != ".distcp" else Placed(
-        str(_copied(path, at.folder).relative_to(at.folder)))
+def _file(path: Path, at: Places) -> Placed:
+    return Placed(str(_copied(path, at.folder).relative_to(at.folder)))
 
 
-def _folder(path: Path, at: Places) -> Placed | None:
+def _folder(path: Path, at: Places) -> Placed:
     if path.is_dir():
         return Placed(_copied(path, at.folder).name)
     inner = at.folder / "run"
@@ -92,7 +88,7 @@ def _folder(path: Path, at: Places) -> Placed | None:
     return Placed(str(_copied(path, inner).relative_to(at.folder).parent))
 
 
-def _s3(path: Path, at: Places) -> Placed | None:
+def _s3(path: Path, at: Places) -> Placed:
     assert at.bucket is not None
     top = path.parent if path.suffix == ".distcp" else path
     if top.is_dir():
@@ -153,9 +149,7 @@ def models(case: Case, folder: Path) -> Iterator[Path]:
         yield case.like
         return
     try:
-        loaded = {
-            name: value for name, value in ckptfix.load_state_dict(case.path).items() if isinstance(value, torch.Tensor)
-        }
+        loaded = {name: value for name, value in ckptfix.load_state_dict(case.path).items() if name != "n_averaged"}
         if sum(value.numel() for value in loaded.values()) > MOST:
             return
         state = {name: value.clone() for name, value in loaded.items()}
@@ -173,49 +167,103 @@ def models(case: Case, folder: Path) -> Iterator[Path]:
         yield less
 
 
-class Found(NamedTuple):
-    """What doctor found: its exit code, the lines that it printed, and ids -> severity."""
+class Report(NamedTuple):
+    """What doctor says of a source: its text, the findings that are more than notes, and all findings of the JSON."""
 
-    code: int
     text: str
-    ids: dict[str, str]
+    ids: frozenset[str]
+    rows: list[dict[str, Any]]
     document: dict[str, Any]
 
 
-def look(name: str, options: Sequence[str], data: bytes | None = None) -> Found:
-    code, text, said = run(["doctor", name, *options], data)
+def look(name: str, options: Sequence[str], data: bytes | None = None) -> Report:
+    text = run(["doctor", name, *options], data)[1]
     lines = run(["doctor", name, *options, "--json"], data)[1].splitlines()
     document = json.loads(lines[0]) if len(lines) == 1 else {}  # a folder of several has one for each
-    if "findings" not in document:
-        return Found(code, text, {}, document)
-    severe: dict[str, str] = {}
-    for row in document["findings"]:
-        severe.setdefault(row["id"], row["severity"])
-    return Found(code, text, severe, document)
+    rows = [row for row in document.get("findings", ()) if row["severity"] != "info"]
+    return Report(text, frozenset(row["id"] for row in rows), rows, document)
 
 
-def printed(text: str) -> Iterator[list[str]]:
-    """The commands that a report prints: each list is run in its order."""
-    several: list[str] = []
-    for line in text.splitlines():
-        found = LINE.fullmatch(line)
-        if found is None:
-            continue
-        label, said = found.groups()
-        if label == "Fix" and said.startswith("ckptfix "):
-            several = [said]
-            yield several
-        elif label == "Or":
-            several = [said]
-            yield several
-        elif label == "Then":
-            several.append(said)
+class Commands(NamedTuple):
+    """Command lines that are run one after the other.
+
+    Attributes:
+        lines: as they are printed.
+        fixed: ids of the findings that they fix.
+        whole: they are to leave nothing new to fix; other commands are steps of those.
+    """
+
+    lines: tuple[str, ...]
+    fixed: frozenset[str]
+    whole: bool = False
+
+
+def commands_in(report: Report) -> list[Commands]:
+    """The commands of a report, each list once: what is printed, and what the JSON has for each finding."""
+    every = frozenset(row["id"] for row in report.rows if row["fixes"])
+    found: list[Commands] = []
+    for label, line in (row.groups() for row in map(LINE.fullmatch, report.text.splitlines()) if row):
+        if label == "Then":
+            found[-1] = found[-1]._replace(lines=(*found[-1].lines, line))
         elif label == "Try":
-            yield from ([line] for line in COMMAND.findall(said) if not PLACEHOLDER.search(line))
+            found += [Commands((one,), frozenset()) for one in COMMAND.findall(line) if not PLACEHOLDER.search(one)]
+        elif line.startswith("ckptfix "):
+            found.append(Commands((line,), every if report.rows else frozenset(), whole=bool(report.rows)))
+    own: dict[tuple[str, ...], set[str]] = {}
+    for row in report.rows:
+        if row["fixes"]:
+            own.setdefault(tuple(map(shell_line, row["fixes"])), set()).add(row["id"])
+    printed = {one.lines for one in found}
+    return found + [Commands(lines, frozenset(ids)) for lines, ids in own.items() if lines not in printed]
 
 
-def python_lines(text: str) -> list[str]:
-    return [line for row in text.splitlines() if (found := LINE.fullmatch(row)) for line in PYTHON.findall(found[2])]
+def fault_of(one: Commands, before: Report, placed: Placed, options: Sequence[str]) -> str:
+    """Run commands as printed; what is wrong with them, or with what doctor finds in the output."""
+    made = ""
+    for line in one.lines:
+        words = shell_words(line)
+        code, _, said = run(words[1:], placed.data)
+        if code not in (0, 3) and not (code == 1 and "--partial" in words):  # match: not every key has a counterpart
+            return f"`{line}` exits with {code}: {said.strip()[:300]}"
+        if len(words) > 3 and not words[3].startswith("-"):
+            made = words[3]
+    if not made:
+        return ""
+    after = look(made, options)
+    if not after.document:
+        return f"`{' && '.join(one.lines)}` made no {made}: {after.text[:300]}"
+    left = sorted(one.fixed & after.ids if "--partial" not in one.lines[-1] else ())
+    new = sorted(after.ids - before.ids if one.whole else ())
+    return f"`{' && '.join(one.lines)}`: doctor finds {left or new} in the output" if left or new else ""
+
+
+def _remove(one: Commands, bucket: Bucket | None) -> None:
+    for name in (words[3] for words in map(shell_words, one.lines) if len(words) > 3 and words[3][0] != "-"):
+        if bucket is not None and name.startswith(bucket.url("")):
+            for key in bucket.below(name.removeprefix(bucket.url(""))):
+                bucket.client.delete_object(Bucket=bucket.name, Key=key)
+        elif Path(name).is_dir():
+            shutil.rmtree(name)
+        else:
+            Path(name).unlink(missing_ok=True)
+
+
+def python_faults(text: str, like: Path) -> Iterator[str]:
+    """Run the lines of Python in a report, with a model of the keys of `like`, and an optimizer of its parameters.
+
+    The optimizer is not the one that the file was saved from, and may be refused for that.
+    """
+    lines = [line for row in map(LINE.fullmatch, text.splitlines()) if row for line in PYTHON.findall(row[2])]
+    for line in lines:
+        model = Model(torch.load(like, weights_only=True))
+        optimizer = torch.optim.Adam([*model.parameters(), nn.Parameter(torch.zeros(1))])
+        try:
+            eval(line, {"ckptfix": ckptfix, "model": model, "optimizer": optimizer})
+        except Refused as refused:
+            if "load_optimizer" not in line:
+                yield f"`{line}` raises {refused}"
+        except CkptfixError as error:
+            yield f"`{line}` raises {error}"
 
 
 def faults(case: Case, kind: str, at: Places) -> Iterator[str]:
@@ -224,92 +272,14 @@ def faults(case: Case, kind: str, at: Places) -> Iterator[str]:
     if placed is None:
         return
     error = ["--error", case.message] if case.message else []
-    likes: list[Path | None] = [None, *models(case, at.folder)]
-    for like in likes:
+    likes = [*models(case, at.folder)]
+    for like in (None, *likes):
         options = [] if like is None else ["--like", like.name if like.parent == at.folder else str(like)]
-        for fault in _of_one(placed, options, error, like or (likes[-1] if len(likes) > 1 else None), at.bucket):
-            yield f"{shown(['doctor', placed.name, *options, *error])}: {fault}"
-
-
-def shown(words: Sequence[str]) -> str:
-    return " ".join(word if len(word) < 60 else f"{word[:57]}..." for word in words)
-
-
-def _of_one(
-    placed: Placed, options: list[str], error: list[str], like: Path | None, bucket: Bucket | None
-) -> Iterator[str]:
-    before = look(placed.name, [*options, *error], placed.data)
-    fixed = {row["id"] for row in before.document.get("findings", ()) if row["fixes"] and row["severity"] != "info"}
-    lines = list(printed(before.text))
-    lines += [[shell(words) for words in row["fixes"]] for row in before.document.get("findings", ())
-              if row["severity"] != "info" and row["fixes"]]
-    told: list[list[str]] = []
-    for several in lines:
-        if several in told:
-            continue
-        told.append(several)
-        made = ""
-        for line in several:
-            words = shell_words(line) if isinstance(line, str) else line
-            code, out, said = run(words[1:], placed.data)
-            writes = len(words) > 3 and not words[3].startswith("-")
-            if code not in (0, 3) and not (words[1] in LOOKS and code in (0, 1)):
-                yield f"`{line}` exits with {code}: {said.strip()[:400]}"
-                break
-            if writes:
-                made = words[3]
-        else:
-            if made:
-                after = look(made, options)
-                if "findings" not in after.document:
-                    yield f"`{' && '.join(several)}` left no output {made}: {after.document.get('error')}"
-                    continue
-                known = {id for id, severity in before.ids.items() if severity != "info"}
-                worse = {id for id, severity in after.ids.items() if severity != "info"} - known
-                left = fixed_by(several, before) & {id for id, severity in after.ids.items() if severity != "info"}
-                if worse:
-                    yield f"`{' && '.join(several)}`: doctor finds {sorted(worse)} in the output"
-                if left:
-                    yield f"`{' && '.join(several)}`: doctor finds {sorted(left)} again"
-        for line in several:
-            words = shell_words(line)
-            if len(words) > 3 and not words[3].startswith("-"):
-                _remove(words[3], bucket)
-    if like is None:
-        return
-    for line in python_lines(before.text):
-        model = Model(torch.load(like, weights_only=True))
-        optimizer = torch.optim.Adam(model.parameters()) if list(model.parameters()) else None
-        try:
-            eval(line, {"ckptfix": ckptfix, "model": model, "optimizer": optimizer})
-        except Exception as raised:
-            yield f"`{line}` raises {type(raised).__name__}: {str(raised)[:300]}"
-
-
-LOOKS = ("doctor", "inspect", "ls", "digest", "diff", "stats")
-
-
-def _remove(name: str, bucket: Bucket | None) -> None:
-    if bucket is not None and name.startswith(bucket.url("")):
-        for key in bucket.below(name.removeprefix(bucket.url(""))):
-            bucket.client.delete_object(Bucket=bucket.name, Key=key)
-    elif Path(name).is_dir():
-        shutil.rmtree(name)
-    else:
-        Path(name).unlink(missing_ok=True)
-
-
-def shell(words: Sequence[str]) -> str:
-    from ckptfix.findings.steps import shell_line
-
-    return shell_line(words)
-
-
-def fixed_by(several: Sequence[str], before: Found) -> set[str]:
-    """The ids of the findings that these commands fix: all that have commands, or those whose own commands they are."""
-    rows = [row for row in before.document["findings"] if row["severity"] != "info" and row["fixes"]]
-    if several and shell_words(several[0])[1] == "fix":
-        return {row["id"] for row in rows}
-    own = {row["id"] for row in rows if [shell(words) for words in row["fixes"]] == list(several)}
-    return own or {row["id"] for row in rows if any(words[1] in {shell_words(line)[1] for line in several}
-                                                    for words in row["fixes"])}
+        asked = " ".join(word[:60] for word in ("doctor", placed.name, *options, *error))
+        before = look(placed.name, [*options, *error], placed.data)
+        for one in commands_in(before):
+            if fault := fault_of(one, before, placed, options):
+                yield f"{asked}: {fault}"
+            _remove(one, at.bucket)
+        if likes and placed.data is None:
+            yield from (f"{asked}: {fault}" for fault in python_faults(before.text, like or likes[0]))

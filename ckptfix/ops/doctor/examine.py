@@ -370,7 +370,7 @@ def _judge(
         looked.append("names and shapes against the model")
         try:
             fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]
-            contents = scan_target.settled(fit, view, like, at=at)
+            contents = scan_target.advised(scan_target.settled(fit, view, like, at=at))
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
     if {LoadError.PARAMETER_COUNT, LoadError.WORLD_SIZE} & set(rows):

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ckptfix.align.match import match
-from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError
+from ckptfix.align.result import Matching
+from ckptfix.checkpoint import Checkpoint, address
+from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Fix, Step, step
 from ckptfix.findings.table import found
@@ -20,8 +22,9 @@ from ckptfix.names import bases, no_weights, slots, spellings
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.slots import Slot
 from ckptfix.ops import choose
-from ckptfix.ops.match import aligned
+from ckptfix.ops.match import aligned, refuse_codes
 from ckptfix.ops.match import plan as match_plan
+from ckptfix.ops.quantized import quantization_of
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
 
 _ABOUT_NAMES = (
@@ -89,6 +92,8 @@ def _remedy(
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
+    if _takes_codes(checkpoint, side, target, matching):
+        return None
     changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
     dropping: dict[str, bool] = {"drop_unexpected": True}
@@ -97,10 +102,28 @@ def _remedy(
     ways = [dropping] + ([{**dropping, "accept_ambiguous": True}] if matching.ambiguous and sure else [])
     ways = [*([] if more else [{}]), *ways, {"partial": True}] if changes else ways
     for options in ways:
-        if not match_plan.refusals(side, target, matching, operations, **options):
+        if match_plan.refusals(side, target, matching, operations, **options):
+            continue
+        with suppress(Refused):
+            refuse_codes(checkpoint, side, matching, operations, drop_unexpected="drop_unexpected" in options)
             return plain_step.having(**options)
     asks = operations.refused and "--heads" in operations.questions[-1]
     return _HEADS if asks and not matching.missing and not matching.ambiguous else None
+
+
+def _takes_codes(
+    checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, matching: Matching
+) -> bool:
+    """Return whether quantized codes would get the key of a weight of another kind of number."""
+    roles = quantization_of(checkpoint).roles
+    if not roles:
+        return False
+    wanted = {slot.name: slot.dtype for slot in target.slots}
+    dtypes = {slot.name: slot.dtype for slot in side.slots}
+    return any(
+        address.join(side.at or "", old) in roles and dtypes[old] != wanted.get(new)
+        for old, new in matching.names.items()
+    )
 
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
@@ -137,7 +160,7 @@ def scan(
         fix = step("match", like=LIKE, at=side.at) if several and side.at else step("match", like=LIKE)
         yield found("matched-by-structure", message, where=side.at or "", fix=fix)
         return
-    misfits = _advised([*_misfits(renaming, side, have, wanted)])
+    misfits = [*_misfits(renaming, side, have, wanted)]
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
     all_there = all(row.id != "missing-keys" for row in misfits)
@@ -149,11 +172,18 @@ def scan(
         yield from _optimizers(checkpoint, target)
 
 
-def _advised(findings: list[Finding]) -> list[Finding]:
+_REFUSED = ("missing-keys", "unexpected-keys", "shape-mismatch", "position-embedding", "no-names-match")
+"""Findings for which `load_into` refuses a file."""
+
+_LOADED = ("optional-buffers", "tied-missing", "old-spelling")
+"""Findings whose advice is to load the file as it is."""
+
+
+def advised(findings: Sequence[Finding]) -> list[Finding]:
     """Return `findings` without the advice to load the file as it is, where that would be refused."""
-    if all(row.severity != "error" or row.id == "names-prefixed" for row in findings):
-        return findings
-    return [row.fixed_by("") if row.id in ("optional-buffers", "tied-missing") else row for row in findings]
+    if all(row.id not in _REFUSED for row in findings):
+        return list(findings)
+    return [row.fixed_by("") if row.id in _LOADED else row for row in findings]
 
 
 _REST = "in Python: ckptfix.load_into(model, {source!r}, strict=False)"

@@ -3,7 +3,7 @@
 A command that refuses the file does not help, and one whose output needs a further command is only half of the answer.
 Only a plan shows whether `repair` or `sanitize` keeps anything of a damaged or hostile file, and what is left to fix
 then. A diagnosis must stay quick: a file without errors is not rehearsed, because the commands for device tags and
-wrapped keys work then, and neither is one whose plan would take more than a fifth of the time of `ckptfix doctor`.
+wrapped keys work then, and neither is a larger one, because a plan takes about as long as the diagnosis.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ckptfix.urls import as_path, walk_folder
 MOST_AUDITED = 1 << 16
 """Bytes of a file up to which the rehearsal is a whole dry run, with the weight audit: about 100 tensors."""
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 1 << 20
 """Bytes of a file or folder up to which commands are rehearsed: a rehearsal reads a damaged file once more."""
 
-MOST_TENSORS = 1_000
+MOST_TENSORS = 200
 """Number of tensors up to which commands are rehearsed: a plan takes about as long as the diagnosis of them."""
 
 MOST_FILES = 200

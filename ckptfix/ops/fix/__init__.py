@@ -11,7 +11,7 @@ from typing import Any
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.errors import Refused, StrPath
-from ckptfix.findings.steps import Invocation, step
+from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
@@ -89,7 +89,8 @@ def fix(
             chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
             diagnosis = diagnose(chain.current, fast=fast, **options)
         for _ in range(ROUNDS):
-            if not chain.carry_out(_asked(diagnosis.chain, drop_unexpected)) or not chain.is_one_file:
+            commands = _asked(diagnosis.chain, drop_unexpected)
+            if not chain.carry_out(commands, _spared(diagnosis, commands)) or not chain.is_one_file:
                 break
             diagnosis = diagnose(chain.current, fast=fast, **options)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
@@ -108,6 +109,14 @@ def _asked(commands: Sequence[Invocation], drop_unexpected: bool) -> list[Invoca
     if drop_unexpected:
         return list(commands)
     return [replace(one, step=one.step.without("drop_unexpected")) for one in commands]
+
+
+def _spared(diagnosis: Diagnosis, commands: Sequence[Invocation]) -> list[Step]:
+    """Return the steps that only warnings need, if there are others: a refusal of one must not stop those."""
+    rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
+    needed = {one.step.command for finding, row in rows if finding.severity == "error" for one in row.invocations}
+    spared = [one.step for one in commands if one.step.command not in needed]
+    return spared if needed else []
 
 
 def _unfinished(progress: Progress | None) -> Progress | None:

@@ -29,7 +29,7 @@ from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
-from ckptfix.ops.quantized import refuse_apart
+from ckptfix.ops.quantized import refuse_apart, refuse_parted
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -194,7 +194,7 @@ def find(
         )
         planned = None
         try:
-            _refuse_apart(checkpoint, one, matching, operations)
+            refuse_codes(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
             planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
         except CkptfixError as error:
             refusals.append(error)
@@ -225,10 +225,17 @@ def aligned(
     return matching, Operations()
 
 
-def _refuse_apart(
-    checkpoint: Checkpoint, side: targets.ExpectedModel, matching: Matching, operations: Operations
+def refuse_codes(
+    checkpoint: Checkpoint,
+    side: targets.ExpectedModel,
+    matching: Matching,
+    operations: Operations,
+    *,
+    drop_unexpected: bool = False,
 ) -> None:
     """Refuse to change quantized weights except in name, unless codes and companions change in the same way."""
+    if drop_unexpected:
+        refuse_parted(checkpoint, side.at or "", match_plan.unexpected(side.slots, matching))
     steps = [(one.old, one.operations) for one in operations.taken]
     reshaped = [((pair.source,), (_reshaped(pair.reshape),)) for pair in matching.pairs if pair.reshape is not None]
     refuse_apart(checkpoint, side.at or "", [*steps, *reshaped])
