@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
+from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside
@@ -24,6 +25,7 @@ from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
+from ckptfix.words import plural
 
 ROUNDS = 5
 """How often the result is examined again: each command may uncover findings that were hidden before."""
@@ -161,6 +163,8 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
     cause = errors[0] if errors else None
     if cause is None:
         return
+    if cause.id == "no-checkpoint":
+        _refuse_run(path)
     after = f" (after {', '.join(done.command[1] for done in steps)})" if steps else ""
     message = cause.message if diagnosis.cause is not cause else diagnosis.sentence
     advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
@@ -168,6 +172,19 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
     end = "" if several else ": no command fixes that"
     place = str(as_path(path).parent) if cause in diagnosis.beside and found_as(path) == "file" else path
     raise Refused(f"{message}{after}{end}", path=place, hint=advice)
+
+
+def _refuse_run(path: str) -> None:
+    """Raise `Refused` for a folder with the checkpoints of a run, of which the user must choose one."""
+    from ckptfix.ops.doctor import runs
+
+    done = runs.diagnosis_of(path)
+    if done is None or done.run is None:
+        return
+    one = done.run.resume
+    hint = command("doctor", path) if one is None else command("fix", one.path)
+    count = plural(len(done.run.checkpoints), "checkpoint")
+    raise Refused(f"a run with {count}, and fix takes one; {done.run.sentence}", path=path, hint=f"`{hint}`")
 
 
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:
