@@ -29,7 +29,7 @@ def chain(path: str, remedies: Sequence[tuple[Finding, Remedy]]) -> tuple[Invoca
     made: list[Invocation] = []
     source, flat = path, False
     for one in steps:
-        dest = proposed(source, _word(one))
+        dest = proposed(source, _word(one), one.suffix or None)
         made.append(Invocation(one.without("at") if flat else one, source, dest))
         flat = flat or (_chained(one).flattens and (one.command == "extract" or dest.endswith(".safetensors")))
         source = dest

@@ -50,6 +50,7 @@ class Step:
         word: the word in the name of its output, where it is not the usual one.
         source: the file that it reads, where it is not the file of the finding.
         dest: the name of its output, where it is fixed, such as ``"OUT"``.
+        suffix: the suffix of its output, where it is not that of the input.
     """
 
     command: str
@@ -57,6 +58,7 @@ class Step:
     word: str = ""
     source: str = ""
     dest: str = ""
+    suffix: str = ""
 
     @property
     def output_word(self) -> str:

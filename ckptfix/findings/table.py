@@ -111,7 +111,7 @@ def remedy_of(finding: Finding, path: str, *, at: str | None = None, **values: s
         ready = step.filled(known)
         if at and row.chained and row.at and ready.get("at") is None:
             ready = ready.having(at=at)
-        dest = step.dest or (proposed(path, step.output_word) if row.writes else "")
+        dest = step.dest or (proposed(path, step.output_word, step.suffix or None) if row.writes else "")
         lines.append(Invocation(ready, step.source or source, dest))
         source = dest or source
     return Remedy(tuple(lines))

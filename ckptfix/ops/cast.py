@@ -382,10 +382,10 @@ def cast(
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
         strict = on_overflow == "error"
+        refuse_damaged(checkpoint)
         done = plan_cast(
             checkpoint, to, only=only, keep=keep, at=at, strict=strict, allow_unmatched=allow_unmatched
         )
-        refuse_damaged(checkpoint)
         casts.append(done)
         name = dtype_of(to)
         dtypes = dict.fromkeys(done.old.values())

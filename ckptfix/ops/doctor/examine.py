@@ -32,7 +32,7 @@ from ckptfix.findings.load_errors import LoadError
 from ckptfix.findings.remedies import chain, with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
-from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
+from ckptfix.findings.table import RANK, Remedy, errors_of, fix_of, found, place_of, remedy_of
 from ckptfix.formats import FORMATS, format_of, located
 from ckptfix.formats.members import members
 from ckptfix.formats.torch import failing_calls, weights_only
@@ -232,6 +232,8 @@ def _examined(
         findings = list(_judge(checkpoint, like, rows, names, fast=fast, at=at, looked=looked, progress=progress))
     size = stamp(name).size if found_as(name) == "file" else 0
     ordered = _ordered(findings, rows)
+    if checkpoint is not None and any(finding.id == "wrong-suffix" for finding in ordered):
+        ordered = [_repaired_as(finding, format_of(checkpoint).suffixes) for finding in ordered]
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at) for finding in ordered]
     if checkpoint is not None and not format_of(checkpoint).edits:
         folder = format_of(checkpoint).folder
@@ -247,6 +249,14 @@ def _examined(
     count = 0 if checkpoint is None else len(checkpoint.entries)
     said = message_of(error, rows, done)
     return Diagnosis(name, form, title, size, done, tuple(looked), said, tuple(remedies), tensors=count)
+
+
+def _repaired_as(finding: Finding, suffixes: Sequence[str]) -> Finding:
+    """Return a finding whose repair keeps the format of a file, and therefore names its output by it."""
+    fix = fix_of(finding)
+    if not suffixes or not fix or isinstance(fix, str) or fix[0].command != "repair":
+        return finding
+    return finding.fixed_by((replace(fix[0], suffix=suffixes[0]), *fix[1:]))
 
 
 def _remedy(finding: Finding, path: str, like: ExpectedModel | None, *, at: str | None, like_at: str | None) -> Remedy:

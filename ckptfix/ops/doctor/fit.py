@@ -164,7 +164,8 @@ def scan(
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
     all_there = all(row.id != "missing-keys" for row in misfits)
-    left = _REST if renaming.agreeing and all_there else ""
+    plain = not quantization_of(checkpoint).roles  # `load_into` refuses codes
+    left = _REST if renaming.agreeing and all_there and plain else ""
     yield from offered(
         misfits, checkpoint, side, target, exact, several=several, most=most, left=left, values=not fast
     )

@@ -103,7 +103,8 @@ def _further(done: Diagnosis, look: Callable[[str], Diagnosis]) -> tuple[Invocat
                 chain.carry_out([one])
             except CkptfixError as error:
                 raise _RefusedStep(one.step.command, error) from error
-        if not taken or len(taken) < len(commands) or not chain.is_one_file:
+        # A message is about one step of a loader, and `fix` does not know it.
+        if not taken or len(taken) < len(commands) or not chain.is_one_file or done.message is not None:
             return ()
         for _ in range(ROUNDS):
             before = len(more)

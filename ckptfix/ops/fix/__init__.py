@@ -92,11 +92,14 @@ def fix(
             diagnosis = diagnose(chain.current, fast=fast, **options)
         for _ in range(ROUNDS):
             commands = _asked(diagnosis.chain, drop_unexpected)
-            if not chain.carry_out(commands, _spared(diagnosis, commands)) or not chain.is_one_file:
+            if not chain.carry_out(commands, _spared(commands, chain.steps)) or not chain.is_one_file:
                 break
             diagnosis = diagnose(chain.current, fast=fast, **options)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
-        _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
+        try:
+            _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
+        except Refused as error:
+            raise next(iter(chain.refused), error) from None
         chain.leave(first.beside)
         around = _around(source, path, dest) if chain.is_one_file else None
         if around is not None:
@@ -113,12 +116,15 @@ def _asked(commands: Sequence[Invocation], drop_unexpected: bool) -> list[Invoca
     return [replace(one, step=one.step.without("drop_unexpected")) for one in commands]
 
 
-def _spared(diagnosis: Diagnosis, commands: Sequence[Invocation]) -> list[Step]:
-    """Return the steps that only warnings need, if there are others: a refusal of one must not stop those."""
-    rows = zip(diagnosis.findings, diagnosis.remedies, strict=True)
-    needed = {one.step.command for finding, row in rows if finding.severity == "error" for one in row.invocations}
-    spared = [one.step for one in commands if one.step.command not in needed]
-    return spared if needed else []
+_OPENING = ("repair", "extract", "sanitize", "convert")
+"""Commands whose output all others read."""
+
+
+def _spared(commands: Sequence[Invocation], steps: tuple[Done, ...]) -> list[Step]:
+    """Return the steps whose refusal must not stop the others; what they would fix is judged in the end."""
+    if len(commands) + len(steps) < 2:
+        return []
+    return [one.step for one in commands if one.step.command not in _OPENING]
 
 
 def _unfinished(progress: Progress | None) -> Progress | None:
