@@ -41,8 +41,8 @@ class RunPart(NamedTuple):
         what: its name in messages.
         names: pattern of its paths in the folder of the checkpoint. The group ``rank`` is the rank of a file, numbers
             joined by ``_``.
-        keys: pattern of its keys at the top level of a file, or of a DCP folder, that holds all parts; or of `MODEL` and
-            `OPTIMIZER`, which stand for the state dicts of a model and an optimizer under any key.
+        keys: pattern of its keys at the top level of a file, or of a DCP folder, that holds all parts; or `MODEL` or
+            `OPTIMIZER`, which stand for a state dict of a model or an optimizer under any key.
         need: whether resuming needs it.
         inside: pattern of other paths in the folder that hold the part too.
     """

@@ -30,7 +30,7 @@ for name, (build, url, kind) in lib.CASES.items():
     with open(place + ".json", "w") as file:
         json.dump({key: made.get(key) for key in ("file", "like", "msg")}, file)
 """
-"""The modules of shared/threads stand in for the classes of libraries, so they are imported in a process of their own."""
+"""The modules of shared/threads make classes of libraries up, so they are imported in a process of their own."""
 
 
 def attack_files() -> list[Path]:

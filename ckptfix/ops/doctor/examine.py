@@ -247,8 +247,8 @@ def _examined(
     done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))
     form = checkpoint.format if checkpoint is not None else None
     count = 0 if checkpoint is None else len(checkpoint.entries)
-    said = message_of(error, rows, done)
-    return Diagnosis(name, form, title, size, done, tuple(looked), said, tuple(remedies), tensors=count)
+    message = message_of(error, rows, done)
+    return Diagnosis(name, form, title, size, done, tuple(looked), message, tuple(remedies), tensors=count)
 
 
 def _repaired_as(finding: Finding, suffixes: Sequence[str]) -> Finding:

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from ckptfix.align.match import match
 from ckptfix.align.result import Matching
-from ckptfix.checkpoint import Checkpoint, address
+from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.address import join
 from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Fix, Step, step
@@ -121,7 +122,7 @@ def _takes_codes(
     wanted = {slot.name: slot.dtype for slot in target.slots}
     dtypes = {slot.name: slot.dtype for slot in side.slots}
     return any(
-        address.join(side.at or "", old) in roles and dtypes[old] != wanted.get(new)
+        join(side.at or "", old) in roles and dtypes[old] != wanted.get(new)
         for old, new in matching.names.items()
     )
 

@@ -181,7 +181,7 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
 
 
 def _refuse_run(path: str) -> None:
-    """Raise `Refused` for a folder with the checkpoints of a run, of which the user must choose one."""
+    """Raise `Refused` for a folder with the checkpoints of a run, and name the one to resume from."""
     from ckptfix.ops.doctor import runs
 
     done = runs.diagnosis_of(path)

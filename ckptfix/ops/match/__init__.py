@@ -210,7 +210,7 @@ def aligned(
     *,
     by: By = "structure",
     reshape: bool = False,
-    heads: Heads = Heads(),
+    heads: Heads | None = None,
     values: bool = True,
 ) -> tuple[Matching, Operations]:
     """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
@@ -221,7 +221,7 @@ def aligned(
     proven = same_values(one, target) if by == "structure" and values else {}
     matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
     if by == "structure" and not reshape:
-        return with_operations(matching, one.slots, target.slots, heads, proven)
+        return with_operations(matching, one.slots, target.slots, heads or Heads(), proven)
     return matching, Operations()
 
 

@@ -371,7 +371,7 @@ def test_an_optimizer_without_tensors_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["torch", "trainer", "torchtitan", "megatron"])
-def test_fix_of_a_run_names_the_command_for_the_checkpoint_to_resume_from(run: Run, layout: str, tmp_path: Path) -> None:
+def test_fix_of_a_run_names_the_checkpoint_to_resume_from(run: Run, layout: str, tmp_path: Path) -> None:
     path = run(layout)
     with pytest.raises(Refused, match="a run with 2 checkpoints") as raised:
         ckptfix.fix(path, tmp_path / "out")
