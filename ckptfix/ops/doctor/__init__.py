@@ -94,8 +94,8 @@ SHORT = frozenset({"truncated"})
 """Findings of files from which `repair` recovers the tensors before the damage."""
 
 
-def _target(like: Model | None, like_at: str | None, allow_import: bool) -> ExpectedModel | None:
-    """Read the model `like`, if there is one."""
+def _target(like: Any, like_at: str | None, allow_import: bool) -> ExpectedModel | None:
+    """Read the model `like`, if there is one; `takes_model` has put a name in place of a model in memory."""
     if like is None:
         return None
     from ckptfix.ops.target import targets
