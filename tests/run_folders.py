@@ -73,6 +73,16 @@ def lightning(run: Path, step: int) -> None:
     torch.save(saved, run / f"epoch={step // 100}-step={step}.ckpt")
 
 
+def plain(run: Path, step: int) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    model, optimizer, scheduler = trained(step)
+    saved = {
+        "epoch": step // 100, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(), "loss": 1.25,
+    }  # fmt: skip
+    torch.save(saved, run / f"epoch_{step // 100}.pth")
+
+
 def deepspeed(run: Path, step: int) -> None:
     place = run / f"global_step{step}"
     place.mkdir(parents=True)
@@ -194,6 +204,7 @@ LAYOUTS: dict[str, RunSample] = {
     ),
     "torchtitan": RunSample(torchtitan, "step-{}".format, "__0_0.distcp", "__0_0.distcp"),
     "nemo": RunSample(nemo, nemo_name, "weights/__0_0.distcp", "weights/__0_0.distcp"),
+    "torch": RunSample(plain, lambda step: f"epoch_{step // 100}.pth", ""),
     "dcp": RunSample(plain_dcp, "ckpt_{}".format, "__0_0.distcp", "__0_0.distcp"),
 }  # fmt: skip
 

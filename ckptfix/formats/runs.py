@@ -9,6 +9,7 @@ r"""Run folders: the checkpoints that a training run left in one folder, and the
     RUN/iter_0000500/mp_rank_00/model_optim_rng.pt, RUN/latest_checkpointed_iteration.txt                     Megatron
     RUN/step-500/{.metadata, __0_0.distcp}                                                                    torchtitan
     RUN/model--val_loss=1.25-step=500-last/{weights/, context/}, RUN/...-unfinished                           NeMo
+    RUN/epoch_3.pth, RUN/last.pth, RUN/best.pth, each with the state dicts of model and optimizer             torch.save
 
 `LAYOUTS` has one row for each layout; only names are compared here, and nothing is opened but the files that name the
 newest checkpoint.
@@ -40,7 +41,8 @@ class RunPart(NamedTuple):
         what: its name in messages.
         names: pattern of its paths in the folder of the checkpoint. The group ``rank`` is the rank of a file, numbers
             joined by ``_``.
-        keys: pattern of its keys at the top level of a file, or of a DCP folder, that holds all parts.
+        keys: pattern of its keys at the top level of a file, or of a DCP folder, that holds all parts; or `MODEL` or
+            `OPTIMIZER`, which stand for a state dict of a model or an optimizer under any key.
         need: whether resuming needs it.
         inside: pattern of other paths in the folder that hold the part too.
     """
@@ -103,6 +105,17 @@ class RunLayout(NamedTuple):
     staging: str = ""
     marker: str = ""
 
+
+MODEL, OPTIMIZER = "@model", "@optimizer"
+"""Keys of a file with a state dict of that kind, whatever the user called it."""
+
+_PLAIN = (
+    r"((global_?)?(step|iter|iteration)[-_=]?(?P<step>\d+)"
+    r"|(epoch|ep|model|net|checkpoint|ckpt|state|snapshot)([-_=]?(epoch|ep))?[-_=]?\d+"
+    r"|((model|net|checkpoint|ckpt)[-_])?(last|best|latest|final)([-_](model|net|checkpoint|ckpt))?)"
+    r"\.(pth|pt|th|pth\.tar|pt\.tar|tar)"
+)
+"""Names that scripts with a training loop of their own give to the files of torch.save."""
 
 _SHARD = r"(-\d{5}-of-\d{5})?\.(safetensors|bin)"
 _WEIGHTS = (
@@ -237,6 +250,19 @@ LAYOUTS: tuple[RunLayout, ...] = (
             RunPart("optimizer", keys=r"optim(izer)?(_states?)?", need="if others"),
         ),
         "torch.distributed.checkpoint.load(state_dict, checkpoint_id={path!r})",
+    ),
+    RunLayout(
+        "torch", "torch.save", "docs.pytorch.org/tutorials/beginner/saving_loading_models.html: a general checkpoint",
+        _PLAIN,
+        r"(?!)",
+        (
+            RunPart("model", keys=MODEL),
+            RunPart("optimizer", keys=OPTIMIZER, need="if others"),
+            RunPart("scheduler", keys=r"(lr_?)?sched(uler)?s?(_state)?(_?dict)?", need="if others"),
+            RunPart("gradient scaler", keys=r"((grad|amp)_?)?scaler(_state)?(_?dict)?", need="if others"),
+        ),
+        "ckptfix.load_into(model, {path!r}); ckptfix.load_optimizer(optimizer, {path!r}, model=model)",
+        files=OPTIMIZER,
     ),
 )  # fmt: skip
 """The one table of layouts. If several fit a folder equally well, the first is used."""

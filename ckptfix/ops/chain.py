@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,6 +20,7 @@ from ckptfix.command_table import COMMANDS
 from ckptfix.errors import Refused, StrPath, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
+from ckptfix.findings.table import found
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.hooks import Hook
 from ckptfix.io.output import TEMP_SUFFIX
@@ -58,6 +59,7 @@ class Chain:
         findings, exit_code: of all commands.
         account: counts of kept and lost tensors; None before the first command.
         read: the file, or those of the folder, as they were before.
+        refused: the errors of steps that were left out.
     """
 
     def __init__(self, path: str, dest: StrPath | None, *, dry_run: bool) -> None:
@@ -67,6 +69,7 @@ class Chain:
         self.exit_code = 0
         self.account: Account | None = None
         self.read: tuple[FileVersion, ...] = ()
+        self.refused: list[Refused] = []
         self._path = path
         self._steps: list[Done] = []
         self._done: set[tuple[object, ...]] = set()
@@ -107,8 +110,12 @@ class Chain:
             return found_as(self._path) != "folder"
         return not formats.FORMATS[self.format].folder
 
-    def carry_out(self, commands: Sequence[Invocation]) -> bool:
-        """Plan these commands, each on the result of the one before it; return whether any of them was new."""
+    def carry_out(self, commands: Sequence[Invocation], spared: Collection[Step] = ()) -> bool:
+        """Plan these commands, each on the result of the one before it; return whether any of them was new.
+
+        Args:
+            spared: steps that are left out where they refuse their input; others raise the error.
+        """
         new = False
         last = next((one for one in reversed(commands) if one.step.command == "convert"), None)
         for one in commands:
@@ -119,6 +126,12 @@ class Chain:
             if one is last and self._is_against_name(one):
                 continue
             self._done.add(key)
+            refusal = self._refusal(one.step, Virtual(one.dest)) if one.step in spared else None
+            if refusal is not None:
+                message = f"{one.step.command}: {refusal.message}"
+                self.leave([found("refused", message)])
+                self.refused.append(refusal)
+                continue
             self._carry_out(one.step, Virtual(one.dest))
             new = True
         return new
@@ -160,6 +173,15 @@ class Chain:
         folder = found_as(self._path) == "folder"
         self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (self._as_opened(),))
         self.current = self._spliced() if self.is_one_file else self._path
+
+    def _refusal(self, step: Step, dest: Virtual) -> Refused | None:
+        """Return why a step refuses the planned output; None if it does not. Nothing is written."""
+        source = self._path if self._plan is None else self._spliced() if self.is_one_file else self._path
+        try:
+            function_of(step.command)(source, dest, dry_run=True, **step.keywords())
+        except Refused as error:
+            return error
+        return None
 
     def _as_opened(self) -> FileVersion:
         """Return the file's mark from when this command opened it, before it was diagnosed."""

@@ -7,7 +7,9 @@ same way for all verbs: it checks the output's name, opens the input once, audit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -331,8 +333,9 @@ def existing(source: StrPath) -> str:
 def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: str, how: WriteOptions) -> R:
     refuse_other_suffix(source, dest, draft.format)
     with about(source), blames_changes():
-        plan, account = audit(draft.promise, draft.plan, draft.format)
-        if draft.allows is not None:
+        audited = not (how.dry_run and _unaudited.get())
+        plan, account = audit(draft.promise, draft.plan, draft.format) if audited else (draft.plan, Account())
+        if draft.allows is not None and audited:
             from ckptfix.ops.hazards import refuse_named
 
             refuse_named(plan, draft.format, draft.allows, source)
@@ -381,6 +384,22 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
         exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
+
+
+_unaudited: ContextVar[bool] = ContextVar("unaudited", default=False)
+
+
+@contextmanager
+def unaudited() -> Iterator[None]:
+    """Leave the weight audit out of dry runs inside the block.
+
+    The audit reads the planned output back, which takes most of the time of a plan.
+    """
+    token = _unaudited.set(True)
+    try:
+        yield
+    finally:
+        _unaudited.reset(token)
 
 
 def files_of(folder: str) -> tuple[str, ...]:

@@ -312,3 +312,62 @@ def test_a_module_beside_another_state_dict_is_fixed_without_a_choice(cli: Cli, 
     made = torch.load(document["fix"][3], weights_only=True)
     assert set(made) == {"state_dict", "net"} and set(made["net"]) == {"weight", "bias"}
     assert cli("doctor", document["fix"][3]).exit_code == 0
+
+
+def test_a_command_for_a_finding_comes_with_the_one_that_must_run_before_it(cli: Cli, tmp_path: Path) -> None:
+    """Of a damaged file, only repair reads anything."""
+    path = tmp_path / "a.pth"
+    torch.save({"module.a": torch.arange(9.0), "module.b": torch.ones(5)}, path)
+    path.write_bytes(path.read_bytes().replace(b"module.b", b"module.c"))  # its checksum is that of the old name
+    rows = json.loads(cli("doctor", path, "--json").stdout)["findings"]
+    fixes = {row["id"]: [words[1] for words in row["fixes"]] for row in rows}
+    assert fixes["bad-crc"] == ["repair"] and fixes["wrapped-names"] == ["repair", "strip-module"]
+
+
+def test_the_repair_of_a_file_under_a_wrong_suffix_is_called_by_its_format(cli: Cli, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.ones(9), "b": torch.ones(5)}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "a.pth"
+    path.write_bytes((tmp_path / "a.safetensors").read_bytes()[:-8])
+    document = json.loads(cli("doctor", path, "--json").stdout)
+    assert [words[1] for words in document["fixes"]] == ["repair", "convert"]
+    assert document["fixes"][0][3].endswith(".safetensors")
+    for lines in (document["fixes"], [document["fix"]]):
+        for words in lines:
+            assert cli(*words[1:]).exit_code in (0, 3)
+        assert list(torch.load(lines[-1][3], weights_only=True)) == ["a"]
+
+
+def test_fix_leaves_out_a_step_for_a_warning_that_refuses_the_file(cli: Cli, tmp_path: Path) -> None:
+    """The array becomes a tensor without the prefix, and the rest is still fixed."""
+    torch.save({"module.w": torch.ones(3), "x": np.ones(3)}, tmp_path / "a.pth")
+    found = ckptfix.doctor(tmp_path / "a.pth")
+    done = ckptfix.fix(tmp_path / "a.pth", tmp_path / "b.pth")
+    assert set(torch.load(tmp_path / "b.pth", weights_only=True)) == {"module.w", "x"}
+    assert [step.command[1] for step in done.steps] == ["sanitize"] == [words[1] for words in found.fixes]
+    assert "refused" in {row.id for row in done.findings}
+
+
+def test_a_buffer_that_the_model_has_is_not_left_out(cli: Cli, tmp_path: Path) -> None:
+    """position_ids is optional, and the model has it."""
+    inner = {"emb.position_ids": torch.arange(4), "emb.weight": torch.ones(4, 3), "head.weight": torch.ones(9, 3)}
+    torch.save({f"module.{name}": value for name, value in inner.items()}, tmp_path / "a.pth")
+    torch.save({name: inner[name] for name in ("emb.position_ids", "emb.weight")}, tmp_path / "like.pth")
+    fixes = json.loads(cli("doctor", tmp_path / "a.pth", "--like", tmp_path / "like.pth", "--json").stdout)["fixes"]
+    made = run(cli, fixes)
+    assert set(torch.load(made, weights_only=True)) == {"emb.position_ids", "emb.weight"}
+
+
+def test_scales_of_quantized_codes_are_not_left_out(cli: Cli, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    codes = {"l.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "l.weight_scale_inv": torch.ones(1, 1)}
+    save_file(codes, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    torch.save({"l.weight": torch.ones(4, 4)}, tmp_path / "like.pth")
+    options = ("--like", tmp_path / "like.pth", "--drop-unexpected")
+    done = cli("match", tmp_path / "a.safetensors", tmp_path / "b.safetensors", *options)
+    assert done.exit_code == 2 and "scale" in done.stderr
+    assert not (tmp_path / "b.safetensors").exists()
+    found = json.loads(cli("doctor", tmp_path / "a.safetensors", *options[:2], "--json").stdout)
+    assert not any(words[1] == "match" for words in found["fixes"])

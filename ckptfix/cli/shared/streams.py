@@ -73,7 +73,8 @@ def standing_in(params: dict[str, Any], places: Sequence[StreamParameter], conso
             else:
                 _spool(path)
             # The name beside it that doctor proposes for an output cannot begin with a dash.
-            console.streams |= {f"{path}.": "stdin.", path: DASH}
+            # A line of Python cannot read the stream again, so its file is a placeholder.
+            console.streams |= {repr(path): "FILE", f"{path}.": "stdin.", path: DASH}
             value = params[name]
             params[name] = path if value == DASH else tuple(path if one == DASH else one for one in value)
         made = f"{folder}/stdout"

@@ -460,10 +460,10 @@ def cast(
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
         strict = on_overflow == "error" and scale is None
+        refuse_damaged(checkpoint)
         done = plan_cast(
             checkpoint, to, only=only, keep=keep, at=at, strict=strict, allow_unmatched=allow_unmatched
         )
-        refuse_damaged(checkpoint)
         if scale is not None:
             return _scaled(checkpoint, dest, done, scale, named=bool(only))
         casts.append(done)

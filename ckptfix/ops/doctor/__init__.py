@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptfix.arguments import LIVE, Model, checks_types, takes_model
 from ckptfix.errors import StrPath, file_name
@@ -62,8 +63,9 @@ def doctor(
         if (run := runs.diagnosis_of(file_name(path))) is not None:
             return run
     target = expected(like, like_at, allow_import=allow_import)
-    found = examine.examine(path, like=target, error=error, fast=fast, at=at, like_at=like_at, progress=progress)
-    done = finished(found, fast=fast)
+    how: dict[str, Any] = {"like": target, "at": at, "like_at": like_at}
+    done = examine.examine(path, error=error, fast=fast, progress=progress, **how)
+    done = finished(done, lambda planned: examine.examine(planned, fast=True, **how), fast=fast)
     if not isinstance(like, str) or like not in LIVE:
         return done
     from ckptfix.ops.doctor.rehearsal import in_python
@@ -71,13 +73,17 @@ def doctor(
     return in_python(done, like)
 
 
-def finished(done: Diagnosis, *, fast: bool = False) -> Diagnosis:
-    """Return `done` with a rehearsal of its commands, and with what is left of a damaged file; see `doctor`."""
+def finished(done: Diagnosis, look: Callable[[str], Diagnosis] | None = None, *, fast: bool = False) -> Diagnosis:
+    """Return `done` with a rehearsal of its commands, and with what is left of a damaged file; see `doctor`.
+
+    Args:
+        look: examines a planned output; by default without a model.
+    """
     if all(finding.severity != "error" for finding in done.findings):
         return done
     from ckptfix.ops.doctor.rehearsal import rehearsed
 
-    done = rehearsed(done)
+    done = rehearsed(done, look or (lambda planned: examine.examine(planned, fast=True)))
     if any(finding.id in SHORT and finding.severity == "error" for finding in done.findings):
         from ckptfix.ops.repair.survivors import survivors_of
 

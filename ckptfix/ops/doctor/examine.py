@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckptfix.checkpoint import ByteRange, Checkpoint, Storage, address, file_of
 from ckptfix.checkpoint.address import is_inside
+from ckptfix.command_table import COMMANDS
 from ckptfix.errors import (
     CkptfixError,
     DamagedFile,
@@ -28,7 +29,7 @@ from ckptfix.errors import (
 from ckptfix.findings import message_names
 from ckptfix.findings.contents import RESUMED, RESUMED_ELSEWHERE, RESUMED_IN_PART
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.remedies import with_conversion
+from ckptfix.findings.remedies import chain, with_conversion
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
@@ -246,7 +247,9 @@ def _examined(
     if checkpoint is not None:
         remedies = _that_work(checkpoint, ordered, remedies)
     done = tuple(_told(finding, row) for finding, row in zip(ordered, remedies, strict=True))
-    return Diagnosis(name, form, title, size, done, tuple(looked), message_of(error, rows, done), tuple(remedies))
+    count = 0 if checkpoint is None else len(checkpoint.entries)
+    message = message_of(error, rows, done)
+    return Diagnosis(name, form, title, size, done, tuple(looked), message, tuple(remedies), tensors=count)
 
 
 def _remedy(
@@ -279,20 +282,47 @@ def _without(row: Remedy, verb: str) -> Remedy:
 
 
 def _that_work(checkpoint: Checkpoint, findings: Sequence[Finding], remedies: Sequence[Remedy]) -> list[Remedy]:
-    """Drop the commands that refuse the file; `repair` accepts any file, and later commands read its output."""
-    rows = zip(findings, remedies, strict=True)
-    first = {row.invocations[0].step.command for finding, row in rows if row.invocations and finding.severity != "info"}
-    if "repair" in first:
-        return list(remedies)
+    """Drop the commands that refuse the file, or put the command before them whose output they read.
+
+    `repair` accepts any file, and `extract` any module; the later commands of a chain read their output.
+    """
+    rows = list(zip(findings, remedies, strict=True))
+    opening = {
+        row.invocations[0].step.command: (finding, row)
+        for finding, row in reversed(rows) if row.invocations and finding.severity != "info"
+    }  # fmt: skip
+    if "repair" in opening:
+        return [_after(opening["repair"], pair, checkpoint, _is_refused) for pair in rows]
+    if "extract" in opening:
+        rows = [(pair[0], _after(opening["extract"], pair, checkpoint, _needs_keys)) for pair in rows]
     # `extract` or `sanitize` runs before a conversion, which then reads a different object.
-    planned = not first & {"extract", "sanitize"}
+    planned = not opening.keys() & {"extract", "sanitize"}
     return [
         Remedy() if row.invocations and _is_refused(checkpoint, row.invocations[0], planned) else row
-        for row in remedies
+        for _, row in rows
     ]
 
 
-def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool) -> bool:
+def _after(
+    opener: tuple[Finding, Remedy],
+    pair: tuple[Finding, Remedy],
+    checkpoint: Checkpoint,
+    refuses: Callable[[Checkpoint, Invocation], bool],
+) -> Remedy:
+    """Return the remedy of `pair`, which begins with the commands of `opener` where it refuses the file as it is."""
+    finding, row = pair
+    lines = row.invocations
+    if finding.severity == "info" or not lines or lines[0].step.command == opener[1].invocations[0].step.command:
+        return row
+    return Remedy(chain(checkpoint.path, [opener, pair])) if refuses(checkpoint, lines[0]) else row
+
+
+def _needs_keys(checkpoint: Checkpoint, line: Invocation) -> bool:
+    """Return whether a command works on the keys of a state dict, which a pickled module is not."""
+    return COMMANDS[line.step.command].section == "Keys"
+
+
+def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool = False) -> bool:
     """Return whether a command refuses the file, as far as its headers show."""
     verb, at = line.step.command, line.step.keywords().get("at")
     try:
@@ -357,7 +387,7 @@ def _judge(
         looked.append("names and shapes against the model")
         try:
             fit = [*contents, *scan_target.scan(view, like, at=at, fast=fast)]
-            contents = scan_target.settled(fit, view, like, at=at)
+            contents = scan_target.advised(scan_target.settled(fit, view, like, at=at))
         except NoSuchTensor as error:
             yield found("missing-keys", error.message)
     if like is None and names is None and json_beside(checkpoint, CONFIG):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from ckptfix.align.fused import Heads
 from ckptfix.align.match import match
+from ckptfix.align.result import Matching
 from ckptfix.checkpoint import Checkpoint
-from ckptfix.errors import CkptfixError
+from ckptfix.checkpoint.address import join
+from ckptfix.errors import CkptfixError, Refused
 from ckptfix.findings.message_names import ShapeConflict
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import LIKE, Fix, Step, Value, step
@@ -26,8 +28,9 @@ from ckptfix.ops import choose, quantized
 from ckptfix.ops.doctor import quantized_keys
 from ckptfix.ops.doctor.message_shapes import vocabulary
 from ckptfix.ops.doctor.message_side import LORA, PRUNED, pruned
+from ckptfix.ops.match import aligned, refuse_codes
 from ckptfix.ops.match import plan as match_plan
-from ckptfix.ops.match.fused import with_operations
+from ckptfix.ops.quantized import quantization_of
 from ckptfix.ops.target.targets import ExpectedModel, agreement, of_candidate
 
 _ABOUT_NAMES = (
@@ -47,6 +50,8 @@ def offered(
     *,
     several: bool,
     most: int,
+    left: Fix = "",
+    values: bool = True,
 ) -> Iterator[Finding]:
     """Yield `findings` about the keys of `side`, with `match` as their remedy only where it works.
 
@@ -54,20 +59,24 @@ def offered(
         agreeing: how many keys agree without it.
         several: whether the file has further state dicts, so that the command must name one.
         most: tensors of a side up to which it is tried.
+        left: the remedy for keys that the model lacks, where `match` does not work.
+        values: compare bytes too, as `match` does.
     """
     rows = list(findings)
     about = [row for row in rows if row.id in _ABOUT_NAMES and row.fix is None and row.steps is None]
     small = max(len(side.slots), len(target.slots)) <= most
-    fix = _remedy(checkpoint, side, target, agreeing) if about and small else None
+    more = any(row.id == "unexpected-keys" for row in about)
+    fix = _remedy(checkpoint, side, target, agreeing, more=more, values=values) if about and small else None
     if isinstance(fix, Step) and several and side.at:
         fix = fix.having(at=side.at)
+    partly = isinstance(fix, Step) and bool(fix.get("partial"))
     for row in rows:
         if row not in about:
             yield row
-        elif fix is not None:
+        elif fix is not None and not (partly and row.id in ("unexpected-keys", "missing-keys")):
             yield row.fixed_by(fix if isinstance(fix, str) else (fix,))
         else:
-            yield row.fixed_by(_OTHER_MODEL if row.id == "no-names-match" else "")
+            yield row.fixed_by({"no-names-match": _OTHER_MODEL, "unexpected-keys": left}.get(row.id, ""))
 
 
 _HEADS = "with the number of heads: ckptfix match {source} {matched} --like {like} --heads N"
@@ -82,30 +91,57 @@ _SCALED = (
 )
 
 
-def _remedy(checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int) -> Step | str | None:
+def _remedy(
+    checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, agreeing: int, *, more: bool, values: bool
+) -> Step | str | None:
     """Return `match` with the options with which it works and makes more keys agree; None where it does not.
 
     It is an instruction in words where the user must state the number of heads.
+
+    Args:
+        more: the file has keys that the model lacks, perhaps only further names of a tensor.
+        values: compare bytes too, as `match` does.
     """
     try:
-        plain = match(side.slots, target.slots, by="structure")
-        matching, operations = with_operations(plain, side.slots, target.slots, Heads(), {})
+        matching, operations = aligned(side, target, values=values)
         planned = match_plan.plan(checkpoint, side, matching, operations)
     except CkptfixError:
         return None
-    if quantized.lone(checkpoint, side.at or "", matching.left):
+    if quantized.lone(checkpoint, side.at or "", matching.left) or _takes_codes(checkpoint, side, target, matching):
         plain_fix = quantized_keys.remedy(checkpoint)
         return plain_fix if isinstance(plain_fix, str) else plain_fix[0]
     if any(name.endswith(_ALPHA) for name in matching.left) and any(map(LORA.search, planned.names)):
         return _SCALED
     changes = bool(planned.names or planned.tensors) and len(matching.pairs) > agreeing
     (plain_step,) = step("match", like=LIKE)
-    ways = ({}, {"drop_unexpected": True}, {"partial": True}) if changes else ({"drop_unexpected": True},)
+    dropping: dict[str, bool] = {"drop_unexpected": True}
+    # Equal tensors are ambiguous, but the first choice for a key of the model is the tensor of that key.
+    sure = all(pair.source == pair.target for pair in matching.ambiguous)
+    ways = [dropping] + ([{**dropping, "accept_ambiguous": True}] if matching.ambiguous and sure else [])
+    ways = [*([] if more else [{}]), *ways, {"partial": True}] if changes else ways
     for options in ways:
-        if not match_plan.refusals(side, target, matching, operations, **options):
+        if match_plan.refusals(side, target, matching, operations, **options):
+            continue
+        with suppress(Refused):
+            refuse_codes(checkpoint, side, matching, operations, drop_unexpected="drop_unexpected" in options)
             return plain_step.having(**options)
     asks = operations.refused and "--heads" in operations.questions[-1]
     return _HEADS if asks and not matching.missing and not matching.ambiguous else None
+
+
+def _takes_codes(
+    checkpoint: Checkpoint, side: ExpectedModel, target: ExpectedModel, matching: Matching
+) -> bool:
+    """Return whether quantized codes would get the key of a weight of another kind of number."""
+    roles = quantization_of(checkpoint).roles
+    if not roles:
+        return False
+    wanted = {slot.name: slot.dtype for slot in target.slots}
+    dtypes = {slot.name: slot.dtype for slot in side.slots}
+    return any(
+        join(side.at or "", old) in roles and dtypes[old] != wanted.get(new)
+        for old, new in matching.names.items()
+    )
 
 
 _POSITIONS = ("pos_embed", "position_embedding", "positional_embedding", "relative_position_bias_table", "wpe.weight")
@@ -159,12 +195,34 @@ def scan(
             about, message, cuts = made
             yield found("vocabulary-rows", message, where=side.at or "", fix=step("rename", lines=tuple(cuts), **place))
             wanted = {**wanted, **{row.name: have[row.name] for row in about}}
-    misfits = _misfits(renaming, side, have, wanted)
+    misfits = [*_misfits(renaming, side, have, wanted)]
     exact = renaming.agreeing if renaming.rule == bases.EXACT else 0
     most = FEW if fast else MOST_MATCHED
-    yield from offered(misfits, checkpoint, side, target, exact, several=several, most=most)
+    all_there = all(row.id != "missing-keys" for row in misfits)
+    plain = not quantization_of(checkpoint).roles  # `load_into` refuses codes
+    left = _REST if renaming.agreeing and all_there and plain else ""
+    yield from offered(
+        misfits, checkpoint, side, target, exact, several=several, most=most, left=left, values=not fast
+    )
     if renaming.agreeing:
         yield from _optimizers(checkpoint, target)
+
+
+_REFUSED = ("missing-keys", "unexpected-keys", "shape-mismatch", "position-embedding", "no-names-match")
+"""Findings for which `load_into` refuses a file."""
+
+_LOADED = ("optional-buffers", "tied-missing", "old-spelling")
+"""Findings whose advice is to load the file as it is."""
+
+
+def advised(findings: Sequence[Finding]) -> list[Finding]:
+    """Return `findings` without the advice to load the file as it is, where that would be refused."""
+    if all(row.id not in _REFUSED for row in findings):
+        return list(findings)
+    return [row.fixed_by("") if row.id in _LOADED else row for row in findings]
+
+
+_REST = "in Python: ckptfix.load_into(model, {source!r}, strict=False)"
 
 
 def _misfits(
@@ -176,7 +234,8 @@ def _misfits(
         yield found("no-names-match", message, where=side.at or "")
         return
     if renaming.rule != bases.EXACT:
-        example = next((old, new) for old, new in renaming.names.items() if new in wanted)
+        pairs = [pair for pair in renaming.names.items() if pair[1] in wanted]
+        example = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
         message = f"{renaming.agreeing:,} keys agree except for {renaming.rule}: {example[0]}, there {example[1]}"
         # Where few keys agree by chance, such as norm.weight, a prefix is not what the others lack.
         most = renaming.agreeing * 2 > min(len(have), len(wanted))

@@ -1,57 +1,132 @@
 """Rehearsal of the commands that a diagnosis proposes: they are planned, and nothing is written.
 
-A command that refuses the file does not help. Only its plan shows whether `repair` or `sanitize` keeps anything of a
-damaged or hostile file. A diagnosis must stay quick: a file without errors is not rehearsed, because the commands for
-device tags and wrapped keys work then, and neither is a large one, because a plan takes as long as the diagnosis.
+A command that refuses the file does not help, and one whose output needs a further command is only half of the answer.
+Only a plan shows whether `repair` or `sanitize` keeps anything of a damaged or hostile file, and what is left to fix
+then. A diagnosis must stay quick: a file without errors is not rehearsed, because the commands for device tags and
+wrapped keys work then, and neither is a larger one, because a plan takes about as long as the diagnosis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.steps import Invocation
-from ckptfix.findings.table import Remedy
+from ckptfix.findings.table import Remedy, proposed
 from ckptfix.io.source import found_as, is_local
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.doctor.report import Diagnosis
+from ckptfix.ops.writing import unaudited
+from ckptfix.urls import as_path, walk_folder
 
-MOST_BYTES = 1 << 16
-"""Size of a file up to which commands are rehearsed: about 100 tensors, a fifth of the time of `ckptfix doctor`."""
+MOST_AUDITED = 1 << 16
+"""Bytes of a file up to which the rehearsal is a whole dry run, with the weight audit: about 100 tensors."""
+
+MOST_BYTES = 1 << 20
+"""Bytes of a file or folder up to which commands are rehearsed: a rehearsal reads a damaged file once more."""
+
+MOST_TENSORS = 200
+"""Number of tensors up to which commands are rehearsed: a plan takes about as long as the diagnosis of them."""
+
+MOST_FILES = 200
+"""Number of files of a folder up to which commands are rehearsed."""
+
+ROUNDS = 3
+"""How often the planned output is examined again."""
 
 
-def rehearsed(done: Diagnosis) -> Diagnosis:
-    """Return the diagnosis without the commands that refuse the file; the reason becomes the advice."""
-    if not 0 < done.size <= MOST_BYTES or found_as(done.path) != "file" or not is_local(done.path):
+def rehearsed(done: Diagnosis, look: Callable[[str], Diagnosis]) -> Diagnosis:
+    """Return the diagnosis without the commands that refuse the file, and with those that their output needs.
+
+    The reason of a refusal becomes the advice.
+
+    Args:
+        look: examines a planned output, without its tensor data.
+    """
+    size = _size(done)
+    if not 0 < size <= MOST_BYTES or done.tensors > MOST_TENSORS:
         return done
-    for _ in range(len(done.chain)):
-        wrong = _refused(done.path, done.chain)
-        if wrong is None:
-            break
-        command, error = wrong
-        done = _without(done, command, error)
+    with nullcontext() if size <= MOST_AUDITED else unaudited():
+        for _ in range(len(done.chain)):
+            try:
+                return replace(done, further=_further(done, look))
+            except _RefusedStep as refused:
+                done = _without(done, refused.command, refused.error)
     return done
 
 
-def _refused(path: str, commands: Sequence[Invocation]) -> tuple[str, CkptfixError] | None:
-    """Return the first of these commands that refuses the output of those before it, and its error."""
+def _size(done: Diagnosis) -> int:
+    """Return the bytes of a file, or of the files of a local folder; 0 if there is none, or too much to plan."""
+    kind = found_as(done.path)
+    if kind == "file":
+        # A small remote file is in memory once it has been examined.
+        return done.size if is_local(done.path) or done.size <= MOST_AUDITED else 0
+    if kind != "folder" or not is_local(done.path):
+        return 0
+    size = count = 0
+    for folder, _, names in walk_folder(done.path):
+        count += len(names)
+        if count > MOST_FILES:
+            return 0
+        for name in names:
+            try:
+                size += as_path(folder, name).stat().st_size
+            except OSError:
+                continue
+    return size
+
+
+class _RefusedStep(Exception):
+    """A command refuses the output of those before it."""
+
+    def __init__(self, command: str, error: CkptfixError) -> None:
+        super().__init__(command)
+        self.command, self.error = command, error
+
+
+def _further(done: Diagnosis, look: Callable[[str], Diagnosis]) -> tuple[Invocation, ...]:
+    """Plan the commands, and return those that their output needs.
+
+    Raises:
+        _RefusedStep: one of them refuses the output of those before it.
+    """
+    commands = done.chain
     names = [one.step.command for one in commands]
     # `match` was tried when it was proposed, and it takes longest.
     taken = commands[: names.index("match")] if "match" in names else commands
-    with Chain(path, None, dry_run=True) as chain:
+    more: list[Invocation] = []
+    with Chain(done.path, None, dry_run=True) as chain:
         for one in taken:
             try:
                 chain.carry_out([one])
             except CkptfixError as error:
-                return one.step.command, error
-    return None
+                raise _RefusedStep(one.step.command, error) from error
+        # A message is about one step of a loader, and `fix` does not know it.
+        if not taken or len(taken) < len(commands) or not chain.is_one_file or done.message is not None:
+            return ()
+        for _ in range(ROUNDS):
+            before = len(more)
+            try:
+                for one in look(chain.current).chain:
+                    if chain.carry_out([one]):
+                        source = (more or commands)[-1].dest
+                        more.append(Invocation(one.step, source, proposed(source, one.step.output_word)))
+            except CkptfixError:
+                break
+            if len(more) == before:
+                break
+    return tuple(more)
 
 
 def _without(done: Diagnosis, command: str, error: CkptfixError) -> Diagnosis:
     """Return the diagnosis without the remedies that need a command."""
-    action = error.hint if error.hint and "ckptfix" not in error.hint else "use another copy of the file"
-    advice = f"{action} ({command} refuses this one: {error.message})"
+    refusal = f"{command} refuses this one: {error.message}"
+    action = error.hint if error.hint and "ckptfix" not in error.hint else None
+    if action is None and command in ("repair", "sanitize", "extract", "convert"):
+        action = "use another copy of the file"
+    advice = refusal if action is None else f"{action} ({refusal})"
     findings, remedies = [], []
     for finding, row in zip(done.findings, done.remedies, strict=True):
         needs = any(one.step.command == command for one in row.invocations)

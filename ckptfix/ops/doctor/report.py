@@ -89,6 +89,8 @@ class Diagnosis:
         beside: the findings that are about other files of the folder. Their remedies have no commands.
         run: the state of each checkpoint of a run folder; None for anything else.
         survivors: the tensors that a damaged file still holds, in one sentence; empty where nothing is known.
+        tensors: how many the file has; 0 if it cannot be read.
+        further: commands that the output of the others needs, found by planning them.
     """
 
     path: str
@@ -102,6 +104,8 @@ class Diagnosis:
     beside: tuple[Finding, ...] = ()
     run: RunReport | None = None
     survivors: str = ""
+    tensors: int = 0
+    further: tuple[Invocation, ...] = ()
 
     @property
     def unfixed(self) -> tuple[Finding, ...]:
@@ -199,7 +203,7 @@ class Diagnosis:
         from ckptfix.ops.naming import kept_suffix
 
         rows = [(finding, row) for finding, row in self._counted() if row.invocations]
-        return chain(self.path, rows, kept_suffix(self.path, self.format))
+        return (*chain(self.path, rows, kept_suffix(self.path, self.format)), *self.further)
 
     @property
     def fix(self) -> tuple[str, ...] | None:

@@ -17,7 +17,16 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import RANK, found
 from ckptfix.formats import open_checkpoint
 from ckptfix.formats.members import CHECKPOINTS
-from ckptfix.formats.runs import RunCheckpoint, RunFolder, RunPart, SavedStep, natural_key, ranks_of
+from ckptfix.formats.runs import (
+    MODEL,
+    OPTIMIZER,
+    RunCheckpoint,
+    RunFolder,
+    RunPart,
+    SavedStep,
+    natural_key,
+    ranks_of,
+)
 from ckptfix.ops.doctor import examine
 from ckptfix.ops.doctor.run_report import JudgedCheckpoint, PartState, RunState, RunTrouble
 from ckptfix.ops.inspect.training import Progress, json_object, progress_of
@@ -111,6 +120,11 @@ class ExaminedCheckpoint:
             return _Content()
         names += [row.at for row in checkpoint.state_dicts] + [site.at for site in checkpoint.sites]
         tops = {name.partition("/")[0] for name in names}
+        grouped = any(re.search(r"(^|/)param_groups/", name) for name in names)
+        if grouped or any(row.optimizer for row in checkpoint.state_dicts):
+            tops.add(OPTIMIZER)
+        if any(row.weights and not row.optimizer for row in checkpoint.state_dicts):
+            tops.add(MODEL)
         return _Content(frozenset(tops | {top.partition(".")[0] for top in tops}), _scalars(checkpoint))
 
     def is_of_layout(self) -> bool:
@@ -379,7 +393,8 @@ class ExaminedCheckpoint:
         else:
             state = next((path for path in self.one.members if path.endswith("trainer_state.json")), None)
             values = {} if state is None else json_object(str(as_path(self.one.path, state))) or {}
-        return progress_of(values)._replace(step=step)
+        known = progress_of(values)
+        return known if step is None else known._replace(step=step)
 
 
 def _is_far(number: int, named: int) -> bool:

@@ -118,9 +118,10 @@ class RunReport:
         if self.resume is None:
             head = "no checkpoint can be resumed from"
         else:
-            step = "" if self.resume.step is None else f" (step {self.resume.step:,})"
+            step, epoch = self.resume.step, self.resume.epoch
+            at = f" (step {step:,})" if step is not None else f" (epoch {epoch:g})" if epoch is not None else ""
             partly = {"weights": ", which has only weights", "usable": f", which {self.resume.brief}"}
-            head = f"resume from {self.resume.name}{step}{partly.get(self.resume.state, '')}"
+            head = f"resume from {self.resume.name}{at}{partly.get(self.resume.state, '')}"
         broken = [one for one in reversed(self.checkpoints) if one.state in ("broken", "unfinished")]
         said = [f"{one.name} {one.brief}" for one in broken[:NAMED]]
         said += [f"{len(broken) - NAMED:,} more cannot be resumed from"] if len(broken) > NAMED else []

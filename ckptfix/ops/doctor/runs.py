@@ -67,7 +67,7 @@ def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
     if run.layout.files and not any(one.is_of_layout() for one in looked):
         return None
     judged = [one.judged() for one in looked]
-    judged.sort(key=lambda one: (-1 if one.step is None else one.step, natural_key(one.name)))
+    judged.sort(key=_age)
     resume = _resume(judged)
     judged = _excused(judged, resume)
     latest = [*_latest(run, judged, resume)]
@@ -83,6 +83,14 @@ def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
     title = f"a run of {run.layout.title} with {plural(len(judged), 'checkpoint')}"
     looks = (f"the names, directories and headers of {plural(len(judged), 'checkpoint')}", "and no tensor data")
     return Diagnosis(path, None, title, 0, told, looks, None, tuple(remedies), run=report)
+
+
+def _age(one: JudgedCheckpoint) -> tuple[float, float, list[tuple[int, str]]]:
+    """Return the sort key of a checkpoint: its step, its epoch or the number in its name, and its name."""
+    named = re.search(r"\d{1,18}", one.name)
+    number = one.epoch if one.epoch is not None or named is None else int(named[0])
+    step, epoch = (-1 if value is None else value for value in (one.step, number))
+    return step, epoch, natural_key(one.name)
 
 
 def _resume(judged: Sequence[JudgedCheckpoint]) -> JudgedCheckpoint | None:

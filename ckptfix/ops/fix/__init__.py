@@ -10,8 +10,9 @@ from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
+from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath
-from ckptfix.findings.steps import Invocation, step
+from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside
 from ckptfix.formats.target import of_suffix
 from ckptfix.io.read import Progress
@@ -25,6 +26,7 @@ from ckptfix.ops.naming import named_beside
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
+from ckptfix.words import plural
 
 ROUNDS = 5
 """How often the result is examined again: each command may uncover findings that were hidden before."""
@@ -90,11 +92,15 @@ def fix(
             chain.carry_out([Invocation(conversion, path, named_beside(path, to))])
             diagnosis = diagnose(chain.current, fast=fast)
         for _ in range(ROUNDS):
-            if not chain.carry_out(_asked(diagnosis.chain, drop_unexpected)) or not chain.is_one_file:
+            commands = _asked(diagnosis.chain, drop_unexpected)
+            if not chain.carry_out(commands, _spared(commands, chain.steps)) or not chain.is_one_file:
                 break
             diagnosis = diagnose(chain.current, fast=fast)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
-        _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
+        try:
+            _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
+        except Refused as error:
+            raise next(iter(chain.refused), error) from None
         chain.leave(first.beside)
         around = _around(source, path, dest) if chain.is_one_file else None
         if around is not None:
@@ -109,6 +115,17 @@ def _asked(commands: Sequence[Invocation], drop_unexpected: bool) -> list[Invoca
     if drop_unexpected:
         return list(commands)
     return [replace(one, step=one.step.without("drop_unexpected")) for one in commands]
+
+
+_OPENING = ("repair", "extract", "sanitize", "convert")
+"""Commands whose output all others read."""
+
+
+def _spared(commands: Sequence[Invocation], steps: tuple[Done, ...]) -> list[Step]:
+    """Return the steps whose refusal must not stop the others; what they would fix is judged in the end."""
+    if len(commands) + len(steps) < 2:
+        return []
+    return [one.step for one in commands if one.step.command not in _OPENING]
 
 
 def _unfinished(progress: Progress | None) -> Progress | None:
@@ -153,6 +170,8 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
     cause = errors[0] if errors else None
     if cause is None:
         return
+    if cause.id == "no-checkpoint":
+        _refuse_run(path)
     after = f" (after {', '.join(done.command[1] for done in steps)})" if steps else ""
     message = cause.message if diagnosis.cause is not cause else diagnosis.sentence
     advice = diagnosis.advice or next((row.advice for row in diagnosis.remedies if row.advice), None)
@@ -160,6 +179,19 @@ def _refuse(diagnosis: Diagnosis, path: str, steps: tuple[Done, ...], *, helped:
     end = "" if several else ": no command fixes that"
     place = str(as_path(path).parent) if cause in diagnosis.beside and found_as(path) == "file" else path
     raise Refused(f"{message}{after}{end}", path=place, hint=advice)
+
+
+def _refuse_run(path: str) -> None:
+    """Raise `Refused` for a folder with the checkpoints of a run, and name the one to resume from."""
+    from ckptfix.ops.doctor import runs
+
+    done = runs.diagnosis_of(path)
+    if done is None or done.run is None:
+        return
+    one = done.run.resume
+    hint = command("doctor", path) if one is None else command("fix", one.path)
+    count = plural(len(done.run.checkpoints), "checkpoint")
+    raise Refused(f"a run with {count}, and fix takes one; {done.run.sentence}", path=path, hint=f"`{hint}`")
 
 
 def _draft(chain: Chain, path: str, dest: str) -> Draft[FixResult]:

@@ -29,7 +29,7 @@ from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match import verify as verifier
 from ckptfix.ops.match.fused import Operations, of_found_rules, with_operations
 from ckptfix.ops.match.values import same_values
-from ckptfix.ops.quantized import refuse_apart
+from ckptfix.ops.quantized import refuse_apart, refuse_lone
 from ckptfix.ops.rename import run, sites
 from ckptfix.ops.target import targets
 from ckptfix.ops.writing import (
@@ -199,14 +199,7 @@ def find(
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        proven = same_values(one, target) if by == "structure" else {}
-        matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
-        operations = Operations()
-        if by == "structure":
-            asked = Heads(heads, kv_heads)
-            matching, operations = with_operations(
-                *(matching, one.slots, target.slots, asked, proven), reshape=reshape
-            )
+        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads))
         verdict = None
         if verify or source_model is not None:
             both = _models(source_model or "", os.fspath(like), inputs, allow_import)
@@ -224,7 +217,7 @@ def find(
             refusals.insert(0, verifier.refusal(verdict))
         planned = None
         try:
-            _refuse_apart(checkpoint, one, matching, operations)
+            refuse_codes(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
             planned = match_plan.plan(checkpoint, one, matching, operations, drop_unexpected=drop_unexpected)
         except CkptfixError as error:
             refusals.append(error)
@@ -274,10 +267,38 @@ def converted(file: str, matching: Matching, operations: Operations) -> Mapping[
     return made
 
 
-def _refuse_apart(
-    checkpoint: Checkpoint, side: targets.ExpectedModel, matching: Matching, operations: Operations
+def aligned(
+    one: targets.ExpectedModel,
+    target: targets.ExpectedModel,
+    *,
+    by: By = "structure",
+    reshape: bool = False,
+    heads: Heads | None = None,
+    values: bool = True,
+) -> tuple[Matching, Operations]:
+    """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
+
+    Args:
+        values: compare bytes too, where both sides have them.
+    """
+    proven = same_values(one, target) if by == "structure" and values else {}
+    matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
+    if by != "structure":
+        return matching, Operations()
+    return with_operations(matching, one.slots, target.slots, heads or Heads(), proven, reshape=reshape)
+
+
+def refuse_codes(
+    checkpoint: Checkpoint,
+    side: targets.ExpectedModel,
+    matching: Matching,
+    operations: Operations,
+    *,
+    drop_unexpected: bool = False,
 ) -> None:
     """Refuse to change quantized weights except in name, unless codes and companions change in the same way."""
+    if drop_unexpected:
+        refuse_lone(checkpoint, side.at or "", match_plan.unexpected(side.slots, matching))
     steps = [(one.old, one.operations) for one in operations.taken]
     shapes = {slot.name: slot.shape for slot in side.slots}
     reshaped = [

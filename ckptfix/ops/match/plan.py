@@ -25,7 +25,6 @@ from ckptfix.names.spellings import fusions
 from ckptfix.ops.audit.promise import listed
 from ckptfix.ops.match.fused import Operations
 from ckptfix.ops.match.fused import rules as fused_rules
-from ckptfix.ops.quantized import refuse_lone
 from ckptfix.ops.rename import sites
 from ckptfix.ops.select import dropping, optimizers_left
 from ckptfix.ops.target.targets import ExpectedModel
@@ -76,7 +75,6 @@ def plan(
     names = with_buffers(source.slots, matching)
     over = left_out(source.slots, matching, drop_unexpected=drop_unexpected)
     shapes = _shapes(source.slots, matching)
-    refuse_lone(checkpoint, source.at or "", over)
     taken = () if operations is None else operations.taken
     keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
     again = reshapes(source.slots, names, shapes)
@@ -127,10 +125,14 @@ def left_out(slots: Sequence[Slot], matching: Matching, *, drop_unexpected: bool
 
 
 def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
-    """Return the names of the source that the target lacks -> the other name of the same tensor, or empty."""
-    skipped = {row.name: row.tied for row in matching.skipped_source}
+    """Return the names of the source that the target lacks -> the other name of the same tensor, or empty.
+
+    A buffer without a pair is not among them if the target has it under its new name.
+    """
+    names = with_buffers(slots, matching)
+    theirs = {*matching.missing, *(row.name for row in matching.skipped_target)}
+    skipped = {row.name: row.tied for row in matching.skipped_source if names.get(row.name, row.name) not in theirs}
     tied = {slot.name: slot.tied or "" for slot in slots}
-    theirs = set(matching.missing)
     left = [name for name in matching.left if name not in theirs]
     return dict.fromkeys(left, "") | {name: tied[name] if tie else "" for name, tie in skipped.items()}
 

@@ -15,6 +15,7 @@ import torch
 from run_folders import LAYOUTS, STEPS, built, cut, distributed, trained
 
 import ckptfix
+from ckptfix.errors import Refused
 from ckptfix.formats.runs import LAYOUTS as ROWS
 from ckptfix.ops.doctor.report import Diagnosis
 
@@ -338,3 +339,43 @@ def test_no_tensor_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     model.write_bytes(data)
     done, ids = examined(path)
     assert not ids and "no tensor data" in str(done)
+
+
+def test_files_of_torch_save_are_ordered_by_what_they_hold(run: Run) -> None:
+    """last.pth is newer than epoch_2.pth only if it says so; best.pth may have weights alone."""
+    path = run("torch")
+    saved = torch.load(path / "epoch_2.pth", weights_only=True)
+    torch.save({**saved, "epoch": 3}, path / "last.pth")
+    torch.save({"epoch": 1, "model": saved["model"]}, path / "best.pth")
+    done, _ = examined(path)
+    assert done.run is not None and resumed(done) == "last.pth" and "epoch 3" in done.sentence
+    assert [one.name for one in done.run.checkpoints] == ["best.pth", "epoch_1.pth", "epoch_2.pth", "last.pth"]
+    assert states(done)[0] == "weights" and done.exit_code() == 0
+    cut(path / "last.pth", 60)
+    assert resumed(examined(path)[0]) == "epoch_2.pth"
+
+
+def test_files_without_an_optimizer_are_no_run(tmp_path: Path) -> None:
+    for epoch in (1, 2):
+        torch.save(trained(100)[0].state_dict(), tmp_path / f"epoch_{epoch}.pth")
+    done = ckptfix.doctor(tmp_path)
+    assert done.run is None and done.cause is not None and done.cause.id == "no-checkpoint"
+
+
+def test_an_optimizer_without_tensors_counts(tmp_path: Path) -> None:
+    """SGD without momentum has only numbers."""
+    model = torch.nn.Linear(3, 3)
+    for epoch in (1, 2):
+        state = torch.optim.SGD(model.parameters(), lr=0.1).state_dict()
+        torch.save({"net": model.state_dict(), "optim": state, "epoch": epoch}, tmp_path / f"ckpt_{epoch}.pt")
+    assert resumed(examined(tmp_path)[0]) == "ckpt_2.pt"
+
+
+@pytest.mark.parametrize("layout", ["torch", "trainer", "torchtitan", "megatron"])
+def test_fix_of_a_run_names_the_checkpoint_to_resume_from(run: Run, layout: str, tmp_path: Path) -> None:
+    path = run(layout)
+    with pytest.raises(Refused, match="a run with 2 checkpoints") as raised:
+        ckptfix.fix(path, tmp_path / "out")
+    assert raised.value.hint is not None
+    words = shlex.split(raised.value.hint.strip("`"))
+    assert words[:2] == ["ckptfix", "fix"] and Path(words[2]) == path / name_of(layout, NEW)

@@ -57,8 +57,38 @@ def test_a_sound_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.Monke
     assert ckptfix.doctor(tmp_path / "in.pth").fixes
 
 
-def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_TENSORS"])
+def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     """A plan takes as long as the diagnosis itself."""
     monkeypatch.setattr("ckptfix.ops.doctor.rehearsal.Chain", None)
-    torch.save({"w": torch.ones(1 << 15), "path": Path("x")}, tmp_path / "in.pth")
+    monkeypatch.setattr(f"ckptfix.ops.doctor.rehearsal.{limit}", 1)
+    torch.save({"w": torch.ones(1 << 15), "b": torch.ones(3), "path": Path("x")}, tmp_path / "in.pth")
     assert ckptfix.doctor(tmp_path / "in.pth").fixes
+
+
+def test_a_rehearsal_of_a_larger_file_makes_no_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit takes most of the time of a dry run, and only it reads the planned output."""
+    nothing = nothing_intact(tmp_path / "in.pth").read_bytes()
+    monkeypatch.setattr("ckptfix.ops.doctor.rehearsal.MOST_AUDITED", 1)
+    monkeypatch.setattr("ckptfix.ops.writing.audit", None)
+    assert not ckptfix.doctor(written(tmp_path / "in.pth", nothing)).fixes
+
+
+def test_a_folder_is_rehearsed(tmp_path: Path) -> None:
+    """Of a distributed checkpoint whose data is lost, repair can keep nothing."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "in", no_dist=True)
+    (tmp_path / "in" / "__0_0.distcp").unlink()
+    found = ckptfix.doctor(tmp_path / "in")
+    assert not found.fixes and found.advice and "repair" in found.advice
+
+
+def test_the_output_of_a_command_is_examined_too(tmp_path: Path) -> None:
+    """The keys of a pickled module can be judged once they are extracted."""
+    path = tmp_path / "in.pth"
+    torch.save(torch.nn.DataParallel(torch.nn.Linear(2, 2)), path)
+    found = ckptfix.doctor(path)
+    assert [words[1] for words in found.fixes] == ["extract", "strip-module"]
+    assert found.fix is not None and found.fix[1] == "fix"
+    assert found.fixes[1][2] == found.fixes[0][3]
