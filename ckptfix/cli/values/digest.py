@@ -61,7 +61,7 @@ def command(
     dequantized: bool,
     force: bool,
 ) -> int:
-    """Print a digest of each tensor of FILE, in the format of sha256sum, or check FILE against its original.
+    """Print a digest of each tensor, in the format of sha256sum, or check FILE against its original.
 
     The digest covers dtype, shape and elements; keys, containers, shards and byte order do not change it. A copy that
     was stripped, renamed, converted or resharded therefore verifies against its original. Tensors that were renamed,

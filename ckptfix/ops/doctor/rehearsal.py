@@ -15,7 +15,7 @@ from dataclasses import replace
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.steps import Invocation
 from ckptfix.findings.table import Remedy, proposed
-from ckptfix.io.source import found_as, is_local
+from ckptfix.io.source import found_as, is_local, is_place
 from ckptfix.ops.chain import Chain
 from ckptfix.ops.doctor.report import Diagnosis
 from ckptfix.ops.writing import unaudited
@@ -59,7 +59,7 @@ def rehearsed(done: Diagnosis, look: Callable[[str], Diagnosis]) -> Diagnosis:
 
 def _size(done: Diagnosis) -> int:
     """Return the bytes of a file, or of the files of a local folder; 0 if there is none, or too much to plan."""
-    kind = found_as(done.path)
+    kind = found_as(done.path) if is_place(done.path) else ""
     if kind == "file":
         # A small remote file is in memory once it has been examined.
         return done.size if is_local(done.path) or done.size <= MOST_AUDITED else 0
@@ -110,7 +110,10 @@ def _further(done: Diagnosis, look: Callable[[str], Diagnosis]) -> tuple[Invocat
             before = len(more)
             try:
                 for one in look(chain.current).chain:
-                    if chain.carry_out([one]):
+                    # A step that did not help once does not help when it is repeated.
+                    if all(one.step.command != earlier.step.command for earlier in (*commands, *more)) and (
+                        chain.carry_out([one])
+                    ):
                         source = (more or commands)[-1].dest
                         more.append(Invocation(one.step, source, proposed(source, one.step.output_word)))
             except CkptfixError:

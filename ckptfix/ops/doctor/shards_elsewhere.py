@@ -8,6 +8,7 @@ from ckptfix.commands import word
 from ckptfix.errors import CkptfixError
 from ckptfix.findings.row import Finding
 from ckptfix.formats import open_checkpoint
+from ckptfix.formats.folders.safe_paths import file_inside
 from ckptfix.formats.shards.files import find
 from ckptfix.formats.shards.index import read_index
 from ckptfix.io.source import found_as, is_local
@@ -44,9 +45,13 @@ def _merged(path: str) -> str:
     except (CkptfixError, ValueError, OSError):
         return ""
     listed = set(wanted.values())
-    others = [str(as_path(folder, name)) for name in names if name.endswith(SUFFIXES) and name not in listed]
     there: dict[str, str] = {}
     try:
+        others = [
+            file_inside(folder, name, where=folder)
+            for name in names
+            if name.endswith(SUFFIXES) and name not in listed
+        ]
         for name in others[:MOST_FILES]:
             for entry in open_checkpoint(name).entries:
                 if entry.at or entry.key in there:

@@ -171,7 +171,7 @@ def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [] and not (tmp_path / "ran").exists()
     offset = path.read_bytes().index(b"posix\nsystem\n") - 1
     rows = [row for row in found.findings if row.id == "dangerous-global"]
-    assert rows[0].offset == offset and rows[0].message.startswith("the pickle contains posix.system")
+    assert rows[0].offset == offset and "posix.system" in rows[0].message
     assert [entry.name for entry in checkpoint.entries] == ["w", "a/0"]
     assert repaired.exit_code == 3 and set(torch.load(tmp_path / "repaired.pth")) == {"w", "a"}
 
