@@ -53,7 +53,7 @@ class CommandGroup(click.Group):
         ctx.ensure_object(Console).command = name if name in COMMANDS else None
         if name not in COMMANDS and (name == "-" or not name.startswith("-")) and not ctx.resilient_parsing:
             if name == "-" or is_url(name) or os.path.lexists(name):
-                from ckptfix.cli.verdict import look
+                from ckptfix.cli.look import look
 
                 ctx.ensure_object(Console).command = look.name
                 return look.name, look, args

@@ -1,7 +1,4 @@
-"""``ckptfix FILE``: the verdict on one file in about eight lines.
-
-It is `ckptfix doctor --fast`, with the facts on top.
-"""
+"""The verdict of ``ckptfix FILE``: one file in about eight lines, with the facts on top."""
 
 from __future__ import annotations
 
@@ -9,11 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import click
-
-from ckptfix.cli.doctor import command as doctor
 from ckptfix.cli.shared.colors import SEVERITIES, Meaning
-from ckptfix.cli.shared.common import Verb
 from ckptfix.cli.shared.console import Console
 from ckptfix.commands import command as line_of
 from ckptfix.errors import printable
@@ -42,24 +35,6 @@ class _Fact(NamedTuple):
     text: str
     meaning: Meaning | None = None
     paints: Literal["label", "text"] = "label"
-
-
-class _Look(Verb):
-    """`doctor`, limited to the structure of the file, and shorter."""
-
-    def invoke(self, ctx: click.Context) -> int:
-        ctx.params |= {"brief": True, "fast": True}
-        return super().invoke(ctx)
-
-
-look = _Look(
-    "doctor",
-    examples=doctor.examples,
-    operands=doctor.operands,
-    params=doctor.params,
-    callback=doctor.callback,
-    help=doctor.help,
-)
 
 
 def show(console: Console, done: Diagnosis, inspection: Inspection | None, *, verbose: bool) -> None:

@@ -52,7 +52,7 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
             if COMMANDS[verb].chained is None or not line.dest or (known and verb == "convert"):
                 continue
             kept = steps.get(verb)
-            if kept is None or (verb == "convert" and index):
+            if kept is None or (verb == "convert" and index and one not in kept):
                 steps.setdefault(verb, []).append(one)
             elif verb not in ("extract", "convert", "rename", "match") and one not in kept:
                 options = tuple(dict.fromkeys((*kept[0].options, *one.options)))

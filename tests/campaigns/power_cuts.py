@@ -21,6 +21,7 @@ from typing import Any
 
 from faults.scenarios import OLD, SCENARIOS, SMALLER, Scenario, expected, plan, prepare, writing
 
+from ckptfix import platform
 from ckptfix.io import copy as io_copy
 from ckptfix.io.write import write_plan
 
@@ -69,7 +70,7 @@ class Recorder:
     def recording(self) -> Iterator[None]:
         calls = ("open", "write", "fsync", "fdatasync", "link", "replace", "unlink")
         real = {name: getattr(os, name) for name in calls}
-        means = io_copy._kernel_means
+        means = platform.kernel_copies
 
         def opened(path: Any, flags: int, *mode: Any, **options: Any) -> int:
             fd: int = real["open"](path, flags, *mode, **options)
@@ -108,13 +109,13 @@ class Recorder:
         shims = (opened, written, synced, synced, linked, replaced, unlinked)
         for name, shim in zip(real, shims, strict=True):
             setattr(os, name, shim)
-        io_copy._kernel_means = list  # every byte by way of os.write
+        platform.kernel_copies = list  # every byte by way of os.write
         try:
             yield
         finally:
             for name, call in real.items():
                 setattr(os, name, call)
-            io_copy._kernel_means = means
+            platform.kernel_copies = means
 
 
 def recorded(folder: Path, name: str) -> Recorder:

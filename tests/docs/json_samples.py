@@ -176,7 +176,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
               "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
               "match a.pth OUT.pth --like half.pth"),
     "map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
-                             "to-cpu ddp.pth old.pth --force"),
+                             "to-cpu ddp.pth old.pth --force --backup"),
     "convert": ("convert model.pth OUT.safetensors", "convert meta.pth OUT.safetensors --drop-unsupported",
                 "convert model.pth OUT.pth --to legacy", "convert quantized.pth OUT.safetensors --dequantize"),
     "extract": ("extract module.pth OUT.pth", "extract rich.pth OUT.pth",

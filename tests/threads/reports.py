@@ -180,9 +180,9 @@ def interrupted(folder: Path) -> Path:
 
 def distributed(**values: Any) -> Build:
     def build(folder: Path) -> Path:
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        dcp.save(values, checkpoint_id=folder / "step-10", no_dist=True)
+        save(values, checkpoint_id=folder / "step-10", no_dist=True)
         return folder / "step-10"
 
     return build

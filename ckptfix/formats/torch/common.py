@@ -11,8 +11,7 @@ from ckptfix.checkpoint import Checkpoint, Data, FormatState, Storage, TensorEnt
 from ckptfix.errors import BadPickle, CkptfixError, about
 from ckptfix.findings.row import Finding
 from ckptfix.formats.torch import weights_only
-from ckptfix.formats.torch.edit import find_devices
-from ckptfix.formats.torch.object import TorchObject, walk
+from ckptfix.formats.torch.object import TorchObject, find_devices, walk
 from ckptfix.formats.torch.tensors import BadTensor, storage_dtype
 from ckptfix.io.derived import byteswapped
 from ckptfix.pickles import Graph, PersId, Text

@@ -6,6 +6,7 @@ were saved. Addresses are the keys on the way, joined by slashes: ``optimizer/st
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
@@ -15,15 +16,17 @@ from ckptfix.checkpoint.address import join, keys_of, numbered
 from ckptfix.errors import BadPickle
 from ckptfix.findings import table
 from ckptfix.findings.row import Finding
+from ckptfix.formats.torch import calls
 from ckptfix.formats.torch.attributes import tensor_state
 from ckptfix.formats.torch.call_classes import encoded_bytes, is_tensor_class
 from ckptfix.formats.torch.state import apart
 from ckptfix.formats.torch.tensors import StorageOf, is_tensor, tensor_entry
 from ckptfix.names import kinds
-from ckptfix.pickles import Call, Dict, Graph, PersId, Set, Text
+from ckptfix.pickles import Call, Dict, Global, Graph, PersId, Set, Text
 from ckptfix.pickles.folded import Alone
 from ckptfix.pickles.graph import (
     Node,
+    attributes,
     children,
     is_attributes_of,
     is_known_mapping,
@@ -464,3 +467,95 @@ def _note_optimizer(found: TorchObject, at: str, parts: dict[str, Node]) -> None
                 uses = [name for name in value if type(name) is Text]
                 if uses:
                     found.sites.append(NodeSite(f"{prefix}param_groups/{index}/{key}", "param_names", uses))
+
+
+_DEVICE_TENSORS = tuple(row.name for row in calls.TABLE if row.kind == "device")
+
+
+@dataclass(slots=True)
+class Devices:
+    """Every place where a device appears.
+
+    Attributes:
+        tags: location tags of storages, and device arguments that are one string, outside folded calls.
+        folded: (offset of the first one, tag, number) for the location tags in folded calls.
+        calls: calls of ``torch.device``, with the location that each states.
+        fixed: descriptions of places that cannot be edited.
+    """
+
+    tags: list[Text] = field(default_factory=list)
+    folded: list[tuple[int, Text, int]] = field(default_factory=list)
+    calls: list[tuple[Call, str]] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each location appears, in order of first use."""
+        places = [(tag.start, tag, 1) for tag in self.tags]
+        found: Counter[str] = Counter()
+        for _, tag, count in sorted([*places, *self.folded]) if self.folded else places:
+            found[str(tag)] += count
+        found.update(location for _, location in self.calls)
+        return dict(found)
+
+
+def find_devices(graph: Graph) -> Devices:
+    """Find every device in the pickle."""
+    found = Devices()
+    names = {node.full for node in graph.globals}
+    inside = any(
+        name == "torch.device" or name.endswith(_DEVICE_TENSORS) or name.endswith(".DeviceMesh") for name in names
+    )
+    if inside:
+        graph.unfold()
+    for persid in graph.loose_persids:
+        pid = persid.pid
+        if type(pid) is tuple and len(pid) >= 5 and type(pid[3]) is Text:
+            found.tags.append(pid[3])
+    if graph.phrases is not None:
+        found.folded = graph.phrases.locations()
+    if inside:
+        _find_in_calls(graph.root, found)
+    return found
+
+
+def _find_in_calls(root: Any, found: Devices) -> None:
+    visited: set[int] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        kind = type(node)
+        if kind not in (tuple, list, Dict, Call, Set) or id(node) in visited:
+            continue
+        visited.add(id(node))
+        if kind is Call:
+            _note_call(node, found)
+            stack += [node.args, node.state, node.elements, node.kwargs]
+            stack += [value for _, value in node.items or ()]
+        elif kind is Dict:
+            stack += [value for _, value in node.items]
+        elif kind is Set:
+            stack += node.elements
+        else:
+            stack += node
+
+
+def _note_call(call: Call, found: Devices) -> None:
+    func = call.func
+    if type(func) is not Global or type(call.args) is not tuple:
+        return
+    if func.full == "torch.device":
+        if call.args and type(call.args[0]) is Text:
+            index = call.args[1] if len(call.args) > 1 else None
+            if index is not None and not (type(index) is int and 0 <= index < 1 << 16):
+                found.fixed.append("a torch.device with an invalid index")
+                return
+            location = call.args[0] if index is None else f"{call.args[0]}:{index}"
+            found.calls.append((call, location))
+        else:
+            found.fixed.append("a torch.device whose type is not a string")
+    elif func.name in _DEVICE_TENSORS and len(call.args) > 2 and type(call.args[2]) is Text:
+        found.tags.append(call.args[2])
+    elif func.name == "DeviceMesh":
+        kinds = [value for key, value in attributes(call.state) if key in ("device_type", "_device_type")]
+        names = sorted({str(kind) for kind in kinds if isinstance(kind, str)})
+        found.fixed.append(f"a DeviceMesh of {', '.join(names) or 'some device'}")

@@ -17,7 +17,7 @@ from ckptfix.formats import FORMATS, format_of, states
 from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
-from ckptfix.formats.torch.edit import find_devices
+from ckptfix.formats.torch.object import find_devices
 from ckptfix.names import kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
 from ckptfix.ops import averages, choose

@@ -202,8 +202,9 @@ def test_rotary_rows_follow_the_names_or_no_command_is_given(tmp_path: Path, tur
     (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2}))
     (line,) = ckptfix.doctor(path, error=message).chain
     layout = "interleaved" if turned else "half"
-    assert all(rule.endswith(f"| rope heads=2 to={layout}") for rule in line.step.get("lines"))
-    assert len(line.step.get("lines")) == 2
+    rules = line.step.get("lines")
+    assert isinstance(rules, tuple) and len(rules) == 2
+    assert all(str(rule).endswith(f"| rope heads=2 to={layout}") for rule in rules)
 
 
 def test_a_guess_that_contradicts_other_keys_is_no_command(tmp_path: Path) -> None:

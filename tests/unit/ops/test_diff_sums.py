@@ -24,7 +24,8 @@ NATIVE = (sys.byteorder, sys.byteorder)
 def compared(
     x: bytes, y: bytes, a: str, b: str | None = None, orders: tuple[str, str] = NATIVE, **tolerance: float
 ) -> ValueDiff:
-    comparison = Comparison.of(a, b or a, orders, **tolerance)
+    limits: Any = tolerance
+    comparison = Comparison.of(a, b or a, orders, **limits)
     assert comparison is not None
     sums = PairSums()
     comparison.add(x, y, sums)

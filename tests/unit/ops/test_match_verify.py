@@ -98,7 +98,7 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "in.pth"
 
 
-PROVED = {"verify": True, "source_model": "their_models:Source", "allow_import": True}
+PROVED: dict[str, Any] = {"verify": True, "source_model": "their_models:Source", "allow_import": True}
 
 
 def test_open_pairs_are_proved_by_the_order_of_use(saved: Path, tmp_path: Path) -> None:
@@ -140,8 +140,10 @@ def test_what_does_not_matter_for_the_input_stays_open(tmp_path: Path) -> None:
     """One of the two experts is never run: no output says where it belongs."""
     torch.save(Attention().state_dict(), tmp_path / "in.pth")
     torch.save(torch.linspace(0.1, 1.5, 5 * D).sin().reshape(5, D), tmp_path / "given.pt")
-    options = {"verify": True, "source_model": "their_models:Attention", "inputs": tmp_path / "given.pt"}
-    found = find(tmp_path / "in.pth", "their_models:Split", allow_import=True, **options)
+    found = find(
+        tmp_path / "in.pth", "their_models:Split", allow_import=True, verify=True,
+        source_model="their_models:Attention", inputs=tmp_path / "given.pt",
+    )  # fmt: skip
     pairs = {pair.source: pair for pair in found.matching.pairs}
     assert found.verified and not pairs["qkv.weight"].instead and not pairs["one.weight"].instead
     assert pairs["two.weight"].instead and found.refusals

@@ -64,7 +64,7 @@ def test_diff_takes_one(wrapped: Path, tmp_path: Path) -> None:
     ckptfix.strip_module(wrapped, tmp_path / "plain.pth")
     assert ckptfix.diff(model, ckptfix.load_state_dict(wrapped)).same
     with torch.no_grad():
-        model.fc.bias += 1
+        model.fc.bias.add_(1)
     done = ckptfix.diff(model, wrapped)
     assert [row.name_a for row in done.changed if row.values is not None] == ["fc.bias"]
     assert (done.path_a, done.path_b) == ("<Net>", str(wrapped))

@@ -76,9 +76,9 @@ def test_a_rehearsal_of_a_larger_file_makes_no_audit(tmp_path: Path, monkeypatch
 
 def test_a_folder_is_rehearsed(tmp_path: Path) -> None:
     """Of a distributed checkpoint whose data is lost, repair can keep nothing."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import save
 
-    dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "in", no_dist=True)
+    save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / "in", no_dist=True)
     (tmp_path / "in" / "__0_0.distcp").unlink()
     found = ckptfix.doctor(tmp_path / "in")
     assert not found.fixes and found.advice and "repair" in found.advice

@@ -280,11 +280,11 @@ def test_the_checksums_of_parts_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_a_pruned_layer_is_multiplied_with_its_mask_as_torch_does(tmp_path: Path, dtype: torch.dtype) -> None:
     layer = torch.nn.Linear(64, 33).to(dtype)
-    torch.nn.utils.prune.random_unstructured(layer, "weight", 0.4)
+    torch.nn.utils.prune.random_unstructured(layer, "weight", 0.4)  # type: ignore[no-untyped-call]
     torch.save(layer.state_dict(), tmp_path / "pruned.pth")
     line = "{weight_orig,weight_mask} -> weight | mask"
     ckptfix.rename(tmp_path / "pruned.pth", tmp_path / "out.pth", lines=(line,))
-    torch.nn.utils.prune.remove(layer, "weight")
+    torch.nn.utils.prune.remove(layer, "weight")  # type: ignore[no-untyped-call]
     made = torch.load(tmp_path / "out.pth")
     assert set(made) == {"weight", "bias"}
     # The signs of zeros too.

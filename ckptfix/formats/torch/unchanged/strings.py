@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
-from ckptfix.formats.torch.edit import find_devices
-from ckptfix.formats.torch.object import TorchObject
+from ckptfix.formats.torch.object import TorchObject, find_devices
 from ckptfix.pickles import PersId, Text
 from ckptfix.pickles import opcodes as op
 from ckptfix.pickles.graph import Node

@@ -14,8 +14,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What was waited so far; nothing waits really."""
     waited = [0.0]
     monkeypatch.setattr(store, "_answered", set())
-    monkeypatch.setattr(store.time, "sleep", lambda seconds: waited.append(seconds))
-    monkeypatch.setattr(store.time, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr("time.sleep", lambda seconds: waited.append(seconds))
+    monkeypatch.setattr("time.monotonic", lambda: sum(waited))
     return waited
 
 
