@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
 from ckptfix.command_table import COMMANDS
-from ckptfix.errors import Refused, StrPath, about
+from ckptfix.errors import Refused, StrPath, UnknownFormat, about
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Invocation, Step
 from ckptfix.findings.table import found
@@ -25,7 +25,8 @@ from ckptfix.formats.target import of_suffix, suits
 from ckptfix.hooks import Hook
 from ckptfix.io.output import TEMP_SUFFIX
 from ckptfix.io.read import CHECKSUM
-from ckptfix.io.source import found_as, open_source
+from ckptfix.io.source import found_as, mark, open_source
+from ckptfix.io.sources import ranges
 from ckptfix.io.virtual_files import SplicedFile, SplicedPiece
 from ckptfix.ops.audit.promise import Account
 from ckptfix.ops.naming import last_suffix
@@ -169,9 +170,7 @@ class Chain:
         self.findings += result.findings
         self.exit_code = max(self.exit_code, result.exit_code)
         self.account = _together(self.account, result.account)
-        # Writing the output into a folder changes the folder itself, so its files are recorded instead.
-        folder = found_as(self._path) == "folder"
-        self.read = self.read or (formats.open_checkpoint(self._path).files if folder else (self._as_opened(),))
+        self.read = self.read or self._inputs(plan)
         self.current = self._spliced() if self.is_one_file else self._path
 
     def _refusal(self, step: Step, dest: Virtual) -> Refused | None:
@@ -182,6 +181,19 @@ class Chain:
         except Refused as error:
             return error
         return None
+
+    def _inputs(self, plan: Plan) -> tuple[FileVersion, ...]:
+        """Return the files that the first command read.
+
+        Writing the output into a folder changes the folder itself, so its files are recorded instead: those that a
+        plan copies from, where the folder is no checkpoint, as only repair reads it.
+        """
+        if found_as(self._path) != "folder":
+            return (self._as_opened(),)
+        try:
+            return formats.open_checkpoint(self._path).files
+        except UnknownFormat:
+            return tuple(map(mark, dict.fromkeys(where.path for where in ranges(plan))))
 
     def _as_opened(self) -> FileVersion:
         """Return the file's mark from when this command opened it, before it was diagnosed."""

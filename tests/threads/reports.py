@@ -250,7 +250,7 @@ REPORTS: tuple[Report, ...] = (
                    "pytorch_model.bin"), "solved",
            {"bert.embeddings.LayerNorm.bias": (8,), "bert.embeddings.LayerNorm.weight": (8,)}),
     Report("ggml-org/llama.cpp/issues/9252", "ValueError: Can not map tensor 'lm_head.weight._scale'", quanto,
-           "said:quantized-keys"),
+           "solved", {"lm_head.weight": (32, 8)}),
     Report("vllm-project/vllm/issues/15959",
            size_mismatch(("model.layers.0.mlp.down_proj.weight", (1024, 1), (32, 64)), model="LlamaForCausalLM"), nf4,
            "solved", {"model.layers.0.mlp.down_proj.weight": (32, 64), "model.norm.weight": (32,)}),

@@ -153,7 +153,7 @@ def _findings(answer: Answer, at: str, where: str) -> Iterator[Finding]:
         yield found(id, message, where=where, fix=fix, about=TOLD, severity=severity)
 
 
-_NOTES = frozenset({"training-checkpoint"})
+_NOTES = frozenset({"training-checkpoint", "quantized-keys"})
 """Findings that do not count as errors of the file, although a command helps."""
 
 

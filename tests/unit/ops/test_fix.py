@@ -212,6 +212,10 @@ def stated() -> tuple[Step, ...]:
     return tuple(_stated())
 
 
+SEVERAL = {"subs": PAIR, "lines": ("a -> b",)}
+"""Options that can be repeated, with a value."""
+
+
 def _stated() -> Iterator[Step]:
     for entry in ENTRIES.values():
         yield from entry.fix if isinstance(entry.fix, tuple) else ()
@@ -222,7 +226,7 @@ def _stated() -> Iterator[Step]:
                 name = node.args[0]
                 options = [word.arg for word in node.keywords if word.arg]
                 if isinstance(name, ast.Constant):
-                    yield Step(str(name.value), tuple((key, PAIR if key == "subs" else True) for key in options))
+                    yield Step(str(name.value), tuple((key, SEVERAL.get(key, True)) for key in options))
 
 
 def test_every_option_that_is_stated_is_one_of_its_function() -> None:
