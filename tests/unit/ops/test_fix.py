@@ -212,7 +212,7 @@ def stated() -> tuple[Step, ...]:
     return tuple(_stated())
 
 
-SEVERAL = {"subs": PAIR, "lines": ("a -> b",)}
+SEVERAL: dict[str, Any] = {"subs": PAIR, "lines": ("a -> b",)}
 """Options that can be repeated, with a value."""
 
 
