@@ -64,6 +64,8 @@ def hide(system: str) -> None:
                 delattr(module, attribute)
     for name in lacks.get("modules", ()):
         sys.modules[name] = None  # type: ignore[assignment]
+    if "statvfs" in lacks.get("os", ()):
+        shutil.disk_usage = lambda path: SPACE
     if system != "this one":
         import ctypes
 
@@ -91,7 +93,6 @@ def _act_as_windows() -> None:
         return open_file(path, flags, *rest, **options)
 
     os.open = opened
-    shutil.disk_usage = lambda path: SPACE
     os.symlink = _refused  # only administrators can
     for name, taken in (("replace", (0, 1)), ("rename", (0, 1)), ("unlink", (0,)), ("remove", (0,)), ("rmdir", (0,))):
         setattr(os, name, _unless_open(getattr(os, name), taken))

@@ -265,13 +265,13 @@ def _carry_out_in_place(
     )
 
 
-@gc_paused
-@shares_open_files()
 def _any_file(path: str) -> bool:
     """Accept every file as one to keep."""
     return True
 
 
+@gc_paused
+@shares_open_files()
 def carry_out_file(
     source: StrPath,
     dest: StrPath,

@@ -313,7 +313,7 @@ def test_a_pointer_outside_of_a_repository(tmp_path: Path, monkeypatch: pytest.M
 
 def test_wrong_usage(cli: Cli, repository: Path) -> None:
     for words in (
-        [], ["nothing"], ["enable", "x"], ["textconv"], ["difftool", "a"], ["disable", "--shared"],
+        ["nothing"], ["enable", "x"], ["textconv"], ["difftool", "a"], ["disable", "--shared"],
         ["enable", "--shared", "--global"], ["textconv", "none.pth"], ["difftool", "none.pth", "none.pth"],
     ):  # fmt: skip
         assert cli("git", *words).exit_code == 2

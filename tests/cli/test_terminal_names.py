@@ -30,7 +30,7 @@ HOSTILE = {
 }
 """What -> a part of a name that a terminal would obey."""
 
-OURS = re.compile(r"\x1b\[(?:0|31|32|1;31|36)m|\r\n")
+OURS = re.compile(r"\x1b\[(?:0|2|31|32|33|1;31|36)m|\r\n")
 """What a command itself sends to a terminal: its colours, and ends of lines."""
 
 MORE = {

@@ -47,7 +47,7 @@ def salvaged(path: str) -> Header | None:
     if not text.rstrip(" \0\t\n\r").endswith("}"):
         return None
     lost: dict[str, str] = {}
-    at, open_loss = 0, False
+    at, damaged, open_loss = 0, 0, False
     while (match := _ENTRY.search(text, at)) is not None:
         between = _BETWEEN.match(text, at)
         gap = text[between.end() if between is not None else at : match.start()]
@@ -59,7 +59,8 @@ def salvaged(path: str) -> Header | None:
         at = match.end() if entry is None else entry
         if entry is None:
             lost[match[1]] = "its entry in the header is damaged"
-        if len(lost) > MOST_LOST:
+            damaged += 1
+        if max(damaged, len(lost)) > MOST_LOST:  # damaged entries may share one name
             return None
     wrong = _doubtful(header)
     lost |= {row.key: "its entry in the header does not fit the data" for row in header.rows if row.start in wrong}
