@@ -17,12 +17,14 @@ class Chained(NamedTuple):
         spares: commands that have nothing left to do after it.
         flattens: the output is the state dict itself, so that addresses of the input no longer apply.
         edits: it writes the format that it reads, and therefore refuses a read-only format.
+        keys: it works on the keys of a state dict, which a pickled module does not have.
     """
 
     place: int
     spares: tuple[str, ...] = ()
     flattens: bool = False
     edits: bool = True
+    keys: bool = False
 
 
 class Command(NamedTuple):
@@ -165,7 +167,7 @@ _TABLE = (
     Command(
         "strip-module", "Change", "Remove the prefix that DataParallel or DDP adds to the keys.",
         example="ckptfix strip-module ddp.pth plain.pth", home="ops.rename", writes=True, word="stripped",
-        in_place=True, at=True, other_words=("strip", "unwrap-ddp"), chained=Chained(60),
+        in_place=True, at=True, other_words=("strip", "unwrap-ddp"), chained=Chained(60, keys=True),
         examples=(
             "ckptfix strip-module ddp.pth --in-place",
             "ckptfix strip-module lit.ckpt plain.ckpt --prefix model.",
@@ -178,7 +180,7 @@ _TABLE = (
     Command(
         "add-module", "Change", "Add that prefix, for a wrapped model.",
         example="ckptfix add-module plain.pth ddp.pth", home="ops.rename", writes=True, word="wrapped",
-        in_place=True, at=True, chained=Chained(70),
+        in_place=True, at=True, chained=Chained(70, keys=True),
         examples=(
             "ckptfix add-module plain.pth --in-place",
         ),
@@ -186,7 +188,8 @@ _TABLE = (
     Command(
         "unwrap", "Change", "Remove the prefixes of all known wrappers: DDP, FSDP, compile.",
         example="ckptfix unwrap fsdp_compiled.pt plain.pt", home="ops.rename", writes=True, word="unwrapped",
-        in_place=True, at=True, other_words=("strip", "unwrap-ddp"), chained=Chained(50, spares=("strip-module",)),
+        in_place=True, at=True, other_words=("strip", "unwrap-ddp"),
+        chained=Chained(50, spares=("strip-module",), keys=True),
         examples=(
             "ckptfix unwrap fsdp_compiled.pt --in-place",
         ),
@@ -196,7 +199,7 @@ _TABLE = (
         "rename", "Change", "Rename keys by regular expressions or a file of rules.",
         example=r"ckptfix rename old.pth new.pth --sub '^backbone\.=' --sub 'gamma$=weight'",
         home="ops.rename", writes=True, word="renamed", in_place=True, at=True,
-        other_words=("remap", "map-keys", "replace", "sed", "sub"), chained=Chained(80),
+        other_words=("remap", "map-keys", "replace", "sed", "sub"), chained=Chained(80, keys=True),
         examples=(
             "ckptfix rename old.pth new.pth --map rules.txt",
         ),
@@ -209,7 +212,7 @@ _TABLE = (
     Command(
         "match", "Change", "Rename keys to fit another model.",
         example="ckptfix match vgg19.pth mine.pth --like my_vgg.pth --report",
-        home="ops.match", writes=True, word="matched", in_place=True, at=True, chained=Chained(90),
+        home="ops.match", writes=True, word="matched", in_place=True, at=True, chained=Chained(90, keys=True),
         examples=(
             "ckptfix match vgg19.pth mine.pth --like my_vgg.pth --drop-unexpected",
         ),

@@ -200,7 +200,9 @@ class Commands(NamedTuple):
 
 def commands_in(report: Report) -> list[Commands]:
     """The commands of a report, each list once: what is printed, and what the JSON has for each finding."""
-    every = frozenset(row["id"] for row in report.rows if row["fixes"])
+    # Where a message is explained, the command is about the message: warnings about other things stay.
+    told = bool((report.document.get("load_error") or {}).get("explained"))
+    every = frozenset(row["id"] for row in report.rows if row["fixes"] and not (told and row["severity"] == "warning"))
     found: list[Commands] = []
     for label, line in (row.groups() for row in map(LINE.fullmatch, report.text.splitlines()) if row):
         if label == "Then":
@@ -279,6 +281,8 @@ def faults(case: Case, kind: str, at: Places) -> Iterator[str]:
         options = [] if like is None else ["--like", like.name if like.parent == at.folder else str(like)]
         asked = " ".join(word[:60] for word in ("doctor", placed.name, *options, *error))
         before = look(placed.name, [*options, *error], placed.data)
+        if error:  # beside a message that is solved, the other findings are notes
+            before = before._replace(ids=before.ids | look(placed.name, options, placed.data).ids)
         for one in commands_in(before):
             if fault := fault_of(one, before, placed, options):
                 yield f"{asked}: {fault}"

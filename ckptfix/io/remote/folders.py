@@ -86,9 +86,13 @@ def _listed(name: str) -> tuple[Listing, str] | None:
 
 
 def open_file(name: str) -> RemoteFile:
-    """Open an object. The store is not asked for one that a listing of this command does not have."""
+    """Open an object. The store is not asked for one that a listing of this command does not have.
+
+    A listing without files says nothing: the web lists none.
+    """
     known = _listed(name)
-    if known is not None and known[1] and "?" not in known[1] and known[0].kind(known[1]) != "file":
+    absent = known is not None and known[0].files and known[1] and "?" not in known[1]
+    if absent and known is not None and known[0].kind(known[1]) != "file":
         raise NoSuchFile(name)
     return RemoteFile(name)
 

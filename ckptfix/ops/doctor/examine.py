@@ -319,7 +319,8 @@ def _after(
 
 def _needs_keys(checkpoint: Checkpoint, line: Invocation) -> bool:
     """Return whether a command works on the keys of a state dict, which a pickled module is not."""
-    return COMMANDS[line.step.command].section == "Keys"
+    chained = COMMANDS[line.step.command].chained
+    return chained is not None and chained.keys
 
 
 def _is_refused(checkpoint: Checkpoint, line: Invocation, planned: bool = False) -> bool:
