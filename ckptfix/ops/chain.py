@@ -186,7 +186,7 @@ class Chain:
         """Return the files that the first command read.
 
         Writing the output into a folder changes the folder itself, so its files are recorded instead: those that a
-        plan copies from, where the folder is no checkpoint, as only repair reads it.
+        plan copies from, where the folder is not a checkpoint and only repair reads it.
         """
         if found_as(self._path) != "folder":
             return (self._as_opened(),)
