@@ -111,7 +111,7 @@ def test_no_two_outputs_of_one_input_have_one_name() -> None:
 
 def test_every_module_of_a_verb_has_a_row() -> None:
     rows = {row.module for row in COMMANDS.values()}
-    shared = {"__init__", "common", "console", "exits", "progress", "tables", "tree", "verdict"}
+    shared = {"__init__", "common", "console", "exits", "look", "progress", "tables", "tree", "verdict"}
     modules = {path.stem for path in (ROOT / "ckptfix/cli").glob("*.py")} - shared
     modules |= {f"values.{path.stem}" for path in (ROOT / "ckptfix/cli/values").glob("[!_]*.py")}
     assert modules | {"fleet"} == rows
