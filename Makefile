@@ -26,7 +26,7 @@ help: ## Show this list
 demo: $(READY) ## Train small wrapped models, break and fix their checkpoints, compare
 	$(BIN)/python -m ckptfix.trainer.demo
 
-quick: $(READY) ## Run the tests that show a mistake soonest; some 80 seconds on two cores
+quick: $(READY) ## Run the tests that show a mistake soonest; some 70 seconds on two cores
 	$(PYTEST) -m "not campaign and not slow" $(ARGS)
 
 test: $(READY) ## Run the tests; under five minutes
