@@ -1,8 +1,8 @@
 """Tied tensors: a tensor with several names is a set of names, and none of them is first.
 
 If all names of a shape are one tensor, and the other side has as many of this shape, every name has a counterpart, and
-names are matched one by one as if nothing were tied. Otherwise one name stands for each tensor: one that the other side
-has too, or that of a module without further tensors, in whatever order the names are defined.
+names are matched one by one, as for tensors that are not tied. Otherwise each tensor is matched under one name: one
+that the other side has too, or that of a module without further tensors. The order of definition does not matter.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ def settled(matching: Matching, source: Sequence[Slot]) -> Matching:
     """Return the matching without doubts among the names of one tensor of the source, if no other has its shape."""
     counts = Counter(slot.shape for slot in source)
     tensors = Counter(slot.shape for slot in source if slot.tied is None)
-    alike = {slot.name for slot in source if tensors[slot.shape] == 1 < counts[slot.shape]}
-    if not alike:
+    interchangeable = {slot.name for slot in source if tensors[slot.shape] == 1 < counts[slot.shape]}
+    if not interchangeable:
         return matching
     sources = {pair.target: pair.source for pair in matching.pairs}
 
     def sure(pair: MatchedPair) -> MatchedPair:
-        harmless = pair.source in alike and all(sources.get(rival) in alike for rival in pair.instead)
+        names = (pair.source, *map(sources.get, pair.instead))
+        harmless = all(name in interchangeable for name in names)
         return replace(pair, instead=()) if pair.instead and harmless else pair
 
     return replace(matching, pairs=tuple(map(sure, matching.pairs)))

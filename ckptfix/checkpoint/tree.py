@@ -41,7 +41,7 @@ class Value:
 
     @property
     def label(self) -> str:
-        """The part of an address that stands for the value where it is the key of a mapping."""
+        """The part of an address that names an entry whose key is this value."""
         return f"<{type(self).__name__}>"
 
     @property
@@ -195,7 +195,7 @@ class ObjectValue(Value):
 
     @property
     def encoded(self) -> bytes | None:
-        """The bytes that the object stands for, in a file whose format has no other way to write bytes."""
+        """The bytes that the object holds, where the format of the file writes bytes as a call."""
         return None
 
     @property

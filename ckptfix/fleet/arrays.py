@@ -20,7 +20,8 @@ from ckptfix.fleet.run import TRIES, Each, folder_of, tasks
 from ckptfix.fleet.states import PlanLine, PlanShard, lines, survey
 from ckptfix.fleet.work import JobTask, do
 from ckptfix.io.source import open_source
-from ckptfix.runner.engines import LATE, processors, slurm
+from ckptfix.platform import processors
+from ckptfix.runner.engines import LATE, slurm
 
 PARTS = 16
 """The default number of tasks in an array."""

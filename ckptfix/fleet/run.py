@@ -18,7 +18,8 @@ from ckptfix.fleet.report import FleetReport, JobSummary
 from ckptfix.fleet.states import PlanLine, PlanShard, survey
 from ckptfix.fleet.work import JobTask, do, give_up
 from ckptfix.io.source import found_as, open_source
-from ckptfix.runner.engines import Engine, Executor, Processes, ProcessLost, carry_out, processors
+from ckptfix.platform import processors
+from ckptfix.runner.engines import Engine, Executor, Processes, ProcessLost, carry_out
 
 TRIES = 3
 """The number of processes that a job can kill before it is given up."""

@@ -358,11 +358,6 @@ def _steps(connection: Connection) -> Callable[[int, int], None]:
     return step
 
 
-def processors() -> int:
-    """Return the number of processes that can work at a time on this machine."""
-    return platform.processors()
-
-
 @contextlib.contextmanager
 def dask(address: str, tries: int) -> Iterator[Engine]:
     """Use the workers of the Dask cluster whose scheduler is at ``HOST:PORT``.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LONG
 from lesser_system import SYSTEMS, WHOLE
 
 from ckptfix.names import regexes
@@ -107,8 +108,6 @@ def same(text: str) -> str:
     """The text without the time of an edit, and without the random part of a folder's name."""
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|/[^ ]*/files", "", text)
 
-
-LONG = os.environ.get("CKPTFIX_LONG") == "1"
 
 LACKING = ("no os.pread", "no fcntl", "no leases", "no signal.pthread_sigmask", "no os.statvfs")
 """Systems without one call that are tried in test-all; campaigns try all."""

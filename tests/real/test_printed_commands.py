@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from conftest import LONG
 from real.cases import TABLE, build_threads, shared_thread, thread_case
 from real.files import SHARED
 from real.printed import KINDS, Case, Places, faults
@@ -49,8 +50,6 @@ def places(kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatc
     web = request.getfixturevalue("web") if kind == "https" else None
     return Places(tmp_path / "here", bucket, web)
 
-
-LONG = os.environ.get("CKPTFIX_LONG") == "1"
 
 PAIRS = [
     (name, kind)

@@ -159,11 +159,11 @@ class Console:
         if self.json:
             return
         shown = [finding for finding in findings if not (self.quiet and finding.severity == "info")]
-        alike: dict[tuple[str, str], int] = {}
+        counts: dict[tuple[str, str], int] = {}
         for finding in shown[:most]:
             cause = (finding.id, _WORDS[finding.severity])
-            alike[cause] = alike.get(cause, 0) + 1
-            if alike[cause] > ALIKE and is_terminal(sys.stderr):
+            counts[cause] = counts.get(cause, 0) + 1
+            if counts[cause] > ALIKE and is_terminal(sys.stderr):
                 continue
             place = printable(finding.where)
             if finding.offset is not None:
@@ -173,7 +173,7 @@ class Console:
             self.note(text, SEVERITIES[finding.severity], len(word))
             if finding.fix:
                 self.note(f"  hint: {printable(finding.fix)}")
-        for (id, word), count in alike.items():
+        for (id, word), count in counts.items():
             if count > ALIKE and is_terminal(sys.stderr):
                 self.note(f"... {count - ALIKE:,} more {word}s like these: {id} (--json lists all)", "note")
         if most is not None and len(shown) > most:

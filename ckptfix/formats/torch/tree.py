@@ -21,7 +21,7 @@ from ckptfix.pickles.places import NodesByAddress
 
 
 def value_of(node: Node, storages: StorageOf | None = None) -> Item:
-    """Return the item that `node` stands for; `storages` is only needed to ask a tensor for its entry."""
+    """Return the item of `node`; `storages` is only needed to ask a tensor for its entry."""
     kind = type(node)
     if kind is Call:
         call = cast("Call", node)
@@ -31,12 +31,12 @@ def value_of(node: Node, storages: StorageOf | None = None) -> Item:
 
 
 def node_of(item: Item | Node) -> Node:
-    """Return the node that `item` stands for: the inverse of `value_of`. A node stands for itself."""
+    """Return the node of `item`: the inverse of `value_of`. A node is returned unchanged."""
     return item.node if isinstance(item, _View) else cast("Node", item)
 
 
 def like(item: Item | Node, node: Node) -> Item:
-    """Return the item that `node` stands for, in the file of `item`."""
+    """Return the item of `node`, in the file of `item`."""
     return value_of(node, item.storages if isinstance(item, _View) else None)
 
 
