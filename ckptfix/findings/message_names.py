@@ -225,6 +225,12 @@ _ONE = rf"['\"`]?(?P<name>{_KEY})['\"`]?"
 _LOADED = r"(?:state_?dict|checkpoint|ckpt|loaded\w*|weights|torch\.load\([^()\n]{0,200}\))\w*"
 """An expression for the object that was loaded."""
 
+_DOTTED = r"[A-Za-z_]\w*(?:\.[\w\-]+)+"
+"""A key of a tensor in a module."""
+
+_RAISED = r"[^\n]*\n(?:[^\n]*\n)?\s*KeyError: ['\"](?P=name)['\"]"
+"""The end of a traceback whose last line of code looks `name` up; Python 3.11 underlines the place."""
+
 _PARTS = (r"model|net|network|state_dict|model_state_dict|model_state|module|params|params_ema|ema|model_ema|"
           r"optimizer|optimizer_state_dict|epoch|image_proj|ip_adapter")
 """Keys that scripts look up in a loaded object, and that are hardly asked of anything else."""
@@ -248,10 +254,12 @@ FORMS: tuple[MessageForm, ...] = (
     MessageForm("torchtune", rf"missing (?:LoRA )?key {_ONE} from adapter", "missing", first_only=True),
     MessageForm("diffusers", r"because the following keys are missing:", "missing", _bare),
     MessageForm("vLLM", r"weights were not initialized from checkpoint:", "missing", _any),
+    MessageForm("InvokeAI", r"meta tensors remain:", "missing", _any),
     MessageForm("vLLM", rf"there is no module or parameter named {_ONE}", "module", first_only=True),
     MessageForm("llama.cpp", rf"can ?not map tensor {_ONE}", "unexpected", first_only=True),
     MessageForm("llama.cpp", rf"could not map tensor name {_ONE}", "unexpected", first_only=True),
     MessageForm("llama.cpp", rf"(?:unexpected tensor name:|unrecognized tensor) {_ONE}", "unexpected", first_only=True),
+    MessageForm("llama.cpp", rf"unexpected name {_ONE}: not a lora_A or lora_B tensor", "unexpected", first_only=True),
     MessageForm("ComfyUI", rf"lora key not loaded:? {_ONE}", "unexpected"),
     MessageForm("ComfyUI", r"(?:unet|clip|vae|model|diffusion model|text encoder) (missing|unexpected):", None, _any),
     MessageForm("ComfyUI", r"left over keys:", "unexpected", _any),
@@ -261,11 +269,11 @@ FORMS: tuple[MessageForm, ...] = (
     MessageForm("Megatron", rf"(?<![\w.\-]){_ONE} from model not in state dict", "missing"),
     MessageForm("", r"\b(missing|unexpected)(?: \w{1,20}){0,3}:? ?(?=[\[{(]['\"])", None, _any),
     MessageForm("", r"(missing|unexpected) keys?(?: [\w ]{0,40})?[:=]", None, _any),
-    MessageForm("", r"KeyError: ['\"](?P<name>[A-Za-z_]\w*(?:\.[\w\-]+)+)['\"]", "seen", first_only=True),
+    MessageForm("", rf"\b{_LOADED}\[['\"](?P<name>{_DOTTED})['\"]\]{_RAISED}", "missing", first_only=True),
+    MessageForm("", rf"KeyError: ['\"](?P<name>{_DOTTED})['\"]", "seen", first_only=True),
     MessageForm("", rf"KeyError: ['\"](?P<name>{_STATES})['\"]", "state", first_only=True),
     MessageForm("", rf"KeyError: ['\"](?P<name>{_PARTS})['\"]", "part", first_only=True),
-    MessageForm("", rf"\b{_LOADED}\[['\"](?P<name>\w+)['\"]\][^\n]*\n(?:[^\n]*\n)?\s*KeyError: ['\"](?P=name)['\"]",
-                "part", first_only=True),
+    MessageForm("", rf"\b{_LOADED}\[['\"](?P<name>\w+)['\"]\]{_RAISED}", "part", first_only=True),
     MessageForm("ComfyUI", r"could not detect model type of\b", "whole", _diffusion_model),
 )
 """The forms of lists of keys."""
@@ -286,6 +294,7 @@ CONFLICTS: tuple[tuple[str, str], ...] = (
                      rf"[^\n]*?ckpt:? *{_SAVED} vs model:? *{_WANTED}"),
     ("accelerate", rf"Trying to set a tensor of shape {_SAVED} in [\"']?(?P<name>[^\s\"']{{1,400}})[\"']? \(which has "
                    rf"shape {_WANTED}\)"),
+    ("fvcore", rf"'(?P<name>[^'\n]{{1,400}})' has shape {_SAVED} in the checkpoint but {_WANTED} in the model"),
     ("fvcore", rf"skip loading parameter '(?P<name>[^']+)' [^\n]{{0,60}}?{_SAVED} in the checkpoint but {_WANTED}"),
     ("DCP", rf"size mismatch between saved {_SAVED} and current: {_WANTED} for (?P<name>[\w.\-]+\w)"),
     ("mmengine", rf"size mismatch for (?P<name>[^\s:]+): copying a param with shape {_SAVED} [^\n]{{0,40}}?{_WANTED}"),

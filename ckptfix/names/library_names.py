@@ -6,7 +6,7 @@ A row is used only where it accounts for the keys of a message; nothing here loo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Substitutions = tuple[tuple[str, str], ...]
@@ -26,6 +26,8 @@ class LibraryChange:
         source: where the change is described.
         mark: a regular expression for keys that only these models have: the file or the model must have one; empty if
             the substitutions themselves are as particular.
+        reordered: tensors whose elements have a different order too: a regular expression for their keys, and the
+            operations of a line of rules, forward and back.
     """
 
     id: str
@@ -35,6 +37,7 @@ class LibraryChange:
     back: Substitutions
     source: str
     mark: str = ""
+    reordered: tuple[tuple[str, str, str], ...] = ()
 
 
 _VISION = "vision_tower|multi_modal_projector|vision_model|connector|audio_tower|qformer"
@@ -138,6 +141,26 @@ CHANGES: tuple[LibraryChange, ...] = (
         "facebookresearch/Mask2Former, mask_former_head.py",
     ),
     LibraryChange(
+        "openmmlab-swin", "OpenMMLab", "its Swin has stages.N.blocks.N.attn.w_msa and ffn.layers.0.0, and Microsoft's "
+        "and timm's layers.N.blocks.N.attn and mlp.fc1; it merges patches in a different order",
+        ((r"(^|[.])layers[.](\d+)[.](blocks|downsample)[.]", r"\1stages.\2.\3."), ("[.]attn[.](?!w_msa[.])", ".attn.w_msa."),
+         ("[.]mlp[.]fc1[.]", ".ffn.layers.0.0."), ("[.]mlp[.]fc2[.]", ".ffn.layers.1."),
+         (r"(^|[.])patch_embed[.]proj[.]", r"\1patch_embed.projection.")),
+        ((r"(^|[.])stages[.](\d+)[.](blocks|downsample)[.]", r"\1layers.\2.\3."), ("[.]attn[.]w_msa[.]", ".attn."),
+         ("[.]ffn[.]layers[.]0[.]0[.]", ".mlp.fc1."), ("[.]ffn[.]layers[.]1[.]", ".mlp.fc2."),
+         (r"(^|[.])patch_embed[.]projection[.]", r"\1patch_embed.proj.")),
+        "open-mmlab/mmdetection, mmdet/models/backbones/swin.py swin_converter",
+        r"[.]blocks[.]\d+[.]attn[.]w_msa[.]",
+        (
+            (r"(?:^|[.])downsample[.]reduction[.]weight$",
+             "| reshape from=o,4*c to=o,2,2,c | permute dims=0,3,2,1 | reshape from=o,c,2,2 to=o,4*c",
+             "| reshape from=o,4*c to=o,c,2,2 | permute dims=0,3,2,1 | reshape from=o,2,2,c to=o,4*c"),
+            (r"(?:^|[.])downsample[.]norm[.](?:weight|bias)$",
+             "| reshape from=4*c to=2,2,c | permute dims=2,1,0 | reshape from=c,2,2 to=4*c",
+             "| reshape from=4*c to=c,2,2 | permute dims=2,1,0 | reshape from=2,2,c to=4*c"),
+        ),
+    ),
+    LibraryChange(
         "meta-llama", "Meta's LLaMA", "its own files have layers.N.attention.wq, feed_forward.w1 and attention_norm, "
         "and transformers model.layers.N.self_attn.q_proj, mlp.gate_proj and input_layernorm",
         _forward(_META), _back(_META), "huggingface/transformers, models/llama/convert_llama_weights_to_hf.py",
@@ -198,6 +221,18 @@ def change_of(pairs: Iterable[tuple[str, str]]) -> LibraryChange | None:
             if rows and all(substituted(old, subs) == new for old, new in rows):
                 return change
     return None
+
+
+def reordered(pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the new key and the operations, for each of `pairs` whose tensor has a different order of elements too."""
+    change = change_of(pairs)
+    if change is None:
+        return
+    forward = all(substituted(old, change.forward) == new for old, new in pairs)
+    for _, new in pairs:
+        for pattern, ahead, back in change.reordered:
+            if re.search(pattern, new):
+                yield new, ahead if forward else back
 
 
 def substituted(name: str, subs: Iterable[tuple[str, str]]) -> str:

@@ -159,7 +159,7 @@ _NOTES = frozenset({"training-checkpoint", "quantized-keys"})
 
 def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
     have = list(shapes)
-    names = _of_adapter(names, have)
+    names = _of_adapter(_without_adapter_name(names), have)
     said = [*names.unexpected, *(row.name for row in names.conflicts)]
     front, stripped = "", True
     if said and not any(name in shapes for name in said):
@@ -188,6 +188,23 @@ def _sided(at: str, shapes: Mapping[str, Shape], names: Listed) -> MessageSide:
         tuple(seen),
         names.shortened,
     )
+
+
+def _without_adapter_name(names: Listed) -> Listed:
+    """Return `names` as the files of PEFT have them, if PEFT's loader wrote them: it adds the adapter's name itself.
+
+    Source: peft/utils/save_and_load.py, set_peft_model_state_dict.
+    """
+    if set(names.frameworks) != {"PEFT"}:
+        return names
+    plain = tuple(_ADAPTER_NAME.sub(r".\1\2", name).replace(".modules_to_save.", ".") for name in names.missing)
+    return replace(names, missing=plain)
+
+
+_ADAPTER_NAME = re.compile(
+    r"\.(lora_(?:embedding_)?[AB](?:_\d+)?|lora_magnitude_vector|modules_to_save)\.[\w-]+(\.(?:weight|bias)|)$"
+)
+"""A module of an adapter, and the adapter's name."""
 
 
 def _of_adapter(names: Listed, have: Sequence[str]) -> Listed:
@@ -292,6 +309,9 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Ans
         _say_names(side, result, missing, left, [], names, answer, heads)
         return
     answer.subs = result.subs
+    moved = [(old, new) for old, new in current.items() if old != new]
+    answer.lines += [f"{old} -> {new} {end}" for old, new, end in lines.joined(
+        [(new, new, operations) for new, operations in library_names.reordered(moved)])]  # fmt: skip
     rest = [name for name in (over or have) if current[name] not in result.made and current[name] == name]
     made = {new: side.shapes[old] for old, new in current.items()}
     fused = list(_fused(list(made), left, made)) if left else []
@@ -307,13 +327,37 @@ def _solve(checkpoint: Checkpoint, side: MessageSide, names: Listed, answer: Ans
         answer.subs, answer.lines = (), []
         _say_unlike(missing, over, answer)
         return
+    if _is_guess(result) and any(map(_is_weight, left)) and any(map(_is_weight, loose)):
+        answer.subs, answer.lines = (), []
+        _say_names(side, result, missing, left, fused, names, answer, _REST_UNKNOWN)
+        return
     _say_names(side, result, missing, left, fused, names, answer)
     left = _tie(checkpoint, side, current, rest, left, answer)
     if over:
         _drop(checkpoint, side, names, current, rest, left, answer)
+    if answer.unlike and _is_guess(result):
+        answer.subs, answer.lines = (), []
+        answer.rows[:] = [row for row in answer.rows if row[0] != "other-spelling"]
     _say_left(side, left, of_base, rest if over else [], answer)
     _say_fused_norm(left, rest, answer)
     answer.solved = len(missing) - len(left) + len(over) - len(rest)
+
+
+_REST_UNKNOWN = (
+    "the message does not show what the others are called: with the model, or any file that it loads: ckptfix match "
+    "{source} OUT --like MODEL"
+)
+
+
+def _is_weight(name: str) -> bool:
+    return not no_weights.optional(Slot(name, ()))
+
+
+def _is_guess(result: solve.Substituted) -> bool:
+    """Return whether a renaming follows from the likeness of keys alone, and not from a known change or a prefix."""
+    pairs = [(old, new) for old, new in result.pairs if old != new]
+    every = len(pairs) == len(result.names) and all(old.endswith(new) or new.endswith(old) for old, new in pairs)
+    return bool(pairs) and not every and library_names.change_of(pairs) is None
 
 
 _NORM = ("running_mean", "running_var")
@@ -630,6 +674,12 @@ def _drop(
     elif names.shortened and side.over:
         rest[:] = _of_the_same_kind(rest, unchanged)
     weighty = [name for name in rest if not no_weights.optional(Slot(name, side.shapes[name]))]
+    if names.shortened and weighty and not any(map(LORA.search, weighty)):
+        if whole := _trained_whole(side):
+            answer.say("unexpected-keys", f"the adapter has {brief(whole)} beside its LoRA: layers that were trained as "
+                       "a whole, which this program takes only as a part of the model",
+                       "merge the adapter into its base model (PEFT: merge_and_unload), and convert that")  # fmt: skip
+            return
     strict = bool(STRICT.intersection(names.frameworks or ("",)))
     what = f"the model lacks {brief(rest)}"
     kept = len(side.shapes) - len(rest)
@@ -640,6 +690,7 @@ def _drop(
                    "are the keys of a different implementation, or of a different version", "")  # fmt: skip
         return
     if inner := _of_layers(weighty, rest, side):
+        answer.unlike = True
         answer.say("unexpected-keys", f"{what}; {inner} is in a layer that the model has too, or in one more layer: "
                    "the model was built with another configuration, and would not be the same without them",
                    "build the model with the configuration of the file; to leave them out all the same, in Python: "
@@ -660,6 +711,12 @@ def _drop(
     hint = "" if weighty else ", which hold no weights"
     them = "it" if len(rest) == 1 else "them"
     answer.say("unexpected-keys" if weighty else "optional-buffers", f"{what}{hint}: the command leaves {them} out")
+
+
+def _trained_whole(side: MessageSide) -> list[str]:
+    """Return the keys of an adapter that belong to no LoRA; empty for a model that has LoRA in it."""
+    others = [name for name in side.shapes if not LORA.search(name)]
+    return others if 2 * len(others) < len(side.shapes) else []
 
 
 _OTHER_LORA = (

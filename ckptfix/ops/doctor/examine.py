@@ -7,7 +7,7 @@ parts that were checked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -380,6 +380,8 @@ def _judge(
         from ckptfix.ops.doctor import compare
 
         told = compare.scan(view, names)
+        if told and all(row.id == "other-file" for row in told) and _explained(contents, messages.beside_keys(rows)):
+            told = []  # a log lists keys of several files before the error itself
         contents = compare.settled(contents, told, names)
         yield from told
     if like is not None:
@@ -402,6 +404,11 @@ def _judge(
     if not fast:
         looked.append("tensor data")
         yield from scan_records.scan(_pieces(checkpoint, view), checkpoint.byteorder, progress)
+
+
+def _explained(findings: Iterable[Finding], rows: Collection[LoadError]) -> bool:
+    """Return whether any of `findings` explains one of the load errors `rows`."""
+    return any(not set(errors_of(finding)).isdisjoint(rows) for finding in findings)
 
 
 _RESUMES = {

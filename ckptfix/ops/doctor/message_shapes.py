@@ -52,13 +52,18 @@ def say_conflicts(checkpoint: Checkpoint, side: MessageSide, answer: Answer) -> 
     for says in (_say_rows, _say_reshaped, _say_lora, _say_positions):
         rows = says(checkpoint, side, rows, answer)
     if rows:
-        answer.say("shape-mismatch", _shapes(rows) + _shape_note(rows))
+        note = _shape_note(rows)
+        answer.unlike |= note == _CONFIGURATION
+        answer.say("shape-mismatch", _shapes(rows) + note)
 
 
 def _shapes(rows: Sequence[ShapeConflict]) -> str:
     row = rows[0]
     more = f" (and {len(rows) - 1:,} more)" if len(rows) > 1 else ""
     return f"{row.name} is {list(row.saved)} here, {list(row.wanted)} in the model{more}"
+
+
+_CONFIGURATION = ": the model was built with a different configuration"
 
 
 def _shape_note(rows: Sequence[ShapeConflict]) -> str:
@@ -68,7 +73,7 @@ def _shape_note(rows: Sequence[ShapeConflict]) -> str:
     last = {module_of(row.name) or row.name for row in heads}
     if len(heads) == len(rows) and len(last) <= 2 and heads[0].wanted:
         return f": an output layer for {heads[0].saved[0]:,} classes, and the model has {heads[0].wanted[0]:,}"
-    return ": the model was built with a different configuration"
+    return _CONFIGURATION
 
 
 Says = list[ShapeConflict]

@@ -69,6 +69,8 @@ class Answer:
     lines: list[str] = field(default_factory=list)
     rows: list[tuple[str, str, Fix | None]] = field(default_factory=list)
     solved: int = 0
+    unlike: bool = False
+    """Whether the model was built with a different configuration than the file, so that likeness of keys proves little."""
 
     def say(self, id: str, message: str, fix: Fix | None = None) -> None:
         self.rows.append((id, message, fix))

@@ -151,6 +151,14 @@ _OF_NAMES = {
 """Load errors that are recognized by a word in the keys, case ignored, and the word."""
 
 
+def beside_keys(rows: Iterable[E]) -> set[E]:
+    """Return the load errors among `rows` that are about something else than the keys and shapes of a model."""
+    return {row for row in rows if row not in _OF_KEYS and row not in _OF_NAMES}
+
+
+_OF_KEYS = frozenset((E.PREFIX, E.NO_KEY_IN_MODEL, E.SHAPES, E.POSITION_SIZE, E.COMPILED, E.WRAPPED, E.TRAINING))
+
+
 def _of_all(row: E, names: message_names.Listed) -> bool:
     pattern = re.compile(_OF_NAMES[row], re.IGNORECASE)
     return any(side and all(map(pattern.search, side)) for side in (names.missing, names.unexpected))

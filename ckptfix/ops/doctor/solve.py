@@ -164,7 +164,7 @@ def _derived(
         better, moves = best, False
         for subs, source, name in tried:
             made = _effect((*best.subs, *subs), have, wanted, agreed)
-            if made is None or len(made.made) <= len(better.made) or _takes_apart(made) or _takes_part(made):
+            if made is None or len(made.made) <= len(better.made) or any(odd(made) for odd in _ODD_EFFECTS):
                 continue
             if not _is_sure(subs) and not _is_supported(best, made, complete=complete):
                 continue
@@ -263,6 +263,17 @@ def _takes_part(made: Substituted) -> bool:
         (one in _PARTS and other in _WHOLES) or (one in _WHOLES and other in _PARTS)
         for one, other in pairs if one != other
     )  # fmt: skip
+
+
+def _takes_one_of_list(made: Substituted) -> bool:
+    """Return whether one module of a list becomes the whole, and others stay: ``proj.1.weight`` and ``proj.weight``."""
+    wholes = {new.rpartition(".")[0] for old, new in made.pairs if old != new}
+    stay = (old for old, new in made.names.items() if old == new)
+    return any(name[: number.start() - 1] in wholes for name in stay for number in _NUMBER.finditer(name))
+
+
+_ODD_EFFECTS = (_takes_apart, _takes_part, _takes_one_of_list)
+"""Effects that no renaming of a module has."""
 
 
 def _is_supported(before: Substituted, after: Substituted, *, complete: bool) -> bool:
