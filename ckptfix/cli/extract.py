@@ -21,6 +21,12 @@ from ckptfix.ops.writing import WriteOptions
     ),
     click.Option(["--ema"], is_flag=True, help="Extract the averaged weights, under the keys of the plain model."),
     click.Option(
+        ["--nest"],
+        metavar="NAME[=PREFIX]",
+        multiple=True,
+        help="Write a dict of state dicts: the keys under PREFIX (by default NAME) become the dict NAME; repeatable.",
+    ),
+    click.Option(
         ["--to"],
         metavar="zip|legacy|safetensors",
         shell_complete=values.formats,
@@ -39,6 +45,7 @@ def command(
     *,
     at: str | None,
     ema: bool,
+    nest: tuple[str, ...],
     to: FormatName | None,
     drop_unsupported: bool,
 ) -> Written:
@@ -49,4 +56,6 @@ def command(
     the live module might also contain is listed; if that includes tensors, the exit code is 3.
     """
 
-    return extract.extract(source, dest, at=at, ema=ema, to=to, drop_unsupported=drop_unsupported, **how.keywords())
+    return extract.extract(
+        source, dest, at=at, ema=ema, nest=nest, to=to, drop_unsupported=drop_unsupported, **how.keywords()
+    )

@@ -138,6 +138,13 @@ CONTENTS: tuple[FindingKind, ...] = (
         (E.WHOLE_STORAGE,), step("slim"),
     ),
     FindingKind(
+        "averaged-keys", "info", "averages (EMA) with keys of their own beside the weights",
+        "The trainer kept a second copy of the weights, an exponential moving average, in the same state dict: "
+        "`ema_backbone_conv1_weight`, `generator_ema.conv.weight`, `model_ema.conv1weight`. A model without the "
+        "averages calls their keys unexpected. `ckptfix extract --ema` writes the averages under the plain keys.",
+        (E.PREFIX,), step("extract", ema=True),
+    ),
+    FindingKind(
         "tied-tensors", "info", "keys that share one tensor",
         "torch keeps them tied. safetensors cannot store ties, and its save_file says `Some tensors share "
         "memory`; ckptfix writes one of them, and the tie as metadata.",

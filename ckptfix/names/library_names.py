@@ -143,7 +143,8 @@ CHANGES: tuple[LibraryChange, ...] = (
     LibraryChange(
         "openmmlab-swin", "OpenMMLab", "its Swin has stages.N.blocks.N.attn.w_msa and ffn.layers.0.0, and Microsoft's "
         "and timm's layers.N.blocks.N.attn and mlp.fc1; it merges patches in a different order",
-        ((r"(^|[.])layers[.](\d+)[.](blocks|downsample)[.]", r"\1stages.\2.\3."), ("[.]attn[.](?!w_msa[.])", ".attn.w_msa."),
+        ((r"(^|[.])layers[.](\d+)[.](blocks|downsample)[.]", r"\1stages.\2.\3."),
+         ("[.]attn[.](?!w_msa[.])", ".attn.w_msa."),
          ("[.]mlp[.]fc1[.]", ".ffn.layers.0.0."), ("[.]mlp[.]fc2[.]", ".ffn.layers.1."),
          (r"(^|[.])patch_embed[.]proj[.]", r"\1patch_embed.projection.")),
         ((r"(^|[.])stages[.](\d+)[.](blocks|downsample)[.]", r"\1layers.\2.\3."), ("[.]attn[.]w_msa[.]", ".attn."),

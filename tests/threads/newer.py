@@ -2,11 +2,20 @@
 
 `outcome` and `want` are as in `threads.reports`. A message is shortened to the keys of the file, whose sizes are small;
 where a thread only names the error (LlamaFactory#10294, SILI_CD#2), its message is in the form of the framework.
+
+At the first try, the first command solved 6 of the 27, and 11 were explained (4 of these were expected to get a
+command). Two had no answer. Three had a wrong one (a log with keys of a second file, a trained head in an adapter, a
+lookup in the file that was taken for one in the model), and five commands did harm: PEFT's adapter name in its file
+(twice), the renaming of one of several layers (twice), and half of a renaming whose tensors also have another order.
+The rules that they led to are not part of that measure. bearpaw#35 was expected to say shape-mismatch first, which it
+says second; Swin#220 was expected to be explained; diffusers#3390 to get a command, though the loader needs none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,11 +92,16 @@ def int8() -> dict[str, torch.Tensor]:
             f"{name}.weight_format": torch.tensor(0, dtype=torch.uint8), "model.norm.weight": torch.ones(16)}
 
 
-def gptq() -> dict[str, torch.Tensor]:
+def gptq(folder: Path) -> Path:
+    """Write a GPTQ layer and its config.json, which the first version of this row lacked."""
     name = "model.layers.0.mlp.down_proj"
-    return {f"{name}.qweight": torch.zeros(4, 8, dtype=torch.int32), f"{name}.scales": torch.ones(1, 8).half(),
+    config = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}}
+    (folder / "config.json").write_text(json.dumps(config))
+    state = {f"{name}.qweight": torch.zeros(4, 8, dtype=torch.int32), f"{name}.scales": torch.ones(1, 8).half(),
             f"{name}.qzeros": torch.zeros(1, 1, dtype=torch.int32), f"{name}.g_idx": torch.zeros(32, dtype=torch.int32),
             "model.norm.weight": torch.ones(8).half()}  # fmt: skip
+    torch.save(state, folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
 
 
 def saved(state: Mapping[str, Any], *others: str) -> dict[str, Any]:
@@ -99,15 +113,16 @@ def named(names: Shapes, adapter: str = "default") -> list[str]:
     return [name.removesuffix(".weight") + f".{adapter}.weight" for name in names]
 
 
-def not_used(kind: str, names: list[str], new: list[str] = []) -> str:  # noqa: B006
-    text = (f"Some weights of the model checkpoint at x were not used when initializing {kind}: {names}\n- This IS "
+def not_used(kind: str, names: Sequence[str], new: Sequence[str] = ()) -> str:
+    text = (f"Some weights of the model checkpoint at x were not used when initializing {kind}: {[*names]}\n- This IS "
             f"expected if you are initializing {kind} from the checkpoint of a model trained on another task\n")
     return text + (f"Some weights of {kind} were not initialized from the model checkpoint at x and are newly "
-                   f"initialized: {new}\nYou should probably TRAIN this model" if new else "")
+                   f"initialized: {[*new]}\nYou should probably TRAIN this model" if new else "")
 
 
 def mmcv(unexpected: list[str], missing: list[str]) -> str:
-    text = f"The model and loaded state dict do not match exactly\n\nunexpected key in source state_dict: {', '.join(unexpected)}\n"
+    text = "The model and loaded state dict do not match exactly\n\nunexpected key in source state_dict: "
+    text += f"{', '.join(unexpected)}\n"
     return text + (f"\nmissing keys in source state_dict: {', '.join(missing)}\n" if missing else "")
 
 
@@ -115,7 +130,8 @@ NEWER: tuple[Report, ...] = (
     Report("Bo396543018/Picodet_Pytorch/issues/7", mmcv(list(AVERAGED), []),
            pickled({"meta": {}, **saved(zeros({**DETECTOR, **AVERAGED}))}), "solved", DETECTOR),
     Report("open-mmlab/mmagic/issues/1439", mmcv(["step_counter", *AVERAGED_GENERATOR], []),
-           pickled(saved(zeros({**GENERATOR, **AVERAGED_GENERATOR, "step_counter": (1,)}))), "solved", GENERATOR),
+           pickled(saved(zeros({**GENERATOR, **AVERAGED_GENERATOR, "step_counter": (1,)}))), "solved",
+           {**GENERATOR, "step_counter": (1,)}),
     Report("hiyouga/LlamaFactory/issues/10294",
            f"peft/peft_model.py:569: UserWarning: Found missing adapter keys while loading the checkpoint: "
            f"{named(NEW_QWEN_ADAPTER)}.", tensors(QWEN_ADAPTER, "adapter_model.safetensors"), "solved",
@@ -146,7 +162,7 @@ NEWER: tuple[Report, ...] = (
            scope=False),
     Report("NVIDIA-NeMo/Automodel/pull/2071",
            "RuntimeError: Missing key in checkpoint state_dict: optim.state.model.layers.1.mlp.gate.weight.step.",
-           distributed(model=zeros({"model.layers.0.mlp.gate.weight": (4, 4), "model.layers.1.mlp.gate.weight": (4, 4)}),
+           distributed(model=zeros({f"model.layers.{n}.mlp.gate.weight": (4, 4) for n in range(2)}),
                        optim={f"state.model.layers.0.mlp.gate.weight.{key}": torch.zeros(1) for key in (
                               "step", "exp_avg")}), "said:missing-keys", scope=False),
     Report("Xiyue-Wang/TransPath/issues/11",
@@ -157,20 +173,21 @@ NEWER: tuple[Report, ...] = (
            torch_message("SwinTransformer", [], list(SWIN_BUFFERS)), pickled(zeros({**SWIN, **SWIN_BUFFERS})),
            "solved", SWIN),
     Report("SwinTransformer/Swin-Transformer-Object-Detection/issues/220",
-           mmcv(list(SWIN_DETECTOR), list(OPENMMLAB)), pickled(saved(zeros(SWIN_DETECTOR), "meta")),
-           "said:library-names", scope=False),
+           mmcv(list(SWIN_DETECTOR), list(OPENMMLAB)), pickled(saved(zeros(SWIN_DETECTOR), "meta")), "solved",
+           OPENMMLAB),
     Report("SwinTransformer/Swin-Transformer-Object-Detection/issues/22",
            mmcv([name for name in ONE_NORM if name not in SWIN], OUTPUT_NORMS), pickled({"model": zeros(ONE_NORM)}),
            "said:missing-keys", scope=False),
     Report("bearpaw/pytorch-classification/issues/35",
            torch_message("DataParallel", [f"module.bn.{leaf}" for leaf in ("weight", "bias", "running_mean",
                          "running_var")], [name for name in DEEPER if "bn" in name or "conv3" in name])
-           + size_mismatch(*((name, shape, (4, 4, 3, 3)) for name, shape in DEEPER.items() if "conv1" in name)).partition(":")[2].partition(":")[2],
+           + size_mismatch(*((name, shape, (4, 4, 3, 3)) for name, shape in DEEPER.items() if "conv1" in name)
+                           ).partition(":")[2].partition(":")[2],
            pickled(saved(zeros(DEEPER), "epoch")), "said:unexpected-keys", scope=False),
     Report("flowersteam/lamorel/issues/32",
            torch_message("HF_LLM", ["_LLM_model.encoder.embed_tokens.weight", "_LLM_model.decoder.embed_tokens.weight"],
                          []), pickled(zeros(T5), "model.checkpoint"), "solved",
-           {**T5, "_LLM_model.encoder.embed_tokens.weight": (32, 8), "_LLM_model.decoder.embed_tokens.weight": (32, 8)}),
+           {**T5, **{f"_LLM_model.{side}.embed_tokens.weight": (32, 8) for side in ("encoder", "decoder")}}),
     Report("ggml-org/llama.cpp/issues/11554",
            "INFO:lora-to-gguf:Exporting model...\nERROR:lora-to-gguf:Unexpected name 'base_model.model.lm_head.weight':"
            " Not a lora_A or lora_B tensor\nERROR:lora-to-gguf:Embeddings is present in the adapter. This can be due "
@@ -180,11 +197,10 @@ NEWER: tuple[Report, ...] = (
            pickled(int8, "pytorch_model.bin"), "solved",
            {"model.layers.0.mlp.down_proj.weight": (16, 8), "model.norm.weight": (16,)}),
     Report("ggml-org/llama.cpp/issues/8134", "ValueError: Can not map tensor 'model.layers.0.mlp.down_proj.qweight'",
-           pickled(gptq, "pytorch_model.bin"), "solved",
-           {"model.layers.0.mlp.down_proj.weight": (8, 32), "model.norm.weight": (8,)}),
+           gptq, "solved", {"model.layers.0.mlp.down_proj.weight": (8, 32), "model.norm.weight": (8,)}),
     Report("huggingface/transformers/issues/27605",
            not_used("Wav2Vec2ForCTC", list(WAV2VEC)[:3], list(NEW_WAV2VEC)[:2]), pickled(zeros(WAV2VEC)), "solved",
-           NEW_WAV2VEC),
+           {**NEW_WAV2VEC, "wav2vec2.mask_time_emb_vector": (8,)}),
     Report("huggingface/peft/issues/1453",
            "ValueError: Trying to set a tensor of shape torch.Size([32, 8]) in \"weight\" (which has shape "
            "torch.Size([0])), this look incorrect.", tensors(LLAMA), "said:model-side", scope=False),
@@ -204,7 +220,7 @@ NEWER: tuple[Report, ...] = (
            "but (16, 2, 3, 3) in the model! Skipped.", pickled({"model": zeros(PYRAMID)}), "said:shape-mismatch",
            scope=False),
     Report("huggingface/diffusers/issues/3390", not_used("CLIPTextModel", list(OTHER_TOWER)),
-           tensors({**TEXT, **OTHER_TOWER}), "solved", TEXT),
+           tensors({**TEXT, **OTHER_TOWER}), "said:unexpected-keys", scope=False),
     Report("huggingface/diffusers/pull/9622",
            "Loading adapter weights from state_dict led to missing keys in the model: \n\n"
            "single_transformer_blocks.0.attn.to_q.lora_A.default_0.weight, "

@@ -110,6 +110,7 @@ def fresh(
     legacy: bool = False,
     versions: Versions | None = None,
     calls: Calls | None = None,
+    dicts: Sequence[str] = (),
 ) -> NewPickle:
     """Return the pickle of a state dict with these tensors.
 
@@ -118,6 +119,7 @@ def fresh(
     Args:
         versions: the ``_metadata`` of the state dict; None to write no metadata.
         calls: the rebuild calls of tensors that are not dense.
+        dicts: first components of keys; the tensors under each become a state dict of its own under that name.
 
     Raises:
         WouldLoseData: an entry is not dense and has no call, or its data is not in the file.
@@ -131,14 +133,21 @@ def fresh(
     root = Call(_ORDERED_DICT, (), "REDUCE", 0)
     copied: dict[int, Any] = {}
     root.items = []
+    inner: dict[str, list[tuple[str, Any]]] = {name: [] for name in dicts}
     for entry in entries:
+        front, _, rest = entry.key.partition(".")
+        rows, key = (inner[front], rest) if rest and front in inner else (root.items, entry.key)
         if entry.kind == "dense":
             untyped = entry.storage is not None and entry.storage.identity in bytewise
-            root.items.append((entry.key, tensor_call(entry, storages, untyped=untyped)))
+            rows.append((key, tensor_call(entry, storages, untyped=untyped)))
         else:
             assert calls is not None
-            root.items.append((entry.key, _copied(nodes[entry.key], calls, storages, copied, entry.key)))
-    if versions is not None:
+            rows.append((key, _copied(nodes[entry.key], calls, storages, copied, entry.key)))
+    for name, rows in inner.items():
+        one = Call(_ORDERED_DICT, (), "REDUCE", 0)
+        one.items = rows
+        root.items.append((name, one))
+    if versions is not None and not dicts:
         root.state = _metadata(versions)
     if not copied:
         return NewPickle(emit(root), storages.rows, storages.itemsizes)

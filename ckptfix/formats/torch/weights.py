@@ -36,6 +36,7 @@ class Weights:
         byteorder: byte order of the data.
         beside: the other tensors of the file.
         files: files of the checkpoint that it was in; empty for a program.
+        dicts: first components of keys that become dicts of their own in the output.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Weights:
     byteorder: Literal["little", "big"] = "little"
     beside: tuple[TensorEntry, ...] = ()
     files: tuple[FileVersion, ...] = ()
+    dicts: tuple[str, ...] = ()
 
     def as_checkpoint(self) -> Checkpoint:
         """Return a checkpoint that holds only this state dict."""
@@ -95,14 +97,16 @@ def plan_torch(weights: Weights, dest: str, *, legacy: bool) -> Plan:
         WouldLoseData: the data of a tensor is not in the file, or torch would not load it from a legacy file.
         Unsupported: a tensor cannot be rewritten.
     """
+    how: dict[str, Any] = {"versions": weights.versions, "calls": weights.calls, "dicts": weights.dicts}
     if not legacy:
-        made = torch_emit.fresh(weights.entries, versions=weights.versions, calls=weights.calls)
+        made = torch_emit.fresh(weights.entries, **how)
         segments = zip_layout.fresh(made.pickle, made.storages, weights.byteorder)
         return Plan((OutputFile.of(dest, segments),))
     legacy_layout.refuse_unloadable(weights.entries, weights.path)
     if weights.byteorder == "big":
         weights = in_little(weights)
-    made = torch_emit.fresh(weights.entries, legacy=True, versions=weights.versions, calls=weights.calls)
+        how["calls"] = weights.calls
+    made = torch_emit.fresh(weights.entries, legacy=True, **how)
     sized = [(key, data, made.itemsizes[key]) for key, data, _ in made.storages]
     return Plan((OutputFile.of(dest, legacy_layout.fresh(made.pickle, sized, dest)),))
 

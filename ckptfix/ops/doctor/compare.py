@@ -18,12 +18,12 @@ from ckptfix.findings.message_names import Listed, Prefix, Shape, ShapeConflict
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.steps import Fix, Value, step
 from ckptfix.findings.table import found
-from ckptfix.names import bases, library_names, lines, no_weights, rules, spellings, typed
+from ckptfix.names import averaged_keys, bases, library_names, lines, no_weights, rules, spellings, typed
 from ckptfix.names.operations import HALF, INTERLEAVED, Operation
 from ckptfix.names.slots import Slot
 from ckptfix.names.wrappers import WRAPPERS
 from ckptfix.ops import choose
-from ckptfix.ops.doctor import message_parts, message_shapes, quantized_keys, solve
+from ckptfix.ops.doctor import contents, message_parts, message_shapes, quantized_keys, solve
 from ckptfix.ops.doctor.groups import BESIDE, TOLD
 from ckptfix.ops.doctor.message_side import (
     EMBEDDINGS,
@@ -153,7 +153,7 @@ def _findings(answer: Answer, at: str, where: str) -> Iterator[Finding]:
         yield found(id, message, where=where, fix=fix, about=TOLD, severity=severity)
 
 
-_NOTES = frozenset({"training-checkpoint", "quantized-keys"})
+_NOTES = frozenset({"training-checkpoint", "quantized-keys", "averaged-keys"})
 """Findings that do not count as errors of the file, although a command helps."""
 
 
@@ -664,6 +664,15 @@ def _drop(
         what = f"these keys belong to quantized weights, whose scheme the loader must know: {brief(coded)}"
         answer.say("quantized-keys", f"{what}; {quantized_keys.needs(checkpoint)}", quantized_keys.remedy(checkpoint))
         return
+    averages = averaged_keys.find(list(side.shapes))
+    kept_twice = {*averages.pairs, *averages.counters} if averages is not None else set()
+    if averages is not None and kept_twice.intersection(rest) and not answer.subs and not answer.lines:
+        others = [name for name in rest if name not in kept_twice]
+        if not others or not STRICT.intersection(names.frameworks or ("",)):
+            also = f"; the loader skips {brief(others)} by itself" if others else ""
+            answer.say("averaged-keys", contents.averaged_beside(averages) + also, step("extract", ema=True))
+            rest[:] = []
+            return
     unchanged = [name for name in side.shapes if current[name] == name]
     watched = {name.removeprefix(f"{side.at}/") if side.at else name for name in observers(checkpoint.entries)}
     watched |= {name for name in unchanged if _is_observer(name, side.shapes[name])}
@@ -674,12 +683,11 @@ def _drop(
     elif names.shortened and side.over:
         rest[:] = _of_the_same_kind(rest, unchanged)
     weighty = [name for name in rest if not no_weights.optional(Slot(name, side.shapes[name]))]
-    if names.shortened and weighty and not any(map(LORA.search, weighty)):
-        if whole := _trained_whole(side):
-            answer.say("unexpected-keys", f"the adapter has {brief(whole)} beside its LoRA: layers that were trained as "
-                       "a whole, which this program takes only as a part of the model",
-                       "merge the adapter into its base model (PEFT: merge_and_unload), and convert that")  # fmt: skip
-            return
+    if names.shortened and weighty and not any(map(LORA.search, weighty)) and (whole := _trained_whole(side)):
+        answer.say("unexpected-keys", f"the adapter has {brief(whole)} beside its LoRA: layers that were trained as a "
+                   "whole, which this program takes only as a part of the model",
+                   "merge the adapter into its base model (PEFT: merge_and_unload), and convert that")  # fmt: skip
+        return
     strict = bool(STRICT.intersection(names.frameworks or ("",)))
     what = f"the model lacks {brief(rest)}"
     kept = len(side.shapes) - len(rest)

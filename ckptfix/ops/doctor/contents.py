@@ -18,8 +18,9 @@ from ckptfix.formats.torch import calls, versions
 from ckptfix.formats.torch.call_classes import named_arrays
 from ckptfix.formats.torch.common import maybe_pickled_object
 from ckptfix.formats.torch.object import find_devices
-from ckptfix.names import kinds, spellings, wrappers
+from ckptfix.names import averaged_keys, kinds, spellings, wrappers
 from ckptfix.names.attributes import bare_names
+from ckptfix.names.averaged_keys import AveragedKeys
 from ckptfix.ops import averages, choose
 from ckptfix.ops.choose import chosen_sites
 from ckptfix.ops.dequantize import summary as quantized
@@ -69,6 +70,7 @@ def scan(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _wrappers(checkpoint)
     yield from _devices(checkpoint)
     yield from _nesting(checkpoint)
+    yield from _averages(checkpoint)
     yield from _sizes(checkpoint)
     yield from _without_data(checkpoint)
     yield from quantized.notes(checkpoint)
@@ -172,6 +174,24 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
         if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
             yield found("no-lightning-version")
+
+
+def _averages(checkpoint: Checkpoint) -> Iterator[Finding]:
+    for state in weights(checkpoint):
+        entries = {entry.key: entry.shape for entry in checkpoint.entries_at(state.at)}
+        made = None if averages.is_under_key(state.at) else averaged_keys.find(list(entries))
+        if made is not None and all(entries[old] == entries[new] for old, new in made.pairs.items()):
+            yield found("averaged-keys", averaged_beside(made), where=state.at)
+
+
+def averaged_beside(made: AveragedKeys) -> str:
+    """Return the sentence about averages that a state dict has beside the weights."""
+    old, new = next(iter(made.pairs.items()))
+    other = "" if made.glob is None else f"; `ckptfix select FILE OUT --drop '{made.glob}'` leaves them out"
+    swapped = ", which exchanges the two before it saves" if made.spelling.swapped else ""
+    writer = f" ({made.spelling.writer}{swapped})" if made.spelling.writer else ""
+    count = f"{plural(len(made.pairs), 'tensor')} {'is' if len(made.pairs) == 1 else 'are'} kept twice for averaging"
+    return f"{count}: {old} beside {new}{writer}{other}"
 
 
 def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -28,7 +28,7 @@ from ckptfix.ops.candidates import candidates
 from ckptfix.ops.choose import choose as chosen_state_dict
 from ckptfix.ops.convert import little
 from ckptfix.ops.extract.averaged import averaged
-from ckptfix.ops.extract.sources import read
+from ckptfix.ops.extract.sources import nested, read
 from ckptfix.ops.hazards import globals_below
 from ckptfix.ops.rank_shards import refuse_piece
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file
@@ -101,6 +101,9 @@ def plan_extraction(
         Unsupported: the format is unknown, or a tensor cannot be written again.
     """
     target = FORMATS[target_format(weights.path, dest, to)]
+    if weights.dicts and target.plan_state_dict is None:
+        hint = "write a torch file: give OUT the suffix .pth or .bin"
+        raise Refused(f"{target.name} cannot hold dicts in a dict", path=weights.path, hint=hint)
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
         hint = f"--at {torchscript.CONSTANTS} extracts its constants" if torchscript.CONSTANTS in weights.left else None
@@ -218,6 +221,7 @@ def extract(
     *,
     at: str | None = None,
     ema: bool = False,
+    nest: Sequence[str] = (),
     to: FormatName | None = None,
     drop_unsupported: bool = False,
     force: bool = False,
@@ -234,6 +238,8 @@ def extract(
     Args:
         at: address of the state dict or module to extract; the only one by default.
         ema: extract the averaged weights, wherever the trainer keeps them, under the keys of a plain model.
+        nest: prefixes of keys; the output is a dict with a state dict for each, and nothing else: ``"unet"`` takes
+            ``unet.*``, and ``"image_proj=image_proj_model"`` puts ``image_proj_model.*`` under ``image_proj``.
         to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
             decides.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
@@ -251,6 +257,8 @@ def extract(
     def make(path: str, dest: str) -> Draft[ExtractResult]:
         with about(path):
             weights, others = open_weights(path, at, ema)
+            if nest:
+                weights = nested(weights, nest)
             done = replace(plan_extraction(weights, dest, to=to, drop_unsupported=drop_unsupported), others=others)
         missing = any(finding.id == "not-taken" for finding in done.plan.findings)
         return Draft(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.checkpoint.tree import TensorValue
@@ -12,6 +13,8 @@ from ckptfix.formats.torch.calls import detached_entry
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.weights import Weights
+from ckptfix.names import averaged_keys
+from ckptfix.names.averaged_keys import AveragedKeys
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import ANY, choices, listed, meant
@@ -43,7 +46,7 @@ def averaged(checkpoint: Checkpoint, found: list[Candidate], at: str | None) -> 
         Refused: there are no averaged weights, or several sets.
     """
     rows = [*_named(checkpoint, found), *_swapped(checkpoint, found)]
-    rows += [*_flat(checkpoint, found), *_lists(checkpoint, found)]
+    rows += [*_flat(checkpoint, found), *_beside(checkpoint, found), *_lists(checkpoint, found)]
     if at is not None:
         rows = [row for row in rows if row.at == address.given(at)]
         rows = rows or [Averaged(at, lambda: _plain(read(checkpoint, at_address(checkpoint, at))))]
@@ -115,7 +118,7 @@ def _flat(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
     out = []
     for candidate in found:
         names = candidate.names
-        if {"model_ema.decay", "model_ema.num_updates"} <= set(names):
+        if {"model_ema.decay", _NUM_UPDATES} <= set(names):
             out.append(Averaged(candidate.at, lambda candidate=candidate: _unflattened(checkpoint, candidate)))  # type: ignore[misc]
     return out
 
@@ -144,6 +147,43 @@ def _unflattened(checkpoint: Checkpoint, candidate: Candidate) -> Weights:
     }
     what = "the averaged weights model_ema.*, under the keys of the weights that they average"
     return picked(weights, renamed | rest, what)
+
+
+def _beside(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:
+    """Find averages with keys of their own in the state dict of the weights that they average."""
+    out = []
+    for candidate in found:
+        made = None if _NUM_UPDATES in candidate.names else averaged_keys.find(candidate.names)
+        if made is not None and not is_average(candidate.at, candidate.names):
+            out.append(Averaged(candidate.at, partial(_from_beside, checkpoint, candidate, made)))
+    return out
+
+
+def _from_beside(checkpoint: Checkpoint, candidate: Candidate, made: AveragedKeys) -> Weights:
+    """Return the averages under the keys of the weights that they average, and what is not averaged.
+
+    Raises:
+        Refused: a tensor has a different shape than its average.
+    """
+    weights = read(checkpoint, candidate)
+    shapes = {entry.key: entry.shape for entry in weights.entries}
+    odd = next((old for old, new in made.pairs.items() if shapes.get(old) != shapes.get(new)), None)
+    if odd is not None:
+        message = f"{odd} has a different shape than {made.pairs[odd]}, so it cannot be its average"
+        raise Refused(message, path=checkpoint.path, where=weights.at or None)
+    swapped = made.spelling.swapped or ("ema_swapped", True) in checkpoint.values()  # the second is nequip's
+    averages = made.pairs if not swapped else {new: new for new in made.pairs.values()}
+    gone = {*made.pairs, *made.pairs.values(), *made.counters}
+    rest = {key: key for key in shapes if key not in gone}
+    first = next(iter(made.pairs))
+    what = f"the averaged weights, such as {first}, under the keys of the weights that they average"
+    if swapped:
+        what = f"the averaged weights, which the trainer saves under the plain keys (the others are keys like {first})"
+    return picked(weights, {**averages, **rest}, what)
+
+
+_NUM_UPDATES = "model_ema.num_updates"
+"""A buffer that LitEma always has."""
 
 
 def _lists(checkpoint: Checkpoint, found: list[Candidate]) -> list[Averaged]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ckptfix.checkpoint import Checkpoint, TensorEntry
 from ckptfix.checkpoint.address import is_inside, join, keys_of, of_keys
 from ckptfix.checkpoint.tree import Item
+from ckptfix.errors import NoSuchTensor, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import weights_of, without_optimizer
@@ -17,10 +18,12 @@ from ckptfix.formats.torch.emit import Calls, calls_of
 from ckptfix.formats.torch.weights import Weights, check_whole
 from ckptfix.formats.torch.zip import archive_of
 from ckptfix.formats.torch.zip_layout import refuse_damaged_pickle
+from ckptfix.names import typed
 from ckptfix.ops.candidates import Candidate, beside_state_dict, leaves, plain_entries, read_module, state_dict_of
 from ckptfix.ops.choose import MISREAD, refuse_damaged
 from ckptfix.ops.hazards import dangerous_below
 from ckptfix.ops.rank_shards import refuse_odd_keys
+from ckptfix.words import some
 
 EXTRA_STATE = "_extra_state"
 """Last component of the key under which a module keeps data other than tensors (Module.get_extra_state)."""
@@ -183,6 +186,32 @@ def _losses(checkpoint: Checkpoint, at: str, left: Iterable[str]) -> Iterator[Fi
             yield found("not-taken", "extra state of a module, which is not a tensor", where=address)
         elif address in packed and ("." in name or "/" in name):
             yield found("not-taken", "tensors packed in another object, which are not extracted", where=address)
+
+
+def nested(weights: Weights, asked: Sequence[str]) -> Weights:
+    """Keep the tensors under the prefixes `asked`, ``NAME`` or ``NAME=PREFIX``, each in a dict called NAME.
+
+    Raises:
+        Refused: a name has a dot, two are the same, or a key has two of the prefixes.
+        NoSuchTensor: no key has the prefix.
+    """
+    pairs = [(name, (prefix if equals else name).removesuffix(".")) for name, equals, prefix in (
+             row.partition("=") for row in asked)]  # fmt: skip
+    dicts = [name for name, _ in pairs]
+    if len(set(dicts)) < len(dicts) or not all(name and "." not in name for name in dicts):
+        raise Refused(f"the names of the dicts must differ, and have no dots: {some(dicts)}", path=weights.path)
+    keys = [entry.key for entry in weights.entries]
+    names: dict[str, str] = {}
+    for name, prefix in pairs:
+        own = {key: f"{name}{key[len(prefix) :]}" for key in keys if key.startswith(f"{prefix}.")}
+        if not own:
+            near = typed.nearest(prefix, list(dict.fromkeys(key.partition(".")[0] for key in keys)))
+            hint = f"did you mean {some(near)}?" if near else "run `ckptfix inspect` to list the keys"
+            raise NoSuchTensor(f"no key begins with {prefix}.", path=weights.path, hint=hint)
+        if not names.keys().isdisjoint(own):
+            raise Refused(f"the keys under {prefix}. would be in two dicts", path=weights.path)
+        names |= own
+    return replace(picked(weights, names, f"{weights.what}, as {some(dicts)}"), dicts=tuple(dicts))
 
 
 def picked(weights: Weights, names: Mapping[str, str], what: str, prefix: str = "") -> Weights:
