@@ -18,7 +18,7 @@ COUNTERS = frozenset({"decay", "num_updates", "n_averaged", "steps", "step", "in
 """Last components of the keys of buffers in which averages are counted."""
 
 Plain = Callable[[str], Iterable[str]]
-"""Returns the keys of the weights that a key may be the average of; nothing for a key that is no average."""
+"""Returns the keys of the weights that a key may be the average of; nothing for keys that are not averages."""
 
 
 @dataclass(frozen=True, slots=True)

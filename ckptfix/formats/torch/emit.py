@@ -132,11 +132,12 @@ def fresh(
     storages = _Storages(legacy)
     root = Call(_ORDERED_DICT, (), "REDUCE", 0)
     copied: dict[int, Any] = {}
-    root.items = []
-    inner: dict[str, list[tuple[str, Any]]] = {name: [] for name in dicts}
+    top: list[tuple[Any, Any]] = []
+    root.items = top
+    inner: dict[str, list[tuple[Any, Any]]] = {name: [] for name in dicts}
     for entry in entries:
         front, _, rest = entry.key.partition(".")
-        rows, key = (inner[front], rest) if rest and front in inner else (root.items, entry.key)
+        rows, key = (inner[front], rest) if rest and front in inner else (top, entry.key)
         if entry.kind == "dense":
             untyped = entry.storage is not None and entry.storage.identity in bytewise
             rows.append((key, tensor_call(entry, storages, untyped=untyped)))
@@ -146,7 +147,7 @@ def fresh(
     for name, rows in inner.items():
         one = Call(_ORDERED_DICT, (), "REDUCE", 0)
         one.items = rows
-        root.items.append((name, one))
+        top.append((name, one))
     if versions is not None and not dicts:
         root.state = _metadata(versions)
     if not copied:

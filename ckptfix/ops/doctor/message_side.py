@@ -70,7 +70,7 @@ class Answer:
     rows: list[tuple[str, str, Fix | None]] = field(default_factory=list)
     solved: int = 0
     unlike: bool = False
-    """Whether the model was built with a different configuration, so that similar keys prove little."""
+    """True if the model was built with a different configuration, so that similar keys prove little."""
 
     def say(self, id: str, message: str, fix: Fix | None = None) -> None:
         self.rows.append((id, message, fix))

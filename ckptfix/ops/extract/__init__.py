@@ -102,8 +102,8 @@ def plan_extraction(
     """
     target = FORMATS[target_format(weights.path, dest, to)]
     if weights.dicts and target.plan_state_dict is None:
-        hint = "write a torch file: give OUT the suffix .pth or .bin"
-        raise Refused(f"{target.name} cannot hold dicts in a dict", path=weights.path, hint=hint)
+        torch_file = "write a torch file: give OUT the suffix .pth or .bin"
+        raise Refused(f"{target.name} cannot hold dicts in a dict", path=weights.path, hint=torch_file)
     if not weights.entries:
         first = weights.findings[0].message if weights.findings else "a module without parameters and buffers"
         hint = f"--at {torchscript.CONSTANTS} extracts its constants" if torchscript.CONSTANTS in weights.left else None

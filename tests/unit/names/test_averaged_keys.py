@@ -45,7 +45,8 @@ def test_extract_writes_the_averages(kind: str, tmp_path: Path) -> None:
     pairs = SPELLED[kind]
     state = {new: torch.full((2,), 1.0) for new in pairs.values()} | {old: torch.full((2,), 2.0) for old in pairs}
     state |= {"other.weight": torch.full((2,), 3.0)}
-    state |= {"model_ema.decay": torch.tensor(0.9), "model_ema.num_updates": torch.tensor(1)} if kind == "latent" else {}
+    if kind == "latent":
+        state |= {"model_ema.decay": torch.tensor(0.9), "model_ema.num_updates": torch.tensor(1)}
     torch.save({"state_dict": state}, tmp_path / "in.pth")
     ckptfix.extract(tmp_path / "in.pth", tmp_path / "out.pth", ema=True)
     made = torch.load(tmp_path / "out.pth", weights_only=True)
