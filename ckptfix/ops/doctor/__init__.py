@@ -83,12 +83,16 @@ def finished(done: Diagnosis, look: Callable[[str], Diagnosis] | None = None, *,
         return done
     from ckptfix.ops.doctor.rehearsal import rehearsed
 
-    done = rehearsed(done, look or (lambda planned: examine.examine(planned, fast=True)))
-    if any(finding.id in SHORT and finding.severity == "error" for finding in done.findings):
-        from ckptfix.ops.repair.survivors import survivors_of
+    look = look or (lambda planned: examine.examine(planned, fast=True))
+    if all(finding.id not in SHORT or finding.severity != "error" for finding in done.findings):
+        return rehearsed(done, look)
+    from ckptfix.ops.repair.open import looked_at_once
+    from ckptfix.ops.repair.survivors import survivors_of
 
-        return replace(done, survivors=survivors_of(done.path, fast=fast))
-    return done
+    with looked_at_once() as plans:
+        done = replace(done, survivors=survivors_of(done.path, fast=fast))
+        counts = [len(plan.kept) + len(plan.losses) for plan in plans.values()]
+        return rehearsed(done, look, repaired=sum(counts) if counts else None)
 
 
 SHORT = frozenset({"truncated"})

@@ -3,7 +3,12 @@
 A command that refuses the file does not help, and one whose output needs a further command is only half of the answer.
 Only a plan shows whether `repair` or `sanitize` keeps anything of a damaged or hostile file, and what is left to fix
 then. A diagnosis must stay quick: a file without errors is not rehearsed, because the commands for device tags and
-wrapped keys work then, and neither is a larger one, because a plan takes about as long as the diagnosis.
+wrapped keys work then.
+
+A plan may take a fifth of the time of the diagnosis. It takes time by the tensor, and the diagnosis also by the byte: so
+the limit is a number of tensors, and more for a larger file. `repair` alone takes longer, because it reads the file in
+its own way and most of its modules are needed for nothing else; so it is rehearsed for small files, and for those that
+are cut short, of which the diagnosis itself says what is left, and the rehearsal uses the same plan.
 """
 
 from __future__ import annotations
@@ -25,10 +30,14 @@ MOST_AUDITED = 1 << 16
 """Bytes of a file up to which the rehearsal is a whole dry run, with the weight audit: about 100 tensors."""
 
 MOST_BYTES = 1 << 20
-"""Bytes of a file or folder up to which commands are rehearsed: a rehearsal reads a damaged file once more."""
+"""Bytes of a folder, or of a file that `repair` must read first, up to which commands are rehearsed."""
 
-MOST_TENSORS = 200
-"""Number of tensors up to which commands are rehearsed: a plan takes about as long as the diagnosis of them."""
+MOST_TENSORS = 400
+"""Number of tensors of a file up to which commands are rehearsed."""
+
+BYTES_PER_TENSOR = 2 << 20
+"""Bytes of a file for each of which one more tensor is allowed: the diagnosis of as many bytes takes five times as long
+as the plan of a tensor."""
 
 MOST_FILES = 200
 """Number of files of a folder up to which commands are rehearsed."""
@@ -37,16 +46,17 @@ ROUNDS = 3
 """How often the planned output is examined again."""
 
 
-def rehearsed(done: Diagnosis, look: Callable[[str], Diagnosis]) -> Diagnosis:
+def rehearsed(done: Diagnosis, look: Callable[[str], Diagnosis], *, repaired: int | None = None) -> Diagnosis:
     """Return the diagnosis without the commands that refuse the file, and with those that their output needs.
 
     The reason of a refusal becomes the advice.
 
     Args:
         look: examines a planned output, without its tensor data.
+        repaired: the number of tensors of a file whose repair is planned already.
     """
     size = _size(done)
-    if not 0 < size <= MOST_BYTES or done.tensors > MOST_TENSORS:
+    if not size or not _is_quick(done, size, repaired):
         return done
     with nullcontext() if size <= MOST_AUDITED else unaudited():
         for _ in range(len(done.chain)):
@@ -55,6 +65,14 @@ def rehearsed(done: Diagnosis, look: Callable[[str], Diagnosis]) -> Diagnosis:
             except _RefusedStep as refused:
                 done = _without(done, refused.command, refused.error)
     return done
+
+
+def _is_quick(done: Diagnosis, size: int, repaired: int | None) -> bool:
+    """Return whether the commands can be planned in a fifth of the time of the diagnosis; see the module."""
+    must_read = any(one.step.command == "repair" for one in done.chain) and repaired is None
+    if must_read or found_as(done.path) != "file":
+        return size <= MOST_BYTES and done.tensors <= MOST_TENSORS // 2
+    return (repaired or done.tensors) <= MOST_TENSORS + size // BYTES_PER_TENSOR
 
 
 def _size(done: Diagnosis) -> int:
@@ -76,6 +94,10 @@ def _size(done: Diagnosis) -> int:
             except OSError:
                 continue
     return size
+
+
+_UNCOVERING = frozenset({"repair", "extract", "convert"})
+"""Commands whose output shows what their input did not."""
 
 
 class _RefusedStep(Exception):
@@ -103,7 +125,10 @@ def _further(done: Diagnosis, look: Callable[[str], Diagnosis]) -> tuple[Invocat
                 chain.carry_out([one])
             except CkptfixError as error:
                 raise _RefusedStep(one.step.command, error) from error
-        # A message is about one step of a loader, and `fix` does not know it.
+        # What `sanitize` and renames leave was visible before them. A message is about one step of a loader, and `fix`
+        # does not know it.
+        if _UNCOVERING.isdisjoint(names):
+            return ()
         if not taken or len(taken) < len(commands) or not chain.is_one_file or done.message is not None:
             return ()
         for _ in range(ROUNDS):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 
-from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint import Checkpoint, FileVersion
 from ckptfix.errors import CkptfixError, DamagedFile, Refused
 from ckptfix.findings.row import Finding
 from ckptfix.formats import FORMATS, base, format_of, open_checkpoint
@@ -18,7 +19,7 @@ from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import legacy_layout
 from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.read import read_from
-from ckptfix.io.source import found_as, open_source
+from ckptfix.io.source import found_as, mark, open_source
 from ckptfix.ops import rank_shards
 from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
@@ -40,7 +41,43 @@ FAR = 1 << 20
 _LEGACY = re.compile(rb"\x80.\x8a\x0a" + re.escape(legacy_layout.MAGIC_BYTES) + rb"\.", re.DOTALL)
 
 
+@contextmanager
+def looked_at_once() -> Iterator[dict[FileVersion, Repair]]:
+    """Plan the repair of a file only once inside, and return the plans: a diagnosis counts what is left, and rehearses
+    the command."""
+    plans: dict[FileVersion, Repair] = {}
+    token = _plans.set(plans)
+    try:
+        yield plans
+    finally:
+        _plans.reset(token)
+
+
+_plans: ContextVar[dict[FileVersion, Repair] | None] = ContextVar("plans of repairs", default=None)
+
+
 def repair(
+    path: str,
+    folder: Folder,
+    *,
+    fill: Fill | None = None,
+    donor: Checkpoint | None = None,
+    like: ExpectedModel | None = None,
+) -> Repair:
+    """Plan what can be saved of the file, unzipped folder or sharded checkpoint `path`; see `looked_at_once`.
+
+    Arguments and errors as for `planned`.
+    """
+    known = _plans.get()
+    if known is None or found_as(path) != "file" or fill is not None or donor is not None or like is not None:
+        return planned(path, folder, fill=fill, donor=donor, like=like)
+    version = mark(path)
+    if version not in known:
+        known[version] = planned(path, folder)
+    return known[version]
+
+
+def planned(
     path: str,
     folder: Folder,
     *,
@@ -62,7 +99,7 @@ def repair(
         Refused: it has no tensors, and never had any.
     """
     if is_sharded(path):
-        return repair_shards(path, lambda shard: repair(shard, folder, fill=fill, donor=donor))
+        return repair_shards(path, lambda shard: planned(shard, folder, fill=fill, donor=donor))
     notes: tuple[Finding, ...] = ()
     name = path
     if found_as(path) != "folder":

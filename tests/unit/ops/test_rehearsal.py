@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import builders
 import pytest
@@ -11,7 +13,10 @@ from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 
 import ckptfix
 from ckptfix.errors import CkptfixError
+from ckptfix.findings.steps import Invocation
+from ckptfix.ops.chain import Chain
 from ckptfix.ops.doctor.examine import examine
+from ckptfix.ops.repair import open as open_repair
 
 
 def nothing_intact(path: Path) -> Path:
@@ -57,13 +62,39 @@ def test_a_sound_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.Monke
     assert ckptfix.doctor(tmp_path / "in.pth").fixes
 
 
-@pytest.mark.parametrize("limit", ["MOST_BYTES", "MOST_TENSORS"])
-def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    """A plan takes as long as the diagnosis itself."""
-    monkeypatch.setattr("ckptfix.ops.doctor.rehearsal.Chain", None)
-    monkeypatch.setattr(f"ckptfix.ops.doctor.rehearsal.{limit}", 1)
+@pytest.mark.parametrize("damage", ["object", "bit", "cut"])
+def test_a_large_file_is_not_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    """The limit is tensors, or bytes where `repair` must read the file first; a cut file is read in any case."""
     torch.save({"w": torch.ones(1 << 15), "b": torch.ones(3), "path": Path("x")}, tmp_path / "in.pth")
-    assert ckptfix.doctor(tmp_path / "in.pth").fixes
+    data = bytearray((tmp_path / "in.pth").read_bytes())
+    if damage == "bit":
+        data[len(data) // 2] ^= 1
+    written(tmp_path / "in.pth", data[:-300] if damage == "cut" else data)
+    planned: list[str] = []
+    plan = Chain.carry_out
+
+    def counted(chain: Chain, commands: Sequence[Invocation], *rest: Any) -> bool:
+        planned.append(commands[0].step.command)
+        return plan(chain, commands, *rest)
+
+    monkeypatch.setattr(Chain, "carry_out", counted)
+    limit = "MOST_BYTES" if damage == "bit" else "MOST_TENSORS"
+    for size in (1, 1 << 20):
+        monkeypatch.setattr(f"ckptfix.ops.doctor.rehearsal.{limit}", size)
+        assert ckptfix.doctor(tmp_path / "in.pth").fixes
+        assert bool(planned) == (size > 1)
+
+
+def test_a_cut_file_is_read_for_its_repair_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.ones(1 << 15), "b": torch.ones(3)}, tmp_path / "in.pth")
+    written(tmp_path / "in.pth", (tmp_path / "in.pth").read_bytes()[:-300])
+    wrecks: list[str] = []
+    read = open_repair.read_zip
+    monkeypatch.setattr(open_repair, "read_zip", lambda path: wrecks.append(path) or read(path))
+    found = ckptfix.doctor(tmp_path / "in.pth")
+    assert found.survivors and [words[1] for words in found.fixes] == ["repair"] and len(wrecks) == 1
+    ckptfix.repair(tmp_path / "in.pth", tmp_path / "out.pth")
+    assert len(wrecks) == 2
 
 
 def test_a_rehearsal_of_a_larger_file_makes_no_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
