@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptfix.cli.shared.common import FileName, Written, writes
+from ckptfix.cli.shared.common import FileName, MessageType, Written, writes
 from ckptfix.cli.shared.options import at_option, drop_unexpected_option, like_at_option
 from ckptfix.ops import fix
 from ckptfix.ops.writing import WriteOptions
@@ -17,6 +17,10 @@ from ckptfix.ops.writing import WriteOptions
     ),
     like_at_option(),
     drop_unexpected_option(),
+    click.Option(
+        ["--error"], metavar="TEXT", type=MessageType(),
+        help="The error message you saw, or a file with it (- for stdin): also do what follows from its keys.",
+    ),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     at_option(),
     phases=("checking", "writing", "checking"),
@@ -29,6 +33,7 @@ def command(
     like: str | None,
     like_at: str | None,
     drop_unexpected: bool,
+    error: str | None,
     allow_import: bool,
     at: str | None,
 ) -> Written:
@@ -46,6 +51,7 @@ def command(
         like=like,
         like_at=like_at,
         drop_unexpected=drop_unexpected,
+        error=error,
         allow_import=allow_import,
         at=at,
         **how.keywords(),

@@ -285,7 +285,7 @@ CONTAINERS: tuple[FindingKind, ...] = (
     FindingKind(
         "hole", "error", "bytes of a safetensors file that belong to no tensor",
         "safetensors' own reader refuses a file with holes: `InvalidOffset` or `MetadataIncompleteBuffer`.",
-        (E.DATA_LENGTH,), step("convert", to="zip"),
+        (E.DATA_LENGTH,), step("repair"),
     ),
     FindingKind(
         "overlap", "error", "two tensors of a safetensors file overlap",

@@ -16,6 +16,7 @@ from threads.reports import REPORTS, Report
 from threads.threads import HELD_OUT, THREADS, Thread
 
 import ckptfix
+from ckptfix.errors import CkptfixError
 from ckptfix.findings.message_names import listed
 from ckptfix.ops.chain import function_of
 from ckptfix.ops.doctor.report import Diagnosis
@@ -127,3 +128,26 @@ def shapes_of(path: str) -> dict[str, tuple[int, ...]]:
 def test_most_reports_are_solved() -> None:
     counts = Counter(row.outcome in ("solved", "python", "merged") for row in REPORTS if row.scope)
     assert counts[True] >= 0.6 * counts.total() and counts[True] > 0.6 * len(REPORTS)
+
+
+@pytest.mark.parametrize("report", (*REPORTS, *NEWER), ids=lambda report: report.url)
+@pytest.mark.campaign
+def test_fix_does_what_follows_from_the_message(report: Report, tmp_path: Path) -> None:
+    refuse_or_solve(report, tmp_path)
+
+
+@pytest.mark.parametrize("report", [NEWER[2], NEWER[11], NEWER[20], REPORTS[3]], ids=lambda report: report.url)
+def test_fix_with_a_message(report: Report, tmp_path: Path) -> None:
+    refuse_or_solve(report, tmp_path)
+
+
+def refuse_or_solve(report: Report, folder: Path) -> None:
+    """Check that ``fix`` with the message makes the model's file, or writes nothing."""
+    path = report.build(folder)
+    before = sorted(folder.rglob("*"))
+    try:
+        made = ckptfix.fix(path, error=report.message)
+    except CkptfixError as error:
+        assert report.outcome != "solved" and sorted(folder.rglob("*")) == before and error.message
+    else:
+        assert made.steps and (report.outcome != "solved" or shapes_of(str(made.dest)) == dict(report.want or {}))

@@ -312,7 +312,9 @@ def _after(
     """Return the remedy of `pair`, which begins with the commands of `opener` where it refuses the file as it is."""
     finding, row = pair
     lines = row.invocations
-    if finding.severity == "info" or not lines or lines[0].step.command == opener[1].invocations[0].step.command:
+    if finding.severity == "info":  # it is not part of the chain
+        return Remedy() if lines and refuses(checkpoint, lines[0]) else row
+    if not lines or lines[0].step.command == opener[1].invocations[0].step.command:
         return row
     return Remedy(chain(checkpoint.path, [opener, pair])) if refuses(checkpoint, lines[0]) else row
 

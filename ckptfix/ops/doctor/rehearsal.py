@@ -5,10 +5,10 @@ Only a plan shows whether `repair` or `sanitize` keeps anything of a damaged or 
 then. A diagnosis must stay quick: a file without errors is not rehearsed, because the commands for device tags and
 wrapped keys work then.
 
-A plan may take a fifth of the time of the diagnosis. It takes time by the tensor, and the diagnosis also by the byte: so
-the limit is a number of tensors, and more for a larger file. `repair` alone takes longer, because it reads the file in
-its own way and most of its modules are needed for nothing else; so it is rehearsed for small files, and for those that
-are cut short, of which the diagnosis itself says what is left, and the rehearsal uses the same plan.
+A plan may take a fifth of the time of the diagnosis. It takes time by the tensor, and the diagnosis also by the byte:
+so the limit is a number of tensors, and more for a larger file. `repair` alone takes longer, because it reads the file
+in its own way, with modules that nothing else needs; so it is rehearsed for small files, and for those that are cut
+short, of which the diagnosis itself says what is left, and the rehearsal uses the same plan.
 """
 
 from __future__ import annotations

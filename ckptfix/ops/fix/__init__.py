@@ -54,6 +54,7 @@ def fix(
     like_at: str | None = None,
     at: str | None = None,
     drop_unexpected: bool = False,
+    error: str | None = None,
     allow_import: bool = False,
     force: bool = False,
     keep_old: bool = False,
@@ -70,6 +71,8 @@ def fix(
             configuration beside them, it is a folder, with copies of the other files.
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
         drop_unexpected: leave out keys that `like` lacks; they are listed.
+        error: the error message that the user saw. The commands that follow from its keys are carried out too, and
+            without any command nothing is written.
 
     Returns:
         The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
@@ -83,7 +86,8 @@ def fix(
     diagnose = partial(examine, like=expected(like, like_at, allow_import=allow_import), at=at, like_at=like_at)
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
     with Chain(path, dest, dry_run=dry_run) as chain:
-        first = diagnosis = diagnose(source, progress=_unfinished(progress))
+        first = diagnosis = diagnose(source, error=error, progress=_unfinished(progress))
+        solved = first.message is not None and first.message.solved
         # Only a look at tensor data may show again an error that no command fixes.
         fast = not first.unfixed
         if to := _one_file(diagnosis, dest):
@@ -96,6 +100,10 @@ def fix(
             if not chain.carry_out(commands, _spared(commands, chain.steps)) or not chain.is_one_file:
                 break
             diagnosis = diagnose(chain.current, fast=fast)
+            if solved:  # the message says how the model's keys begin, and is about the file as it was
+                break
+        if first.message is not None and not chain.steps:
+            raise Refused(first.sentence, path=path, hint=first.advice)
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         try:
             _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
