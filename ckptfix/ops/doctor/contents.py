@@ -178,8 +178,10 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _averages(checkpoint: Checkpoint) -> Iterator[Finding]:
     for state in weights(checkpoint):
+        if averages.is_under_key(state.at):
+            continue
         entries = {entry.key: entry.shape for entry in checkpoint.entries_at(state.at)}
-        made = None if averages.is_under_key(state.at) else averaged_keys.find(list(entries))
+        made = averaged_keys.find(list(entries))
         if made is not None and all(entries[old] == entries[new] for old, new in made.pairs.items()):
             yield found("averaged-keys", averaged_beside(made), where=state.at)
 
