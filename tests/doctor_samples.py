@@ -126,6 +126,7 @@ wide = Tensor("0", (64, 64), 4096)
 put("all-zero", builders.torch_zip(pickle_of({"w": wide}), [bytes(16384)]))
 put("zero-tail", builders.torch_zip(pickle_of({"w": wide}), [b"\x3f" * 8100 + bytes(16384 - 8100)]))
 put("old-spelling", builders.torch_zip(pickle_of({"n.gamma": WEIGHT, "n.beta": WEIGHT}), [DATA]))
+put("averaged-keys", builders.torch_zip(pickle_of({"n.weight": WEIGHT, "ema.n.weight": WEIGHT}), [DATA]))
 put("deflate-bomb", build_zip([
     replace(row, data=bytes(1 << 24), method=8) if row.name.endswith("data/0") else row
     for row in records({"w": Tensor("0", (1 << 22,), 1 << 22)})]))  # fmt: skip
