@@ -189,7 +189,7 @@ def _averages(checkpoint: Checkpoint) -> Iterator[Finding]:
 def averaged_beside(made: AveragedKeys) -> str:
     """Return the sentence about averages that a state dict has beside the weights."""
     old, new = next(iter(made.pairs.items()))
-    other = "" if made.glob is None else f"; `ckptfix select FILE OUT --drop '{made.glob}'` leaves them out"
+    other = "" if made.glob is None else f"; `select --drop '{made.glob}'` leaves them out"
     swapped = ", which exchanges the two before it saves" if made.spelling.swapped else ""
     writer = f" ({made.spelling.writer}{swapped})" if made.spelling.writer else ""
     count = f"{plural(len(made.pairs), 'tensor')} {'is' if len(made.pairs) == 1 else 'are'} kept twice for averaging"
