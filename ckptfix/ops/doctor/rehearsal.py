@@ -8,7 +8,7 @@ wrapped keys work then.
 A plan may take a fifth of the time of the diagnosis. It takes time by the tensor, and the diagnosis also by the byte:
 so the limit is a number of tensors, and more for a larger file. `repair` alone takes longer, because it reads the file
 in its own way, with modules that nothing else needs; so it is rehearsed for small files, and for those that are cut
-short, of which the diagnosis itself says what is left, and the rehearsal uses the same plan.
+short. Their repair is planned by the diagnosis itself, which says what is left, and the rehearsal uses the same plan.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ MOST_TENSORS = 400
 """Number of tensors of a file up to which commands are rehearsed."""
 
 BYTES_PER_TENSOR = 2 << 20
-"""Bytes of a file for each of which one more tensor is allowed: the diagnosis of as many bytes takes five times as long
-as the plan of a tensor."""
+"""Bytes of a file that allow one more tensor: their diagnosis takes five times as long as the plan of a tensor."""
 
 MOST_FILES = 200
 """Number of files of a folder up to which commands are rehearsed."""
