@@ -38,7 +38,8 @@ def page(done: Diagnosis, *, command: str | None = None) -> str:
         (f"{count:,}", WORDS[severity].lower() if count != 1 else WORDS[severity].lower()[:-1], mark if count else "")
         for (severity, count), mark in zip(counts.items(), ("error", "bad", ""), strict=True)
     ]
-    sentence = done.sentence[:1].upper() + done.sentence[1:]
+    first = done.sentence.partition(" ")[0]
+    sentence = done.sentence if {".", "_"} & set(first) else done.sentence[:1].upper() + done.sentence[1:]
     head = join((
         tag("h1", name), tag("p", word, class_=f"verdict {kind}"), tiles(rows) if done.path else "",
         tag("div", tag("p", sentence), tag("p", done.survivors) if done.survivors else "", class_="lines"),
