@@ -186,7 +186,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     a = training(folder / "a.pth", {**before, **odd}, epoch=3, optimizer=betas)
     b = training(folder / "b.pth", {**after, "module.head": (1.0, nan)}, evil=CALL)
     for words in (["diff", a, b], ["inspect", a, "--values"], ["doctor", a], ["doctor", b]):
-        out = folder / f"{words[0]}-{Path(words[1]).stem}.html"
+        out = folder / f"{words[0]}-{Path(str(words[1])).stem}.html"
         assert CliRunner().invoke(commands, [*map(str, words), "--html", str(out), "-q"]).exit_code in (0, 1)
     return sorted(folder.glob("*.html"))
 
