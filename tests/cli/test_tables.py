@@ -90,7 +90,7 @@ def test_columns_line_up() -> None:
 
 
 def test_a_column_is_hidden_before_two_names_look_the_same() -> None:
-    rows = [(f"model.a_layer_{index}_of_them.self_attention.weight", "1.234567890", "2.345678901") for index in range(3)]
+    rows = [(f"model.a_layer_{n}_of_them.self_attention.weight", "1.234567890", "2.345678901") for n in range(3)]
     headers = ("name", "mean", "largest")
     drawn = tables.table(rows, headers, spare=("mean",), width=64).splitlines()
     assert rows[1][0] in drawn[3] and "2.345678901" in drawn[3]
