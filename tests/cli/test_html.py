@@ -272,6 +272,7 @@ def test_without_a_name_the_page_is_named_after_the_inputs(
     assert Page(Path(f"{a}-{b}.diff.html").read_text()).text
     assert cli("diff", a, b, "--html", "-q").exit_code == 2, "it exists"
     assert cli("diff", a, b, "--html", "-qf").exit_code == 1
+    assert f"ckptfix diff {a} {b} --html -qfCopy" in Page(Path(f"{a}-{b}.diff.html").read_text()).text
     assert cli("inspect", a, "--html", "-q").exit_code == cli("doctor", "--html", "-q", "--", a).exit_code == 0
     assert {path.name for path in tmp_path.glob("a*.html")} == {
         f"{a}-{b}.diff.html", f"{a}.inspect.html", f"{a}.doctor.html"

@@ -62,7 +62,7 @@ def write(
     from ckptfix.ops.writing import write_text
 
     arguments = [*map(word, console.arguments)]
-    if not {"-f", "--force"}.intersection(arguments):
+    if not force:
         arguments.append("--force")  # so that the command shown on the page can write it again
     page = make(" ".join(["ckptfix", *arguments]))
     for name, shown in console.streams.items():
