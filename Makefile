@@ -13,7 +13,7 @@ TORCH ?= 2.6.0
 COMPAT := .compat/$(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all lint dist bench match-quality match-models fixtures fuzz campaigns fleet code-mutants compat clean
+.PHONY: help demo quick test test-all lint dist bench match-quality match-models docs fixtures fuzz campaigns fleet code-mutants compat clean
 
 # Tests start many interpreters: without compiled modules each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,6 +53,10 @@ match-quality: $(READY) ## Count right and wrong keys of match and of simpler wa
 
 match-models: $(READY) ## Count right, wrong and refused answers of match on COUNT random models (100000)
 	PYTHONPATH=.:tests $(BIN)/python -m campaigns.match_answers --count $(COUNT)
+
+docs: $(READY) ## Build the pages as a site with search, build/site/index.html
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[docs]'
+	$(BIN)/python .github/site.py
 
 fixtures: $(READY) ## Make the small files of fixtures/ anew
 	$(BIN)/python fixtures/make.py

@@ -225,7 +225,7 @@ _TABLE = (
         "select", "Change", "Keep or drop tensors by name.",
         example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
         home="ops.select", cli="values.select", writes=True, word="selected", at=True, chained=Chained(95),
-        other_words=("prune", "filter", "drop", "subset"),
+        other_words=("prune", "filter", "drop", "keep", "subset"),
         examples=(
             "ckptfix select model.pth headless.pth --drop 'fc.*'",
         ),

@@ -63,11 +63,23 @@ class CommandGroup(click.Group):
             near = [meant] if meant in COMMANDS else meant_by(meant)
             near = near or get_close_matches(meant, COMMANDS, n=3, cutoff=0.5)
             advice = f" Did you mean {' or '.join(near)}?" if near else ""
-            if len(near) == 1 and (shown := [line for line in COMMANDS[near[0]].all_examples if meant in line]):
+            if len(near) == 1 and (line := self._as_option(ctx, near[0], meant, args[1:])):
+                advice = f" Use `{line}`."
+            elif len(near) == 1 and (shown := [line for line in COMMANDS[near[0]].all_examples if meant in line]):
                 advice += f" For example: {shown[0]}"
             kind = "command or file" if os.path.splitext(name)[1] or os.sep in name else "command"  # noqa: PTH122
             raise click.UsageError(f"No such {kind} {name!r}.{advice}", ctx)
         return super().resolve_command(ctx, args)
+
+    def _as_option(self, ctx: click.Context, command: str, typed: str, others: list[str]) -> str | None:
+        """Return the line that was meant where `typed` is an option of `command`: ``drop FILE 'fc.*'`` for select."""
+        found = self.get_command(ctx, command)
+        options = [name for param in found.params for name in param.opts] if found is not None else []
+        if f"--{typed}" not in options or len(others) < 2 or any(one.startswith("-") for one in others):
+            return None
+        from ckptfix.commands import word
+
+        return " ".join(["ckptfix", command, *map(word, others[:-1]), f"--{typed}", word(others[-1])])
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage("ckptfix", "FILE")

@@ -143,7 +143,7 @@ def command(
 
     if explain is not None:
         return _explained(console, explain, doctor.explain(explain), doctor.ids())
-    reports.refuse(html, (path,), force=force)
+    html = reports.checked(html, (path,), force=force)
     short, inspection = False, None
     if path is None:
         if error is None:
@@ -209,7 +209,8 @@ def _show(console: Console, done: Diagnosis, verbose: bool) -> None:
     for line in done.lines(console.rows(None, NAMES), verbose=verbose):
         if line.kind == "command":
             # Commands stay on one line, however long, so that they can be pasted.
-            console.say(line.text, "fix", -(line.text.find(": ") + 2))
+            label = line.text.find(": ") + 2
+            console.say(line.text, *(("fix", -label) if label > 1 else ()))
         else:
             console.prose(line.text, SEVERITIES.get(line.kind), line.label)
 

@@ -87,7 +87,7 @@ def command(
     the list is complete: ckptfix inspect FILE --tensors | awk -F '  +' '{print $1}'
     """
 
-    reports.refuse(html, (path,), force=force)
+    html = reports.checked(html, (path,), force=force)
     if values and html is None:
         raise click.UsageError("--values needs --html OUT; `ckptfix stats` prints statistics.")
     with shares_open_files():

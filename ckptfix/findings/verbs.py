@@ -30,7 +30,7 @@ VERBS: tuple[FindingKind, ...] = (
           "cast turned them into infinity, NaN or the largest number of the dtype, as torch does. --keep leaves "
           "their tensors unchanged, --on-overflow error writes nothing, and bfloat16 has the range of float32."),
     FindingKind("batchnorm", "warning",
-          "averaged weights need new statistics of BatchNorm: run torch.optim.swa_utils.update_bn before they are used",
+          "BatchNorm statistics are stale: run torch.optim.swa_utils.update_bn(loader, model) before using them",
           "running_mean and running_var are averages of the statistics of the single models; the averaged model "
           "needs its own."),
     FindingKind("left-behind", "info", "not in the output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import PurePath
 
 from ckptfix.checkpoint import TensorEntry
@@ -24,6 +25,9 @@ HISTOGRAMS = 2_000
 
 CARDS = 6
 """Number of tensors that are drawn even without a script."""
+
+FOLDED = 20
+"""A list below the table of tensors with more rows than this is folded."""
 
 EQUAL, CHANGED, OTHER, RENAMED, ONLY_A, ONLY_B = range(6)
 STATES = ("equal", "different values", "different properties", "renamed", "only in A", "only in B")
@@ -99,6 +103,7 @@ def _verdict(result: DiffResult) -> Html:
     both = sum(bool(row.differences) and row.values is not None for row in result.changed)
     badge = tag("p", "Same" if result.same else "Different", class_=f"verdict {'good' if result.same else 'bad'}")
     found = [
+        (len(result.alarms), "with new NaN or infinity", "error"),
         (counts.matched, "tensors in both", ""),
         (counts.equal, "equal", "good"),
         (values, "with different values", "bad"),
@@ -112,8 +117,9 @@ def _verdict(result: DiffResult) -> Html:
         (len(result.values), "other values that differ", "bad"),
     ]
     kept = [(f"{count:,}", what, kind if count else "") for count, what, kind in found if count or what == "equal"]
-    lines = tag("div", *(tag("p", line) for line in result.lines), class_="lines")
-    return join((badge, tiles(kept), lines))
+    kinds = ["alarm"] if result.alarms else []  # the alarm is the first line
+    lines = (tag("p", line, class_=kind) for line, kind in zip_longest(result.lines, kinds))
+    return join((badge, tiles(kept), tag("div", *lines, class_="lines")))
 
 
 def _files(result: DiffResult, command: str | None) -> Html:
@@ -327,7 +333,10 @@ def _lists(result: DiffResult) -> Iterator[Html]:
     )  # fmt: skip
     for title, headers, rows in lists:
         if rows:
-            yield section(title, table(headers, rows))
+            listed = table(headers, rows)
+            if len(rows) > FOLDED:
+                listed = tag("details", tag("summary", plural(len(rows), "row")), listed)
+            yield section(title, listed, class_="pairs" if headers is pair else None)
 
 
 def _name(row: TensorChange) -> str:

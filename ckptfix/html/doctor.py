@@ -38,10 +38,10 @@ def page(done: Diagnosis, *, command: str | None = None) -> str:
         (f"{count:,}", WORDS[severity].lower() if count != 1 else WORDS[severity].lower()[:-1], mark if count else "")
         for (severity, count), mark in zip(counts.items(), ("error", "bad", ""), strict=True)
     ]
-    sentence = done.sentence[:1].upper() + done.sentence[1:]
+    lines = [tag("p", _capital(line)) for line in (done.sentence, done.survivors) if line]
     head = join((
         tag("h1", name), tag("p", word, class_=f"verdict {kind}"), tiles(rows) if done.path else "",
-        tag("div", tag("p", sentence), tag("p", done.survivors) if done.survivors else "", class_="lines"),
+        tag("div", *lines, class_="lines"),
     ))  # fmt: skip
     sections = [*_fix(done), *_message(done), *_findings(done)]
     if inspection is not None:
@@ -53,6 +53,11 @@ def page(done: Diagnosis, *, command: str | None = None) -> str:
         sections.append(section("Checks", tag("p", ", ".join(done.looked_at))))
     sections.append(section("Made by", pasted(command or line_of("doctor", *([done.path] if done.path else [])))))
     return whole(f"{name}: {word.lower()}", "ckptfix doctor", head, sections, [], {})
+
+
+def _capital(line: str) -> str:
+    """Begin a sentence with a capital, unless its first word is a name of Python: ``torch.load refuses``."""
+    return line if {".", "_"} & set(line.partition(" ")[0]) else line[:1].upper() + line[1:]
 
 
 def _inspected(done: Diagnosis) -> Inspection | None:

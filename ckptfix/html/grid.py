@@ -142,7 +142,7 @@ def _controls(tensors: Sequence[Tensor], states: Sequence[str]) -> Html:
     number = tag("b", f"{len(tensors):,}")
     everything = tag("button", "All ", number, type="button", data_filter=-1, aria_pressed="true")
     search = Html(
-        '<input type="search" id="search" placeholder="Search names, dtypes, shapes (press /)" '
+        '<input type="search" id="search" placeholder="Search (press /)" '
         'aria-label="Search" autocomplete="off" spellcheck="false">'
     )
     fold = Html(

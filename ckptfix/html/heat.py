@@ -93,10 +93,8 @@ def heat_map(spots: Sequence[Spot], scale: Scale) -> tuple[Html, str]:
         kept = set(by_change[:LAYERS])
         layers = [layer for layer in layers if layer in kept]
     head = tag("tr", tag("th", "layer"), *(tag("th", tag("span", text(kind, 41)), scope="col") for kind in kinds))
-    body = [
-        tag("tr", tag("th", text(layer, 80), scope="row"), *(_cell(cells[layer].get(kind), scale) for kind in kinds))
-        for layer in layers
-    ]
+    names = {layer: tag("th", tag("span", text(layer, 80)), scope="row") for layer in layers}
+    body = [tag("tr", name, *(_cell(cells[layer].get(kind), scale) for kind in kinds)) for layer, name in names.items()]
     table = tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_="heat"), class_="wide")
     left = []
     if len(cells) > len(layers):

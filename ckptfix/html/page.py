@@ -67,10 +67,12 @@ def room_beside(*parts: str) -> int:
     return LIMIT - sum(len(part.encode()) for part in (_part("report.css"), _part("report.js"), *parts)) - 20_000
 
 
-def section(title: str, *content: object, id: str | None = None, note: object = "") -> Html:
+def section(
+    title: str, *content: object, id: str | None = None, class_: str | None = None, note: object = ""
+) -> Html:
     """Make a titled part of the page."""
     below = tag("p", note, class_="note") if note else ""
-    return tag("section", tag("h2", title), below, *content, id=id)
+    return tag("section", tag("h2", title), below, *content, id=id, class_=class_)
 
 
 def tiles(found: Iterable[tuple[str, str, str]]) -> Html:
@@ -82,7 +84,8 @@ def tiles(found: Iterable[tuple[str, str, str]]) -> Html:
 def pasted(line: str) -> Html:
     """Draw a command line with a button that copies it."""
     button = Html('<button type="button" class="js copy">Copy</button>')
-    return tag("div", tag("code", text(line, 0)), button, class_="command")
+    words = join((tag("span", text(word, 0)) for word in line.split(" ")), " ")
+    return tag("div", tag("code", words), button, class_="command")
 
 
 def table(

@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from ckptfix.checkpoint import Checkpoint
+from ckptfix.checkpoint.address import keys_of
 from ckptfix.checkpoint.plain_values import plain
 from ckptfix.checkpoint.tree import (
     Item,
@@ -50,27 +51,35 @@ MOST_IN_TUPLE = 1 << 24
 
 @opens_once
 def load_checkpoint(
-    path: str | os.PathLike[str], *, map_location: MapLocation = None, mmap: bool = False, verify: bool = True
+    path: str | os.PathLike[str],
+    *,
+    at: str = "",
+    map_location: MapLocation = None,
+    mmap: bool = False,
+    verify: bool = True,
 ) -> Any:
-    """Load the whole object in the checkpoint at `path`: tensors, and plain values with their Python types.
+    """Load the object in the checkpoint at `path`: tensors, and plain values with their Python types.
 
     Dicts (also OrderedDict, defaultdict and Counter), lists, tuples, sets, numbers, strings and bytes come back
     unchanged. So do torch.Size, torch.dtype, torch.device, numpy arrays and numpy scalars. Attributes such as the
     ``_metadata`` of a state dict are kept, and shared objects stay shared.
 
-    An object of any other class becomes a `ForeignObject`: nothing is imported and nothing is called. The values
-    of an ``argparse.Namespace`` are in the record's `state`, those of a namedtuple in its `args`. A tensor subclass
+    An object of any other class becomes a `ForeignObject`: nothing is imported and nothing is called. The values of
+    an ``argparse.Namespace`` are its attributes and items, those of a namedtuple are in its `args`. A tensor subclass
     becomes a plain tensor with the attributes of the subclass, and a warning says so once. A tensor that only its own
     library can rebuild (DTensor, nested) becomes a record of its parts.
 
     Args:
+        at: the address of the part to load, as `inspect` shows it (``hyper_parameters``, ``optimizer/param_groups``);
+            the tensors outside it are not read. Empty for the whole object.
         map_location, mmap, verify: as for `load_state_dict`.
 
     Returns:
-        The object that torch.load would return. For safetensors, which hold only tensors, an OrderedDict of the tensors
-        with the file's ``__metadata__`` as its attribute ``metadata``.
+        The object that torch.load would return, or its part. For safetensors, which hold only tensors, an OrderedDict
+        of the tensors with the file's ``__metadata__`` as its attribute ``metadata``.
 
     Raises:
+        NoSuchTensor: the checkpoint has nothing at `at`.
         WouldLoseData: a tensor of the file cannot be read; the message names it.
         DamagedFile: the checksum of the pickle, or of a tensor's data, does not match.
         ChangedFile: the file was written to while it was read.
@@ -81,7 +90,7 @@ def load_checkpoint(
     checkpoint = opened(path)
     maker = TensorMaker(checkpoint, restore_location(map_location), warn=True, verify=verify, mmap=mmap)
     with collector_paused():
-        found = Builder(checkpoint, maker).build(tree_of(checkpoint).root)
+        found = Builder(checkpoint, maker).build(tree_of(checkpoint).at(at), at)
     maker.reading.refuse_changes()
     return found
 
@@ -130,8 +139,8 @@ class Builder:
             if row.id in BROKEN - {"too-deep", "bad-tensor"}:
                 raise WouldLoseData(row.message, path=checkpoint.path, where=row.where or None, offset=row.offset)
 
-    def build(self, root: Item) -> object:
-        """Return the value of the item `root`.
+    def build(self, root: Item, at: str = "") -> object:
+        """Return the value of the item `root`, whose address is `at`.
 
         Raises:
             BadPickle: Python cannot represent the object.
@@ -140,7 +149,10 @@ class Builder:
         root = _described(root)
         if not has_parts(root):
             return values.leaf(root)
-        self._make(root)
+        where: Where = (None, "")
+        for name in keys_of(at):
+            where = (where, name)
+        self._make(root, where)
         while self.shells:
             item, shell = self.shells.pop()
             try:
@@ -149,10 +161,10 @@ class Builder:
                 raise self._impossible(item, str(error)) from None
         return self.made[root.identity]
 
-    def _make(self, root: Value) -> None:
-        """Make `root` and everything below it, leaving shells empty."""
+    def _make(self, root: Value, where: Where) -> None:
+        """Make `root`, whose address is `where`, and everything below it, leaving shells empty."""
         made = self.made
-        stack = [_Step(root, (None, ""))]
+        stack = [_Step(root, where)]
         open_values: set[int] = set()
         while stack:
             step = stack.pop()

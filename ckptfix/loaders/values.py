@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -32,6 +32,10 @@ class ForeignObject:
     Two records are equal only if they are the same object, and each can be a dict key. The values that `state` holds by
     name can be read as attributes: ``found.lr``, ``vars(found)``. If a name is also one of the fields below, use
     ``vars(found)["name"]``.
+
+    A record also reads like a dict or a list: ``found["lr"]``, ``dict(found)``, ``Model(**found)``, ``list(found)``.
+    Its items are those of a subclass of dict (``AttributeDict``) or of list, the content of an OmegaConf container, or
+    else the values that `state` holds by name (``argparse.Namespace``).
 
     Attributes:
         module, name: of the class or function; if a class is the value itself, `args` is empty.
@@ -58,6 +62,11 @@ class ForeignObject:
         held = self._named()
         if name in held:
             return held[name]
+        content = self._content()
+        if isinstance(content, dict):
+            if name in content:
+                return content[name]
+            held = {key: value for key, value in content.items() if isinstance(key, str)}
         names = ", ".join(held) if held else "nothing by name"
         raise AttributeError(f"{self.module}.{self.name} has no {name!r}; its state holds {printable(names[:500])}")
 
@@ -68,13 +77,40 @@ class ForeignObject:
             return {}
         return {key: value for part in parts if part for key, value in part.items() if isinstance(key, str)}
 
+    def _content(self) -> dict[Any, Any] | list[Any]:
+        """Return what the object holds as a dict or a list."""
+        if self.items is not None:
+            return dict(self.items)
+        if self.elements is not None:
+            return self.elements
+        held = self._named()
+        content = held.get("_content") if self.module.startswith("omegaconf.") else held
+        if isinstance(content, list):
+            return list(map(_without_node, content))
+        return {key: _without_node(value) for key, value in content.items()} if isinstance(content, dict) else {}
+
+    def keys(self) -> list[Any]:
+        """Return the keys of the items, so that ``dict(found)`` and ``Model(**found)`` work; none for a list."""
+        content = self._content()
+        return list(content) if isinstance(content, dict) else []
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._content())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._content()[key]
+
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *self._named()})
+        content = self._content()
+        names = [key for key in content if isinstance(key, str)] if isinstance(content, dict) else []
+        return sorted({*object.__dir__(self), *self._named(), *names})
 
     def __repr__(self) -> str:
         """Return one short line: the class and the contents, with only numbers and short texts shown by value."""
         given = [_brief(value) for value in self.args]
-        given += [f"{name}={_brief(value)}" for name, value in self._named().items()]
+        content = self._content() if self.module.startswith("omegaconf.") else {}
+        shown = content if isinstance(content, dict) and content else self._named()
+        given += [f"{name}={_brief(value)}" for name, value in shown.items()]
         if self.state is not None and not self._named():
             given.append(f"state={_brief(self.state)}")
         for what, held in (("item", self.items), ("element", self.elements)):
@@ -95,6 +131,13 @@ class ForeignObject:
             return cls(full.removesuffix(f".{own}"), own)
         module, _, name = full.rpartition(".")
         return cls(module, name)
+
+
+def _without_node(value: object) -> object:
+    """Return the value in a node that OmegaConf puts around it; anything else unchanged."""
+    if isinstance(value, ForeignObject) and value.module == "omegaconf.nodes":
+        return vars(value).get("_val", value)
+    return value
 
 
 def _brief(value: object) -> str:

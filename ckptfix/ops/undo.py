@@ -93,6 +93,7 @@ def undo(source: StrPath, *, dry_run: bool = False) -> UndoResult:
     if not dry_run:
         edit.take_back(_target(path, target), last)
     line = f"{'would undo' if dry_run else 'undid'}: {last.what}" + (f" ({last.when})" if last.when else "")
+    line += "" if dry_run else f"; {Path(path).name} is byte for byte as before"
     lines = [line, *([f"{plural(len(others), 'earlier edit')} left"] if others else [])]
     return UndoResult(
         path=path, edit=last, unfinished=False, left=tuple(others), undone=not dry_run, lines=tuple(lines)

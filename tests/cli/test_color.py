@@ -41,6 +41,15 @@ def test_damage_and_fixes_on_a_terminal(cli: Cli, refused: Path, terminal: None)
     assert later and all(line.startswith((f"{WARNING}warning{END}: ", f"{NOTE}note{END}: ")) for line in later)
 
 
+def test_the_checkpoints_of_a_run_are_no_command(cli: Cli, tmp_path: Path, terminal: None) -> None:
+    group = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1).state_dict()
+    for epoch in (1, 2):
+        torch.save({"epoch": epoch, "model": {"w": torch.ones(2)}, "optimizer": group}, tmp_path / f"epoch_{epoch}.pth")
+    lines = cli("doctor", tmp_path).stdout.splitlines()
+    table = [line for line in lines if "epoch_" in line and "resume" not in line and "Try" not in line]
+    assert len(table) >= 2 and not [line for line in table if FIX in line]
+
+
 @pytest.mark.parametrize("name", ["NO_COLOR", "TERM"])
 def test_the_environment_turns_them_off(
     cli: Cli, refused: Path, terminal: None, monkeypatch: pytest.MonkeyPatch, name: str

@@ -69,7 +69,7 @@ def test_most_helps_have_twenty_five_lines(program: Forks) -> None:
         (("fix", "a", "--lik", "b"), "Did you mean --like"),
         (("convert", "ddp.pth", "x.safetensors", "--to", "fp16"), "`ckptfix cast IN OUT --to fp16`"),
         (("to-cuda", "a"), "Did you mean map-location?"),
-        (("drop", "a", "fc.*"), "Did you mean select? For example: ckptfix select model.pth"),
+        (("drop", "a", "fc.*"), "Use `ckptfix select a --drop 'fc.*'`."),
         (("merge-shards", "a"), "Did you mean convert?"),
         (("rename", "a", "b", "s/layer(.)/stage/"), "--sub 'layer(.)=stage'"),
         (("rename", "a", "b", "layer=stage"), "--sub layer=stage"),

@@ -158,6 +158,7 @@ def test_a_nan_that_only_b_has_comes_first(cli: Cli, runs: tuple[Path, Path], tm
     done = cli("diff", *runs, "--color", "always")
     assert done.stdout.splitlines()[0] == f"\x1b[1;31m{first}\x1b[0m"
     assert [line for line in done.stdout.splitlines() if line.startswith("\x1b[1;31mlayers.1.a ")]
+    assert "; largest: layers.0.b 0.5." in done.stdout, "its other numbers are no change to speak of"
     assert json.loads(cli("diff", *runs, "--json").stdout)["summary"][0] == first
     cli("diff", *runs, "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

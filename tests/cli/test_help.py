@@ -144,3 +144,9 @@ def test_the_schema_is_printed_as_it_is(cli: Cli) -> None:
     done = cli("help", "json-schema")
     assert done.exit_code == 0 and json.loads(done.stdout)["$schema"].startswith("https://json-schema.org/")
     assert "json-schema" in cli("help").stdout
+
+
+def test_a_long_default_is_left_out_whole(cli: Cli) -> None:
+    for name in ("diff", "inspect", "stats"):
+        lines = [line for line in cli(name, "--help").stdout.splitlines() if line.strip().startswith("--limit")]
+        assert len(lines) == 1 and lines[0].endswith("0 for all."), lines

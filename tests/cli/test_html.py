@@ -243,7 +243,7 @@ def test_doctor_says_what_helps(cli: Cli, ddp: Path, tmp_path: Path) -> None:
 def test_results_have_it_in_python_and_it_is_the_same_each_time(pair: tuple[Path, Path]) -> None:
     result = ckptfix.diff(*pair)
     assert result.to_html() == ckptfix.diff(*pair).to_html()
-    assert f"ckptfix diff {pair[0]} {pair[1]}" in result.to_html(histograms=False)
+    assert f"ckptfix diff {pair[0]} {pair[1]}" in Page(result.to_html(histograms=False)).text
     assert ckptfix.inspect(pair[0]).to_html(values=True).count("<html") == 1
     assert ckptfix.doctor(pair[0]).to_html().count("<html") == 1
     os.utime(pair[0], (1, 1))
@@ -260,3 +260,20 @@ def test_folders(cli: Cli, tmp_path: Path) -> None:
         assert cli(verb, folder, "--html", tmp_path / f"{verb}.html").exit_code == 0
     assert "optimizer.pt" in (tmp_path / "inspect.html").read_text()
     assert cli("diff", folder, folder / "optimizer.pt", "--html", tmp_path / "diff.html").exit_code == 0
+
+
+def test_without_a_name_the_page_is_named_after_the_inputs(
+    cli: Cli, pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = (path.name for path in pair)
+    done = cli("diff", a, b, "--html")
+    assert done.exit_code == 1 and done.stdout.endswith(f"page: {a}-{b}.diff.html\n")
+    assert Page(Path(f"{a}-{b}.diff.html").read_text()).text
+    assert cli("diff", a, b, "--html", "-q").exit_code == 2, "it exists"
+    assert cli("diff", a, b, "--html", "-qf").exit_code == 1
+    assert f"ckptfix diff {a} {b} --html -qfCopy" in Page(Path(f"{a}-{b}.diff.html").read_text()).text
+    assert cli("inspect", a, "--html", "-q").exit_code == cli("doctor", "--html", "-q", "--", a).exit_code == 0
+    assert {path.name for path in tmp_path.glob("a*.html")} == {
+        f"{a}-{b}.diff.html", f"{a}.inspect.html", f"{a}.doctor.html"
+    }  # fmt: skip

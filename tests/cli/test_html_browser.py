@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import safetensors, written
-from cli.conftest import Cli, state
+from builders import Tensor, assemble, safetensors, state_dict_ops, torch_zip, written
+from cli.conftest import Cli, floats, state
+from click.testing import CliRunner
+from doctor_samples import CALL
 from hostile import checkpoint as hostile
 
+from ckptfix.cli import commands
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'ckptfix[browser]'")
+
+FAULTS = Path(__file__).with_name("layout_faults.js").read_text(encoding="utf-8")
+"""A function of the page: its faults."""
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -83,9 +91,9 @@ def names(page: Any) -> list[str]:
 
 def test_fold_search_filter_and_sort(shown: Open, report: Path) -> None:
     page = shown(report)
-    assert names(page) == ["enc.0-3 4 alike", "head", "gone", "new"]
+    assert names(page) == ["enc.0-3 4 similar", "head", "gone", "new"]
     page.click("text=enc.0-3")
-    assert names(page)[:5] == ["enc.0-3 4 alike", "0.", "1.", "2.", "3."]
+    assert names(page)[:5] == ["enc.0-3 4 similar", "0.", "1.", "2.", "3."]
     page.focus("#tensors tr:nth-child(8)")
     page.locator("#tensors tr.m", has_text="2.").first.press("Enter")
     assert "k" in names(page)
@@ -95,7 +103,7 @@ def test_fold_search_filter_and_sort(shown: Open, report: Path) -> None:
     assert len(names(page)) == 20
     page.keyboard.press("/")
     page.keyboard.type("2. k")
-    assert names(page) == ["enc.0-3 4 alike", "2.", "k"]
+    assert names(page) == ["enc.0-3 4 similar", "2.", "k"]
     assert page.inner_text("#shown") == "1 of 15 tensors"
     page.keyboard.press("Escape")
     page.click("button:has-text('only in A')")
@@ -160,10 +168,59 @@ def test_without_scripts_everything_is_there(shown: Open, report: Path) -> None:
     assert not page.is_visible("#search")
 
 
-@pytest.mark.parametrize("width", [1400, 360])
-def test_the_page_is_as_wide_as_the_window(shown: Open, report: Path, width: int) -> None:
-    page = shown(report, viewport={"width": width, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def training(path: Path, tensors: dict[str, tuple[float, ...]], **others: Any) -> Path:
+    """A file with these tensors under "model", and other values beside them."""
+    items = {name: Tensor(str(index), (len(one),), len(one)) for index, (name, one) in enumerate(tensors.items())}
+    pickle = assemble(("PROTO", 2), *state_dict_ops({**others, "model": state_dict_ops(items)}), "STOP")
+    return written(path, torch_zip(pickle, [floats(*one) for one in tensors.values()]))
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A page of each command, with what is hard to lay out: long names, NaN, absent values, scales of colors."""
+    folder = tmp_path_factory.mktemp("pages")
+    before = {f"encoder.{index}.{part}": (1.0, index, 3) for index in range(9) for part in ("query_projection", "k")}
+    after = {f"module.{name}": (1 + values[1] ** 2 / 50, *values[1:]) for name, values in before.items()}
+    betas = state_dict_ops({"param_groups/0/betas": tuple(range(60))})
+    odd = {"a_name_without_an_end_" * 6: (1.0,), "head": (1.0, 2.0)}
+    a = training(folder / "a.pth", {**before, **odd}, epoch=3, optimizer=betas)
+    b = training(folder / "b.pth", {**after, "module.head": (1.0, nan)}, evil=CALL)
+    for words in (["diff", a, b], ["inspect", a, "--values"], ["doctor", a], ["doctor", b]):
+        out = folder / f"{words[0]}-{Path(str(words[1])).stem}.html"
+        assert CliRunner().invoke(commands, [*map(str, words), "--html", str(out), "-q"]).exit_code in (0, 1)
+    return sorted(folder.glob("*.html"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_is_laid_out_well(shown: Open, pages: list[Path], width: int, scheme: str) -> None:
+    for path in pages:
+        page = shown(path, viewport={"width": width, "height": 800}, color_scheme=scheme)
+        assert page.evaluate(FAULTS) == [], path.name
+        for summary in page.locator("summary").all():
+            summary.click()
+        if page.locator("#unfold").count():
+            page.click("#unfold")
+            for row in page.locator("#tensors tr.d:visible").all()[:2]:
+                row.click(position={"x": 5, "y": 5})
+        assert page.evaluate(FAULTS) == [], f"{path.name}, opened"
+
+
+@pytest.mark.parametrize(
+    ("style", "fault"),
+    [
+        ("main { width: 2000px }", "sideways"),
+        ("p { color: #999 }", "contrast"),
+        ("h2 { margin-bottom: -1.5rem }", "overlap"),
+        ("button { padding: 0; line-height: 1 }", "hard to hit"),
+        ("td { display: block; width: 20px }", "squeezed"),
+        ("h1 { transform: translateX(-60px) }", "outside"),
+    ],
+)
+def test_a_bad_layout_is_seen(shown: Open, report: Path, style: str, fault: str) -> None:
+    page = shown(report, viewport={"width": 800, "height": 600}, bypass_csp=True)
+    page.add_style_tag(content=style)
+    assert any(fault in one for one in page.evaluate(FAULTS))
 
 
 def test_hostile_names_do_nothing(shown: Open, cli: Cli, tmp_path: Path) -> None:

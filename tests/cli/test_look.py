@@ -106,6 +106,9 @@ def test_a_name_that_is_neither_a_command_nor_a_file(cli: Cli, wrapped: Path) ->
     done = cli("missing.pt")
     assert done.exit_code == 2 and "No such command or file 'missing.pt'." in done.stderr
     assert "No such command 'inspekt'. Did you mean inspect?" in cli("inspekt", "ddp.pt").stderr
+    assert "Use `ckptfix select ddp.pth --drop 'fc.*'`." in cli("drop", "ddp.pth", "fc.*").stderr
+    assert "Use `ckptfix select ddp.pth o.pth --keep 'fc.*'`." in cli("keep", "ddp.pth", "o.pth", "fc.*").stderr
+    assert "Did you mean select?" in cli("drop", "ddp.pth").stderr
 
 
 def test_a_command_goes_before_a_file_of_its_name(cli: Cli, wrapped: Path) -> None:

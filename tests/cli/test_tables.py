@@ -87,3 +87,14 @@ def test_columns_line_up() -> None:
         "layer.1         7           {}%s",
         "\u6f22\u5b57     77777777           e\u0301",
     ]
+
+
+def test_a_column_is_hidden_before_two_names_look_the_same() -> None:
+    rows = [(f"model.a_layer_{n}_of_them.self_attention.weight", "1.234567890", "2.345678901") for n in range(3)]
+    headers = ("name", "mean", "largest")
+    drawn = tables.table(rows, headers, spare=("mean",), width=64).splitlines()
+    assert rows[1][0] in drawn[3] and "2.345678901" in drawn[3]
+    assert drawn[-1].startswith("... hidden to fit: mean")
+    assert max(map(len, drawn)) <= 58
+    whole = tables.table([("a" * 60, *rows[0][1:])], headers, spare=("mean",), width=64)
+    assert "hidden" not in whole and "1.234567890" in whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import types
@@ -52,8 +53,18 @@ class Classifier(nn.Module):
         self.head = nn.Linear(4, 2)
 
 
+LIBRARIES = ("lightning", "timm", "torchvision")
+"""Libraries whose blocks run only where they are installed; such a block begins with their import."""
+
+
 def blocks(page: Path) -> Iterator[str]:
     yield from re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def library(block: str) -> str | None:
+    """The library that a block needs, beside torch."""
+    first = re.match(r"import (\w+)$", block, re.MULTILINE)
+    return first[1] if first and first[1] in LIBRARIES else None
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -102,6 +113,8 @@ def run(page: Path) -> dict[str, Any]:
         "other_names": OtherNames(),
     }
     for block in blocks(page):
+        if library(block):
+            continue
         exec(compile(block, page.name, "exec"), space)
     return space
 
@@ -117,7 +130,82 @@ def test_there_are_blocks_to_run() -> None:
 
 def test_the_recipes_do_what_they_say(folder: Path) -> None:
     space = run(page_of("recipes"))
-    assert space["epoch"] == 3
+    assert space["epoch"] == 3 and space["start"] == 4
     assert space["optimizer"].param_groups[0]["lr"] == 0.01
     assert space["settings"].name == "Settings"
     assert torch.equal(space["other_names"].hidden.weight, torch.load("plain.pth", weights_only=True)["fc.weight"])
+
+
+def of_lightning() -> tuple[type[nn.Module], nn.Module]:
+    """A module of Lightning, and one that its Trainer has saved as lit.ckpt."""
+    import lightning
+
+    class LitNet(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self, width: int, settings: argparse.Namespace) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.net = nn.Linear(3, width)
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return self.net(batch).sum()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=self.hparams.settings.lr)
+
+    trainer = lightning.Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    module = LitNet(4, argparse.Namespace(lr=0.1))
+    trainer.fit(module, torch.utils.data.DataLoader([torch.ones(3)] * 2))  # type: ignore[arg-type]
+    trainer.save_checkpoint("lit.ckpt")
+    return LitNet, module
+
+
+def of_timm() -> nn.Module:
+    """A model of timm, saved by the class that timm's training script uses."""
+    import timm.utils
+
+    net: nn.Module = timm.create_model("test_resnet", num_classes=10)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    averaged = timm.utils.ModelEmaV2(net, decay=0.9)
+    args = argparse.Namespace(model="test_resnet")
+    saver = timm.utils.CheckpointSaver(nn.DataParallel(net), optimizer, args, model_ema=averaged, recovery_dir=".")
+    saver.save_recovery(1, 2)
+    (path,) = Path().glob("recovery-*")
+    path.rename("timm.pth.tar")
+    smooth: nn.Module = averaged.module
+    return smooth
+
+
+def of_torchvision() -> nn.Module:
+    """A model of torchvision, saved as references/classification/train.py does."""
+    import torchvision
+
+    net: nn.Module = torchvision.models.shufflenet_v2_x0_5(num_classes=10)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+    torch.save({**state, "args": argparse.Namespace(lr=0.1)}, "torchvision.pth")
+    return net
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_recipe_replaces_the_loading_code_of_a_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(name, reason=f"needs {name}: pip install {name}")
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {"ckptfix": ckptfix}
+    if name == "lightning":
+        space["LitNet"], saved = of_lightning()
+    else:
+        saved = of_timm() if name == "timm" else of_torchvision()
+    (block,) = (text for text in blocks(page_of("recipes")) if library(text) == name)
+    exec(compile(block, name, "exec"), space)
+    loaded, expected = space["net"].state_dict(), saved.state_dict()
+    assert loaded.keys() == expected.keys()
+    own = {"fc.weight", "fc.bias"} if name == "torchvision" else set()
+    for key in loaded.keys() - own:
+        assert torch.equal(loaded[key], expected[key]), key
+    if name == "lightning":
+        assert space["net"].hparams.width == 4 and space["net"].hparams.settings.lr == 0.1

@@ -63,14 +63,15 @@ class ShortHelp(click.Command):
 
 
 def fitted(text: str, room: int) -> str:
-    """Return the first sentence of `text`, or as many of its clauses or words as fit; a default stays.
+    """Return the first sentence of `text`, or as many of its clauses or words as fit; a default stays if it is short.
 
     Args:
         room: the characters of one line.
     """
-    brackets = re.search(r"\s\[(default|required)[^\]]*\]$", text)
+    brackets = re.search(r"(\s+\[[^\]]*\])+$", text)
     tail = brackets[0] if brackets else ""
     body = text.removesuffix(tail)
+    tail = "" if len(tail) > room // 2 else re.sub(r"\s+\[", " [", tail)
     found = re.match(r"(.*?[.!?])(?=\s+[A-Z(`-]|$)", body, re.DOTALL)
     sentence = found[1] if found else body
     room -= len(tail)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import IO
 
 LEAST = 16
@@ -82,7 +82,7 @@ def columns(
 
     Columns without text go first. Then the widest columns outside `names` are cut, then those in `names` (always with
     the first column). Then columns in `spare` are left out in order, then the last columns. Columns in `whole` are
-    never cut.
+    never cut. A column in `spare` is also left out where two names of the first column would be cut to the same text.
     """
     full = [at for at in range(len(headers)) if any(row[at] for row in cells)]
     needs = {at: max(len(headers[at]), *(len(row[at]) for row in cells)) for at in full}
@@ -95,11 +95,30 @@ def columns(
     while len(kept) > 1 and sum(least[at] for at in kept) + _GAP * (len(kept) - 1) > width:
         left_out = next((at for name in spare for at in kept[1:] if headers[at] == name), kept[-1])
         kept.remove(left_out)
+    while True:
+        rows = _cut(cells, headers, kept, needs, least, called, width)
+        left_out = next((at for name in spare for at in kept[1:] if headers[at] == name), -1)
+        if left_out < 0 or len({row[0] for row in rows}) == len({row[kept[0]] for row in cells}):
+            break
+        kept.remove(left_out)
+    return rows, [headers[at] for at in kept], [headers[at] for at in full if at not in kept]
+
+
+def _cut(
+    cells: Sequence[Sequence[str]],
+    headers: Sequence[str],
+    kept: Sequence[int],
+    needs: Mapping[int, int],
+    least: Mapping[int, int],
+    called: Container[str],
+    width: int,
+) -> list[list[str]]:
+    """Return the columns `kept` of the rows, cut to `width`: first those that are not `called`, the widest first."""
+    needs = dict(needs)
     room = width - _GAP * (len(kept) - 1)
     named = [at for at in kept if headers[at] in called]
     for some in ([at for at in kept if at not in named], named):
         while sum(needs[at] for at in kept) > room and any(needs[at] > least[at] for at in some):
             needs[max(some, key=lambda at: needs[at] - least[at])] -= 1
     needs[kept[0]] = min(needs[kept[0]], max(room, LEAST)) if len(kept) == 1 else needs[kept[0]]
-    rows = [[cut(row[at], needs[at]) for at in kept] for row in cells]
-    return rows, [headers[at] for at in kept], [headers[at] for at in full if at not in kept]
+    return [[cut(row[at], needs[at]) for at in kept] for row in cells]

@@ -94,7 +94,10 @@ def command(
     if grouped:
         cells = [(cell[0], *cell[3:]) for cell in cells]
     right = range(len(headers) - 8, len(headers))
-    for index, line in enumerate(tables.table(cells, headers, right=right, width=console.width).splitlines()):
+    infinite = any(row.moments is not None and row.moments.infinite for row in listed)
+    spare = ("norm", "zeros", *(() if infinite else ("infinite",)), "shape", "dtype")
+    drawn = tables.table(cells, headers, right=right, spare=spare, width=console.width)
+    for index, line in enumerate(drawn.splitlines()):
         moments = listed[index - 2].moments if 2 <= index < len(listed) + 2 else None
         console.say(line, "damage" if moments is not None and (moments.nan or moments.infinite) else None)
     if most and len(rows) > most:

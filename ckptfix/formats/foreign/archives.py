@@ -226,7 +226,7 @@ def _is_unknown(name: str) -> bool:
     return kind_of(name).role == "other"
 
 
-_ALL = "-r selects all of them, and --out-dir DIR is for the output"
+_ALL = "-r selects all of them (and --out-dir DIR names a folder for what a command writes)"
 """The hint for a folder that holds several checkpoints."""
 
 

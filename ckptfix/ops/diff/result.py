@@ -242,7 +242,7 @@ class DiffResult:
         ]
         apart = [
             (row.name_a, row.name_b, row.values.differing, row.values.elements, row.values.max_abs, row.values.reason)
-            for row in self.changed
+            for row in self.largest
             if row.values is not None
         ]
         tables = (
@@ -376,9 +376,12 @@ def _sentences(result: DiffResult) -> Iterable[str]:
         )
         yield f"Different: {tensors} in both{', ' + found if found else ''}."
         if result.overall is not None:
-            largest = [row for row in result.largest if row.values is not None and row.values.rel_l2][:LARGEST]
+            # The first sentence names those with new NaN, whose change is that of their other numbers.
+            largest = [row for row in result.largest if row.values is not None and row.values.rel_l2]
+            largest = [row for row in largest if not row.is_alarm][:LARGEST]
             shown = [f"{row.name_a} {row.values.rel_l2:.3g}" for row in largest if row.values is not None]
-            yield f"Relative change of the tensors that differ: {result.overall:.3g}; largest: {', '.join(shown)}."
+            names = f"; largest: {', '.join(shown)}" if shown else ""
+            yield f"Relative change of the tensors that differ: {result.overall:.3g}{names}."
         names = _listed(
             (
                 (len(result.only_a), "only in A"),

@@ -81,7 +81,8 @@ def _diagnosed(path: str, run: RunFolder) -> Diagnosis | None:
     texts = tuple((row.path, row.text) for row in run.pointers)
     report = RunReport(run.layout.name, run.layout.title, run.path, tuple(judged), resume, how, texts)
     title = f"a run of {run.layout.title} with {plural(len(judged), 'checkpoint')}"
-    looks = (f"the names, directories and headers of {plural(len(judged), 'checkpoint')}", "and no tensor data")
+    headers = f"the names, directories and headers of {plural(len(judged), 'checkpoint')}"
+    looks = (headers, "and no tensor data (-r reads it)")
     return Diagnosis(path, None, title, 0, told, looks, None, tuple(remedies), run=report)
 
 

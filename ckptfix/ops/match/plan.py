@@ -324,7 +324,8 @@ def refusals(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
                 hint=_reshapes(source, target, matching)
-                or "--partial renames the others; unmatched tensors of IN keep their keys",
+                or "--partial renames the others; unmatched tensors of IN keep their keys, or are left out with "
+                "--drop-unexpected",
             )
         )
     return tuple(found)

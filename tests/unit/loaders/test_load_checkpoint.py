@@ -8,6 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
+import types
 import warnings
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import nn
 
 import ckptfix
 from ckptfix import ForeignObject
-from ckptfix.errors import BadPickle, WouldLoseData
+from ckptfix.errors import BadPickle, NoSuchTensor, WouldLoseData
 
 FOREIGN = {"jagged", "dtensor", "numpy-values", "whole-module", "gone-classes", "subclass"}
 
@@ -254,6 +255,51 @@ def test_the_values_of_a_namespace(tmp_path: Path) -> None:
     loaded = ckptfix.load_checkpoint(saved(tmp_path / "a.pth", {"args": settings}))["args"]
     assert type(loaded) is ForeignObject and (loaded.module, loaded.name) == ("argparse", "Namespace")
     assert loaded.state == vars(settings)
+
+
+def omegaconf_class(module: str, name: str) -> type:
+    """A class that pickles under a name of OmegaConf."""
+    return type(name, (), {"__module__": f"omegaconf.{module}", "__qualname__": name})
+
+
+def test_a_record_reads_like_the_dict_or_list_that_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, type] = {}
+    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
+    for module, name in (("nodes", "AnyNode"), ("dictconfig", "DictConfig"), ("listconfig", "ListConfig")):
+        made[name] = omegaconf_class(module, name)
+        within = types.ModuleType(f"omegaconf.{module}")
+        vars(within)[name] = made[name]
+        monkeypatch.setitem(sys.modules, within.__name__, within)
+
+    def node(name: str, **held: object) -> object:
+        one = made[name]()
+        vars(one).update(held)
+        return one
+
+    rows = node("ListConfig", _content=[node("AnyNode", _val=1), node("AnyNode", _val="${lr}")])
+    settings = node("DictConfig", _content={"lr": node("AnyNode", _val=0.5), "rows": rows}, _metadata=node("AnyNode"))
+    value = {"cfg": settings, "ns": argparse.Namespace(lr=0.5), "own": Special(lr=0.5), "list": Rows([1, 2])}
+    loaded = ckptfix.load(saved(tmp_path / "a.pth", value))
+    for name in ("cfg", "ns", "own"):
+        record = loaded[name]
+        assert record["lr"] == record.lr == dict(record)["lr"] == 0.5 and "lr" in record and "no" not in record
+        assert "lr" in dir(record) and record
+        with pytest.raises(KeyError):
+            record["no"]
+        with pytest.raises(AttributeError, match="lr"):
+            record.no  # noqa: B018
+    assert list(loaded["cfg"].rows) == [1, "${lr}"] and loaded["cfg"].rows[0] == 1
+    assert list(loaded["list"]) == [1, 2] and not loaded["list"].keys()
+    assert "lr=0.5" in repr(loaded["cfg"])
+
+
+def test_a_part_of_the_object(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", {"hyper_parameters": {"lr": 0.5}, "model": {"w": tensor(2), "v": tensor(3)}})
+    assert ckptfix.load(path, at="hyper_parameters") == {"lr": 0.5}
+    assert ckptfix.load(path, at="hyper_parameters/lr") == 0.5
+    assert torch.equal(ckptfix.load(path, at="model/v"), tensor(3))
+    with pytest.raises(NoSuchTensor):
+        ckptfix.load(path, at="nothing")
 
 
 class Marked(torch.Tensor):
