@@ -77,6 +77,15 @@ MAIN = "from ckptfix.__main__ import main; main()"
 """The console script, as a script for `Forks`."""
 
 
+TORCHRUN = """
+import signal
+signal.alarm(300)
+from torch.distributed.run import main
+main()
+"""
+"""torchrun, as a script for `Forks`; the processes that it starts are interpreters of their own."""
+
+
 @dataclass(frozen=True)
 class Done:
     """How a script ended: its exit code (negative, the signal that ended it), and what it wrote."""
