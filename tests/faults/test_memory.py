@@ -18,12 +18,11 @@ pytest.importorskip("_testcapi", reason="this interpreter cannot be refused memo
 
 
 @pytest.mark.parametrize("name", ["replace", "several keep"])
-@pytest.mark.parametrize("first", [0, pytest.param(24, marks=pytest.mark.campaign)])
-def test_a_request_that_gets_nothing(tmp_path: Path, name: str, first: int) -> None:
-    ends, wrong = requests(tmp_path, name, range(first, 1200, 48), 1)
+def test_a_request_that_gets_nothing(tmp_path: Path, name: str) -> None:
+    ends, wrong = requests(tmp_path, name, range(0, 1200, 24), 1)
     print(name, dict(ends), *wrong, sep="\n")
     assert wrong == []
-    assert ends["MemoryError"] > 5
+    assert ends["MemoryError"] > 10
 
 
 def test_a_real_limit(tmp_path: Path) -> None:
