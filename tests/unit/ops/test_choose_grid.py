@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,13 @@ def trained(seed: int) -> tuple[Net, torch.optim.Optimizer]:
     return model, optimizer
 
 
+once_trained = cache(trained)
+"""For those who change nothing of it."""
+
+
 def beside(what: str, seed: int) -> dict[str, Any]:
     """What a trainer keeps beside the model, under its key."""
-    model, optimizer = trained(seed)
+    model, optimizer = once_trained(seed)
     state, names = optimizer.state_dict(), [name for name, _ in model.named_parameters()]
     moments = [(names[index], slot, value) for index, row in state["state"].items() for slot, value in row.items()]
     flat = {f"state.{name}.{slot}": value for name, slot, value in moments}
@@ -106,7 +110,7 @@ class Made:
 
     @cached_property
     def model(self) -> dict[str, torch.Tensor]:
-        return dict(trained(self.seed)[0].state_dict())
+        return dict(once_trained(self.seed)[0].state_dict())
 
     @cached_property
     def wrapped(self) -> dict[str, torch.Tensor]:
@@ -238,7 +242,7 @@ def test_every_verb_takes_the_model(tmp_path: Path, layout: str, wrapper: str, w
     if what in ("optimizer", "optimizer, flat"):
         model, optimizer = trained(9)
         ckptfix.load_optimizer(optimizer, made.path, model=model)
-        assert same(optimizer.state_dict()["state"], trained(made.seed)[1].state_dict()["state"])
+        assert same(optimizer.state_dict()["state"], once_trained(made.seed)[1].state_dict()["state"])
     assert ckptfix.inspect(made.path).parameters == sum(value.numel() for value in wanted.values())
 
 
