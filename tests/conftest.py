@@ -150,6 +150,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         yield made
 
 
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """An interpreter that has imported torchrun, for `TORCHRUN`."""
+    with Forks(tmp_path_factory.mktemp("launcher"), "import torch.distributed.run") as made:
+        yield made
+
+
 @dataclass(frozen=True)
 class RealFile:
     """A row of the corpus manifest."""

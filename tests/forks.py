@@ -76,6 +76,18 @@ ALL_MODULES = f"import ml_dtypes, numpy{OUR_MODULES}"
 MAIN = "from ckptfix.__main__ import main; main()"
 """The console script, as a script for `Forks`."""
 
+WITHOUT_PROGRESS = f"from ckptfix.cli.shared import progress; progress.PATIENCE = 3600.0; {MAIN}"
+"""The console script on a terminal, where a busy machine would show how far it is."""
+
+
+TORCHRUN = """
+import signal
+signal.alarm(300)
+from torch.distributed.run import main
+main()
+"""
+"""torchrun, as a script for `Forks`; the processes that it starts are interpreters of their own."""
+
 
 @dataclass(frozen=True)
 class Done:

@@ -21,7 +21,7 @@ from faults.scenarios import OLD, SCENARIOS, complaint, plan, prepare, writing
 from ckptfix.errors import CkptfixError
 from ckptfix.io.write import write_plan
 
-SECONDS = 20
+SECONDS = 120
 """After which a process that has not ended counts as hanging."""
 
 

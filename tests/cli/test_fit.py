@@ -20,7 +20,7 @@ import pytest
 import torch
 from builders import safetensors, written
 from cli.conftest import Cli
-from forks import MAIN, Forks
+from forks import MAIN, WITHOUT_PROGRESS, Forks
 
 from ckptfix import convert
 from ckptfix.cli.shared import console, streams, tables, terminal_width
@@ -47,7 +47,7 @@ def terminal(program: Forks) -> Callable[..., tuple[int, list[str]]]:
 
         reader = Thread(target=read)
         reader.start()
-        done = program(WITHOUT_COLUMNS + MAIN, words, stdout=theirs, stderr=theirs)
+        done = program(WITHOUT_COLUMNS + WITHOUT_PROGRESS, words, stdout=theirs, stderr=theirs)
         os.close(theirs)
         reader.join()
         os.close(ours)

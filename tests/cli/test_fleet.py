@@ -458,6 +458,7 @@ def test_a_fleet_in_a_bucket(cli: Cli, planned: Fleet, bucket: Bucket) -> None:
     assert len(bucket.below("st/")) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("stores")
 def test_an_output_that_its_store_refuses_is_named(planned: Fleet, bucket: Bucket) -> None:
     pytest.importorskip("botocore", reason="s3fs or boto3 is not installed")

@@ -57,6 +57,7 @@ def test_several_processes_say_what_one_says(cli: Cli, files: list[str], line: s
         assert tree(Path("one")) == tree(Path("out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_output_has_its_record(cli: Cli, files: list[str], jobs: int) -> None:
     assert cli("to-cpu", *files[:2], "--out-dir", "out", "--record", "--jobs", jobs).exit_code == 0

@@ -136,6 +136,7 @@ def test_a_file_that_is_cut_short_does_not_look_fine(cli: Cli, wrapped: Path, op
     assert cli("inspect", "cut.safetensors", *options).exit_code == 0
 
 
+@pytest.mark.slow
 def test_several_processes_judge_as_one_does(cli: Cli, wrapped: Path) -> None:
     save_file({"weight": torch.ones(9)}, "whole.safetensors")
     Path("cut.safetensors").write_bytes(Path("whole.safetensors").read_bytes()[:-4])

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from builders import Tensor, assemble, state_dict_ops, torch_zip, written
 from cli.conftest import Cli, wrapped
 from conftest import LONG
+from forks import TORCHRUN, Forks
 from stores import Bucket
 
 from ckptfix.cli.shared.ranks import World, world
@@ -166,33 +168,33 @@ def test_a_rank_that_ends_takes_all_down(tmp_path: Path, fault: str) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.pth", "site"]
 
 
+Torchrun = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def torchrun(launcher: Forks) -> Torchrun:
+    """A function that runs a command under torchrun: its exit code, its stdout, its stderr."""
+
+    def run(size: int, *words: object, site: Path | None = None, restarts: int = 0) -> tuple[int, str, str]:
+        launch = ["--nproc-per-node", size, "--max-restarts", restarts, "-m", "ckptfix"]
+        path = [*([str(site)] if site else []), *sys.path]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+        done = launcher(TORCHRUN, [*launch, *words], environment=environment)
+        return done.code, done.stdout, done.stderr
+
+    return run
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("size", [2, 4] if LONG else [2])
 @pytest.mark.parametrize("to", [["hf", "--shard-size", "1MB"], ["dcp", "--shard-size", "2MB"]])
-def test_torchrun(cli: Cli, tmp_path: Path, size: int, to: list[str]) -> None:
+def test_torchrun(cli: Cli, torchrun: Torchrun, tmp_path: Path, size: int, to: list[str]) -> None:
     path = written(tmp_path / "a.pth", shards(9))
     assert cli("convert", path, tmp_path / "one", "--to", *to).exit_code == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "-m", "ckptfix"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launch, "convert", str(path), str(tmp_path / "all"), "--to", *to],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("converted ") == 1
+    code, shown, said = torchrun(size, "convert", path, tmp_path / "all", "--to", *to)
+    assert code == 0, said
+    assert shown.count("converted ") == 1
     assert content(tmp_path / "all") == content(tmp_path / "one")
-
-
-def torchrun(size: int, *words: object, site: Path | None = None, restarts: int = 0) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a command under torchrun."""
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), "--max-restarts", restarts]
-    path = [*([str(site)] if site else []), *sys.path]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*map(str, launch), "-m", "ckptfix", *map(str, words)],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
@@ -206,7 +208,9 @@ def large(tmp_path: Path) -> Path:
 @pytest.mark.campaign
 @pytest.mark.xdist_group("stores")
 @pytest.mark.parametrize("size", [1, 2, 4] if LONG else [2])
-def test_torchrun_in_a_bucket(bucket: Bucket, cli: Cli, large: Path, tmp_path: Path, size: int) -> None:
+def test_torchrun_in_a_bucket(
+    bucket: Bucket, cli: Cli, torchrun: Torchrun, large: Path, tmp_path: Path, size: int
+) -> None:
     assert cli("convert", large, tmp_path / "one", "--to", "hf", "--shard-size", "6MB").exit_code == 0
     assert cli("strip-module", tmp_path / "one", tmp_path / "stripped").exit_code == 0
     code, _, said = torchrun(size, "convert", large, bucket.url("one"), "--to", "hf", "--shard-size", "6MB")
@@ -248,8 +252,9 @@ if first and os.environ.get("RANK") == "{rank}":
 @pytest.mark.xdist_group("stores")
 @pytest.mark.parametrize(("to_bucket", "rank", "restarts", "late"), KILLS)
 def test_a_rank_is_killed_under_torchrun(
-    bucket: Bucket, cli: Cli, large: Path, tmp_path: Path, to_bucket: bool, rank: int, restarts: int, late: bool
-) -> None:
+    bucket: Bucket, cli: Cli, torchrun: Torchrun, large: Path, tmp_path: Path,
+    to_bucket: bool, rank: int, restarts: int, late: bool,
+) -> None:  # fmt: skip
     """One error, nothing left behind; where torchrun starts all ranks again, the output is whole.
 
     `late`: the other rank has not begun to write when torchrun stops it.

@@ -75,6 +75,7 @@ def below(names: set[str], rooms: set[str], package: str = "") -> set[str]:
     return {name for name in names if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)}
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(quick=5)
 @pytest.mark.parametrize("name", BOUNDS)
 def test_a_command_imports_what_its_file_needs(tmp_path: Path, name: str) -> None:
@@ -106,6 +107,7 @@ def test_a_completion_imports_no_room(tmp_path: Path) -> None:
     assert not below(names, {"formats", "ops", "zips", "pickles"}, "ckptfix.")
 
 
+@pytest.mark.slow
 def test_the_probe_sees_what_is_imported(tmp_path: Path) -> None:
     _, names = loaded(["stats", str(FILE)], tmp_path)
     assert "numpy" in below(names, HEAVY)

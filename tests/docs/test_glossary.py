@@ -33,6 +33,7 @@ def made() -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 def test_the_glossary_has_every_noun_that_rooms_share() -> None:
     text = page("design")
     before, mark, rest = text.partition(BEGIN)

@@ -36,6 +36,7 @@ class Command:
     """``ckptfix strip-module IN OUT --force`` under strace, with OUT being replaced."""
 
     def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
         self.source = written(folder / name, inputs()[name])
         self.dest = folder / f"out-{name}"
         self.log = folder / "strace.log"
@@ -52,8 +53,32 @@ class Command:
         )
 
 
+    def undisturbed(self) -> dict[str, int]:
+        """Run it without a fault; call -> how many of that name came until the first for the output.
+
+        An interpreter starts the same way every time, so that the same numbers point at the same calls again.
+        """
+        done = self.run()
+        assert (done.returncode, done.stderr) == (0, "")
+        assert b"module.weight" not in self.dest.read_bytes()
+        first: dict[str, int] = {}
+        for name, number, line in numbered(self.log):
+            if TEMP_SUFFIX in line:
+                first.setdefault(name, number)
+        return first
+
+
+@pytest.fixture(scope="module")
+def command(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, dict[str, int]]:
+    """The command on a file, and the numbers of its calls, which are counted once."""
+    if reason := strace_refuses():
+        pytest.skip(reason)
+    made = Command(tmp_path_factory.mktemp("command"), name)
+    return made, made.undisturbed()
+
+
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", inputs())
+@pytest.mark.parametrize("name", inputs(), scope="module")
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
@@ -64,22 +89,19 @@ class Command:
         ("fsync:signal=KILL", -signal.SIGKILL),
     ],
 )
-def test_a_fault_at_the_first_call_for_the_output(tmp_path: Path, name: str, fault: str, code: int) -> None:
-    if reason := strace_refuses():
-        pytest.skip(reason)
-    command = Command(tmp_path, name)
-    done = command.run()
-    assert (done.returncode, done.stderr) == (0, "")
-    new = command.dest.read_bytes()
-    assert b"module.weight" not in new
+def test_a_fault_at_the_first_call_for_the_output(
+    name: str, command: tuple[Command, dict[str, int]], fault: str, code: int
+) -> None:
+    run, first = command
+    for left in leftovers(run.folder):
+        (run.folder / left).unlink()
     call, _, how = fault.partition(":")
-    count = next(number for name, number, line in numbered(command.log) if name == call and TEMP_SUFFIX in line)
-    done = command.run("-e", f"trace={call}", "-e", f"inject={call}:{how}:when={count}")
+    done = run.run("-e", f"trace={call}", "-e", f"inject={call}:{how}:when={first[call]}")
     assert done.returncode == code, done.stderr
-    assert command.dest.read_bytes() == OLD
+    assert run.dest.read_bytes() == OLD
     assert "Traceback" not in done.stderr
-    assert bool(leftovers(tmp_path)) == (code == -signal.SIGKILL)
+    assert bool(leftovers(run.folder)) == (code == -signal.SIGKILL)
     if code == 2:
-        assert done.stderr.startswith(f"{command.dest}: ")
+        assert done.stderr.startswith(f"{run.dest}: ")
     if "ENOSPC" in fault:
         assert "bytes are needed" in done.stderr

@@ -149,14 +149,14 @@ def storages() -> Iterator[tuple[str, bytes]]:
         yield name, torch_zip(one_pickle(*state_dict_ops({"module.w": WEIGHT, "module.x": tensor})), [WEIGHT_DATA])
 
 
+DEEP = 1500
+"""More levels than Python's stack has."""
+
+
 def nested() -> Iterator[tuple[str, bytes]]:
     """Tensors made of tensors without end: deep, and shared so that they unfold."""
-    parameter: list[Op] = list(DENSE)
-    for _ in range(5000):
-        parameter = [("GLOBAL", "torch._utils", "_rebuild_parameter"), "MARK", *parameter, "NEWTRUE", "NONE", "TUPLE",
-                     "REDUCE"]  # fmt: skip
-        if len(parameter) > 40_000:
-            break
+    around: list[Op] = [("GLOBAL", "torch._utils", "_rebuild_parameter"), "MARK"]
+    parameter = [*around * DEEP, *DENSE, *["NEWTRUE", "NONE", "TUPLE", "REDUCE"] * DEEP]
     yield "parameters", beside(parameter)
     shared: list[Op] = [*DENSE, ("BINPUT", 0), "POP"]
     for _ in range(64):

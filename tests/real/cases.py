@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
+import traceback
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -15,23 +16,8 @@ from real.printed import Case
 from threads.threads import HELD_OUT, THREADS, Thread
 
 SHARED_THREADS = SHARED / "threads"
-
-BUILD = """
-import json, os, sys
-sys.path.insert(0, sys.argv[1])
-import lib
-for module in sorted(name[:-3] for name in os.listdir(sys.argv[1]) if name.startswith("cases")):
-    __import__(module)
-for name, (build, url, kind) in lib.CASES.items():
-    place = os.path.join(sys.argv[2], name)
-    os.makedirs(place)
-    os.chdir(place)
-    made = build()
-    with open(place + ".json", "w") as file:
-        json.dump({key: made.get(key) for key in ("file", "like", "msg")}, file)
-"""
-"""The modules of shared/threads make classes of libraries up, so they are imported in a process of their own."""
-
+SEED = 67280421310721
+"""What torch begins with in a process of its own, whatever tests ran before."""
 
 def attack_files() -> list[Path]:
     return sorted(path for path in (SHARED / "attacks").rglob("*") if path.is_file())
@@ -54,9 +40,31 @@ def thread_case(thread: Thread, folder: Path) -> Case:
 
 
 def build_threads(folder: Path) -> None:
-    """Make all cases of shared/threads in `folder`."""
-    words = [sys.executable, "-c", BUILD, str(SHARED_THREADS), str(folder)]
-    subprocess.run(words, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    """Make all cases of shared/threads in `folder`, in a fork: their modules make classes of libraries up."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            _build(folder)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _build(folder: Path) -> None:
+    sys.path.insert(0, str(SHARED_THREADS))
+    torch.manual_seed(SEED)
+    for path in sorted(SHARED_THREADS.glob("cases*.py")):
+        import_module(path.stem)
+    for name, (build, *_) in import_module("lib").CASES.items():
+        (folder / name).mkdir(parents=True)
+        os.chdir(folder / name)
+        made = build()
+        text = json.dumps({key: made.get(key) for key in ("file", "like", "msg")})
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def shared_thread(name: str, folder: Path) -> Case:

@@ -168,20 +168,25 @@ def models(case: Case, folder: Path) -> Iterator[Path]:
 
 
 class Report(NamedTuple):
-    """What doctor says of a source: its text, the findings that are more than notes, and all findings of the JSON."""
+    """What doctor says of a source: the findings that are more than notes, all of the JSON, and the text."""
 
-    text: str
     ids: frozenset[str]
     rows: list[dict[str, Any]]
     document: dict[str, Any]
+    text: str = ""
+
+
+def found_in(name: str, options: Sequence[str], data: bytes | None = None) -> Report:
+    """The report without its text, for which doctor runs once more."""
+    lines = run(["doctor", name, *options, "--json"], data)[1].splitlines()
+    document = json.loads(lines[0]) if len(lines) == 1 else {}  # a folder of several has one for each
+    rows = [row for row in document.get("findings", ()) if row["severity"] != "info"]
+    return Report(frozenset(row["id"] for row in rows), rows, document)
 
 
 def look(name: str, options: Sequence[str], data: bytes | None = None) -> Report:
     text = run(["doctor", name, *options], data)[1]
-    lines = run(["doctor", name, *options, "--json"], data)[1].splitlines()
-    document = json.loads(lines[0]) if len(lines) == 1 else {}  # a folder of several has one for each
-    rows = [row for row in document.get("findings", ()) if row["severity"] != "info"]
-    return Report(text, frozenset(row["id"] for row in rows), rows, document)
+    return found_in(name, options, data)._replace(text=text)
 
 
 class Commands(NamedTuple):
@@ -231,9 +236,9 @@ def fault_of(one: Commands, before: Report, placed: Placed, options: Sequence[st
             made = words[3]
     if not made:
         return ""
-    after = look(made, options)
+    after = found_in(made, options)
     if not after.document:
-        return f"`{' && '.join(one.lines)}` made no {made}: {after.text[:300]}"
+        return f"`{' && '.join(one.lines)}` made no {made}: {run(['doctor', made, *options])[1][:300]}"
     if "--partial" in one.lines[-1]:
         return ""  # it renames what has a counterpart, and the rest is found again
     left = sorted(one.fixed & after.ids)
@@ -282,7 +287,7 @@ def faults(case: Case, kind: str, at: Places) -> Iterator[str]:
         asked = " ".join(word[:60] for word in ("doctor", placed.name, *options, *error))
         before = look(placed.name, [*options, *error], placed.data)
         if error:  # beside a message that is solved, the other findings are notes
-            before = before._replace(ids=before.ids | look(placed.name, options, placed.data).ids)
+            before = before._replace(ids=before.ids | found_in(placed.name, options, placed.data).ids)
         for one in commands_in(before):
             if fault := fault_of(one, before, placed, options):
                 yield f"{asked}: {fault}"

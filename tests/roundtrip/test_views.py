@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from itertools import combinations, permutations
@@ -156,28 +157,60 @@ def test_what_torch_wrote(name: str, source: str, tmp_path: Path) -> None:
     check(save(tmp_path / "in", STATES[name], source), source, STATES[name], tmp_path / "spare")
 
 
+class Conversions:
+    """A state saved by torch, converted along chains: what chains begin with alike is done once.
+
+    Args:
+        folder: an empty one.
+        state: the state, in which a tensor has a second name.
+    """
+
+    def __init__(self, folder: Path, state: Tensors) -> None:
+        self.folder = folder
+        self.state = {**state, "second name": state["slice"]}
+        self.made: dict[tuple[str, ...], Path] = {}
+
+    def first(self, source: str) -> Path:
+        if (source,) not in self.made:
+            self.made[source,] = save(self.folder / source, self.state, source)
+        return self.made[source,]
+
+    def last(self, source: str, *chain: Format) -> Path:
+        if not chain:
+            return self.first(source)
+        if (source, *chain) not in self.made:
+            *before, format = chain
+            suffix = {"safetensors": ".safetensors", "zip": ".pth", "legacy": ".pth"}.get(format, "")
+            dest = self.folder / f"{'-'.join((source, *chain))}{suffix}"
+            # Views and what they are views of stand in several files.
+            size = 300 if format == "hf" else None
+            result = ckptfix.convert(self.last(source, *before), dest, to=format, shard_size=size)
+            assert (result.exit_code, result.lost, result.left) == (0, (), ()), result
+            self.made[source, *chain] = dest
+        return self.made[source, *chain]
+
+
+@pytest.fixture(scope="module")
+def conversions(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversions]:
+    """Those of the state `name`."""
+    folder = tmp_path_factory.mktemp("conversions")
+    yield Conversions(folder, STATES[name])
+    shutil.rmtree(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.sampled(80)
 @pytest.mark.parametrize("chain", CHAINS, ids="-".join)
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("name", STATES, scope="module")
 def test_chains_of_conversions_lose_nothing_and_keep_all_values(
-    name: str, chain: tuple[Format, ...], tmp_path: Path
+    name: str, chain: tuple[Format, ...], conversions: Conversions, tmp_path: Path
 ) -> None:
     source = WRITTEN_AS[chain[0]]
-    state = {**STATES[name], "second name": STATES[name]["slice"]}
-    path = first = save(tmp_path / "in", state, source)
-    for step, format in enumerate(chain):
-        suffix = {"safetensors": ".safetensors", "zip": ".pth", "legacy": ".pth"}.get(format, "")
-        dest = tmp_path / f"{step}{suffix}"
-        # Views and what they are views of stand in several files.
-        size = 300 if format == "hf" else None
-        result = ckptfix.convert(path, dest, to=format, shard_size=size)
-        assert (result.exit_code, result.lost, result.left) == (0, (), ()), result
-        path = dest
+    first, path = conversions.first(source), conversions.last(source, *chain)
     digest = ckptfix.digest(path, check=first)
     assert digest.check is not None and digest.check.verified, digest
     assert all(change.values is None for change in ckptfix.diff(first, path).changed)
-    check(path, chain[-1], state, tmp_path / "spare")
+    check(path, chain[-1], conversions.state, tmp_path / "spare")
 
 
 def in_big_endian(path: Path, made: Path, unit: int) -> Path:

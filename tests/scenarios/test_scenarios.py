@@ -18,6 +18,7 @@ import pytest
 import torch
 from cli.conftest import names as locations
 from click.testing import CliRunner
+from forks import TORCHRUN, Forks
 from torch import Tensor, nn
 
 import ckptfix
@@ -169,14 +170,12 @@ def test_a8_auto_takes_what_is_there(train: Train, tmp_path: Path) -> None:
 
 @NO_GPU
 @pytest.mark.campaign
-def test_a8_auto_takes_the_processes_that_are_there(tmp_path: Path) -> None:
+def test_a8_auto_takes_the_processes_that_are_there(launcher: Forks, tmp_path: Path) -> None:
     saved = tmp_path / "auto.pth"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    command += ["-m", "ckptfix.trainer", "--parallel", "auto", "--epochs", "1", "--save", str(saved)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
+    words = ["--nproc-per-node", "2", "--standalone"]
+    words += ["-m", "ckptfix.trainer", "--parallel", "auto", "--epochs", "1", "--save", str(saved)]
+    done = launcher(TORCHRUN, words, environment={"OMP_NUM_THREADS": "1"})
+    assert done.code == 0, done.stderr
     assert "--parallel auto: ddp" in done.stdout
     assert list(read(saved)) == ["module.fc.weight", "module.fc.bias"]
 

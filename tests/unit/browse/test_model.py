@@ -323,16 +323,16 @@ class TestJobs:
 
         def call(progress: object) -> int:
             going.set()
-            go.wait(10)
+            go.wait(60)
             return 1
 
         job = jobs.start(call, said.append, said.append, lambda then: then())
-        assert going.wait(10)
+        assert going.wait(60)
         job.stop()
         go.set()
         for thread in threading.enumerate():
             if thread.name == "ckptfix browse":
-                thread.join(10)
+                thread.join(60)
         assert not said
 
     def test_errors_are_sentences(self) -> None:

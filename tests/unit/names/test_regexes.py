@@ -103,6 +103,7 @@ def test_rename_refuses_and_writes_nothing(hostile: Path) -> None:
     assert EVIL in text and not hostile.with_name("out.pth").exists()
 
 
+@pytest.mark.slow
 def test_a_filter_of_the_command_line_ends(hostile: Path) -> None:
     entries = open_checkpoint(hostile).entries
     assert EVIL in stopped(lambda: chosen(entries, ["/(a+)+$/"], str(hostile)))

@@ -179,7 +179,7 @@ def test_an_interrupt_ends_the_threads(compare: Compare) -> None:
     with pytest.raises(KeyboardInterrupt):
         compare({"w": tensor(100_000)}, {"w": tensor(100_000)}, progress=interrupt)
     gc.collect()
-    for _ in range(200):  # they end when they find that nobody waits for them
+    for _ in range(1200):  # they end when they find that nobody waits for them
         if threading.active_count() <= before:  # what another test has left may end as well
             break
         time.sleep(0.05)

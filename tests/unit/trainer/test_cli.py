@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from forks import TORCHRUN, Forks
 
 from ckptfix.cli import commands
 from ckptfix.trainer.__main__ import EPILOG, START, gpu_ids, main, wrappers
@@ -63,13 +64,12 @@ def test_without_arguments_it_says_what_to_try_and_that_runs(here: Path, capsys:
 
 
 @pytest.mark.campaign
-def test_torchrun(here: Path) -> None:
+def test_torchrun(here: Path, launcher: Forks) -> None:
     """The example with DDP, and in one more run FSDP2 that saves a folder, with half the samples in each process."""
     for name, saved in (("ddp.pth", ["module.fc.weight", "module.fc.bias"]), ("sharded", None)):
         line = next(line for line in EXAMPLES if line.startswith("torchrun") and line.endswith(name))
-        arguments = ["-m", "torch.distributed.run", "--standalone", *shlex.split(line)[1:], "--epochs", "1"]
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        done = launcher(TORCHRUN, ["--standalone", *shlex.split(line)[1:], "--epochs", "1"])
+        assert done.code == 0, done.stderr
         assert done.stdout.count("epoch 1/1") == 1 and done.stdout.count(f"saved {name}") == 1
         if saved:
             state = torch.load(name, weights_only=True)
