@@ -40,12 +40,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "hidden_globals", "inplace", "naming", "other_models"),
+        *("audit", "averages", "candidates", "hidden_globals", "inplace", "layers", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "hazards"),
     ("dequantize", "rank_shards", "writing"),
-    ("average", "cast", "chain", "convert", "inspect", "relocate", "rename", "sanitize"),
+    ("chain",),
+    ("any_source",),
+    ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
     ("diff", "extract", "repair"),
     ("match",),

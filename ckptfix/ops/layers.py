@@ -6,9 +6,14 @@ The inner file is written to a folder that the caller gives, and deletes.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from tempfile import mkdtemp
 from typing import NamedTuple
+from weakref import finalize
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
@@ -19,10 +24,10 @@ from ckptfix.formats.safetensors import format as safetensors
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.layers import MAX_RATIO, Packing, Unpacked, any_packing_of, packing_of
+from ckptfix.io.output import SCRATCH
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
-from ckptfix.ops.repair.remains import is_noise
 from ckptfix.urls import as_path
 from ckptfix.zips.read import DEFLATED, read_directory
 from ckptfix.zips.rebuild import RebuiltArchive
@@ -34,6 +39,14 @@ MAX_UNPACKED = 1 << 30
 
 HEAD = 4096
 
+_NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\.ini)")
+"""Files that operating systems add to archives and folders by themselves."""
+
+
+def is_noise(name: str) -> bool:
+    """Return whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
+    return _NOISE.fullmatch(name) is not None
+
 
 class Unwrapped(NamedTuple):
     """The innermost file, and the layers that were removed, outermost first."""
@@ -44,6 +57,20 @@ class Unwrapped(NamedTuple):
 
 Folder = Callable[[], str]
 """Function that returns the folder for new files; called only when there is one to write."""
+
+
+class ScratchFolder:
+    """A folder for unpacked files, beside the output, where there is enough space.
+
+    It is removed with `stack`; once `stack` has released it, it is removed when nothing refers to it any more.
+    """
+
+    def __init__(self, near: str, stack: ExitStack) -> None:
+        try:
+            self.path = mkdtemp(prefix=SCRATCH, dir=near)
+        except OSError as error:
+            raise WriteFailed(error.strerror or str(error), path=near) from None
+        stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))
 
 
 def unwrap(path: str, folder: Folder) -> Unwrapped:
