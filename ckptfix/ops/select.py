@@ -17,6 +17,7 @@ from ckptfix.io.read import Progress
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
@@ -158,6 +159,7 @@ class SelectResult(Result):
 
 
 @checks_types
+@takes_any_source()
 def select(
     source: StrPath,
     dest: StrPath,

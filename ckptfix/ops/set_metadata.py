@@ -15,6 +15,7 @@ from ckptfix.formats import format_of, states
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
 from ckptfix.names import typed
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
@@ -39,6 +40,7 @@ class MetadataResult(Result):
 
 
 @checks_types
+@takes_any_source()
 def set_metadata(
     source: StrPath,
     dest: StrPath | None = None,

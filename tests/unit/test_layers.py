@@ -479,7 +479,7 @@ OPENED = {
     "io/remote/fsspec_store.py": "creates an output in a store",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
-    "ops/repair/layers.py": "creates a file for what it unpacks",
+    "ops/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/shared/common.py": "an error message: text",
     "cli/fleet/plan.py": "a list of names: text",

@@ -24,6 +24,7 @@ from ckptfix.io.read import Progress
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose, quantized
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything, holders, listed
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
@@ -416,6 +417,7 @@ def _scaled(checkpoint: Checkpoint, dest: str, casts: Casts, scale: ScaleFor, *,
 
 
 @checks_types
+@takes_any_source()
 def cast(
     source: StrPath,
     dest: StrPath,

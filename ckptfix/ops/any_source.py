@@ -1,0 +1,362 @@
+"""Commands on every source that is read: what they edit in, and the conversions before and after them.
+
+A command edits the format that it reads. A source in a format that is only read, or an output whose suffix belongs to
+another format, takes one conversion before the command, or one after it, or both. Each works on the plan of the one
+before it (`chain`), so the bytes are copied once. What is packed as a whole, such as gzip, is unpacked to a folder
+beside the output, as its bytes are not a range of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cache, partial, wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+from ckptfix import formats
+from ckptfix.checkpoint import Checkpoint, FileVersion
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about
+from ckptfix.formats import FORMATS
+from ckptfix.formats.base import TORCH_SUFFIXES, Format
+from ckptfix.formats.target import named_format, of_suffix, suits
+from ckptfix.io.source import mark, shares_open_files
+from ckptfix.ops.audit.promise import Account, Promise
+from ckptfix.ops.chain import Chain, function_of
+from ckptfix.ops.layers import ScratchFolder, unwrap
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, existing, refuse_destination
+from ckptfix.pickles.collector import gc_paused
+from ckptfix.urls import Virtual, is_url
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Result)
+
+
+class Operation(NamedTuple):
+    """A command between the conversions.
+
+    Attributes:
+        words: its name and options, for the list of steps.
+        function: called with the input, the output, its options, and ``dry_run=True``.
+        options: its keywords.
+    """
+
+    words: tuple[str, ...]
+    function: Callable[..., Result]
+    options: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A source as it is read.
+
+    Attributes:
+        path: the file or folder that is read; for a packed source, what was unpacked from it.
+        format: its format.
+        packed: how it was packed, such as ``"it is packed with gzip"``, outermost first.
+        read: the packed file as it was before; empty if it is not packed.
+        keeps: keeps the unpacked file as long as it is referred to.
+    """
+
+    path: str
+    format: Format
+    packed: tuple[str, ...] = ()
+    read: tuple[FileVersion, ...] = ()
+    keeps: tuple[object, ...] = ()
+
+
+def opened(path: str, near: str, stack: ExitStack) -> Opened:
+    """Return the source at `path`, unpacked to a folder beside `near` if it is packed as a whole.
+
+    Args:
+        stack: removes the folder.
+
+    Raises:
+        UnknownFormat: it is no checkpoint, packed or not.
+        Refused: it is packed, and damaged.
+    """
+    try:
+        return Opened(path, formats.detect(path))
+    except UnknownFormat as error:
+        before = mark(path)
+        folder = cache(lambda: ScratchFolder(_beside(near), stack))
+        inner, notes = unwrap(path, lambda: folder().path)
+        if not notes:
+            raise
+        if any(note.severity != "info" for note in notes):
+            hint = f"`{command('repair', path, 'OUT')}` recovers what is intact"
+            raise Refused("; ".join(note.message for note in notes), path=path, hint=hint) from error
+        with about(path):
+            try:
+                format = formats.detect(inner)
+            except CkptfixError:
+                raise error from None
+        return Opened(inner, format, tuple(note.message for note in notes), (before,), (folder(),))
+
+
+def _beside(near: str) -> str:
+    return os.getcwd() if is_url(near) else os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH109, PTH120
+
+
+def working_format(format: Format, target: Format) -> str:
+    """Return the name of the format in which commands work on a source that becomes `target`.
+
+    In a format with checksums they could not work on one another's output before it is written, unless the source has
+    that format and states the sums of its data.
+    """
+    if "objects" not in target.states:
+        return "safetensors"
+    if format.edits and not format.folder and (target is format or "checksums" not in format.states):
+        return format.name
+    return "legacy" if "objects" in format.states else "safetensors"
+
+
+@dataclass(slots=True)
+class _Run:
+    """The commands on one source: `operations`, with the conversions around them.
+
+    Attributes:
+        source: the name that the user gave.
+        dest: the output.
+        target: its format.
+        at: the one state dict that is meant.
+        conversion: further options of the conversion.
+        shaping: options of the conversion that writes `target`, such as a size of shards.
+        last: the operations come before all conversions, because they need the object of the file.
+    """
+
+    source: StrPath
+    dest: str
+    opened: Opened
+    target: Format
+    operations: Sequence[Operation]
+    at: str | None
+    conversion: Mapping[str, Any]
+    shaping: Mapping[str, Any]
+    first: bool
+
+    def carried_out(self, chain: Chain, *, module: bool) -> tuple[list[Result], list[Result]]:
+        """Plan everything; return the results of the operations, and those of the conversions.
+
+        Args:
+            module: the source is a whole module, whose state dict is extracted.
+        """
+        format, target = self.opened.format, self.target
+        working = format.name if self.first else working_format(format, target)
+        made: list[Result] = []
+        given = {} if self.at is None else {"at": self.at}
+        flattens = "objects" not in FORMATS[working].states or format.select_weights is not None
+        alone = self.at is not None and "objects" in FORMATS[working].states and working != format.name and flattens
+        if module or alone:
+            made.append(self._converted(chain, "extract", working, given))
+            given = {}
+        elif working != format.name or self.conversion:
+            options = {**(given if flattens else {}), **self.conversion}
+            shaping = self.shaping if working == target.name else {}
+            made.append(self._converted(chain, "convert", working, {**options, **shaping}))
+            given = {} if flattens else given
+        done: list[Result] = []
+        for one in self.operations:
+            dest = self._name(working)
+            options = {**one.options, **(given if "at" in one.options else {})}
+            if not given:
+                options.pop("at", None)
+            done.append(chain.plan(one.words, dest, partial(one.function, **options)))
+        if chain.format != target.name:
+            made.append(self._converted(chain, "convert", target.name, dict(self.shaping)))
+        return done, made
+
+    def _converted(self, chain: Chain, verb: str, to: str, options: Mapping[str, Any]) -> Result:
+        words = [verb, "--to", to]
+        for name, value in options.items():
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        return chain.plan(words, self._name(to), partial(function_of(verb), to=to, **options))
+
+    def _name(self, format: str) -> Virtual:
+        """Return the name of an output of this format, like that of the last one."""
+        suffixes = FORMATS[format].suffixes or TORCH_SUFFIXES
+        return Virtual(self.dest if suits(self.dest, format) else f"{self.dest}{suffixes[0]}")
+
+    def line(self) -> str:
+        """Return a line that says what the source is, and what the output."""
+        packed = "".join(f" ({note})" for note in self.opened.packed)
+        return f"input: {self.opened.format.title}{packed}; output: {self.target.title}"
+
+
+Finish = Callable[[Chain, Sequence[Result], Sequence[Result]], Callable[..., R]]
+"""The type of a function that gets the chain, the results of the operations and those of the conversions, and returns
+what makes the result of the command from the fields of `Result`.
+"""
+
+
+@gc_paused
+@shares_open_files()
+def carry_out(
+    source: StrPath,
+    dest: StrPath,
+    operations: Sequence[Operation],
+    finish: Finish[R],
+    how: WriteOptions,
+    *,
+    to: str | None = None,
+    at: str | None = None,
+    conversion: Mapping[str, Any] | None = None,
+    shaping: Mapping[str, Any] | None = None,
+    first: bool = False,
+    module: bool = False,
+) -> R:
+    """Carry out commands on a source in any format, and write the result once.
+
+    Args:
+        operations: in their order.
+        finish: makes the result.
+        to: format of the output; by default that of the suffix of `dest`, or else that of the source, or a torch zip.
+        at: address of the one state dict that is meant.
+        conversion: options of the first conversion.
+        shaping: options of the last one.
+        first: the operations come before the conversions.
+        module: the source is a whole module, which the caller knows already.
+
+    Raises:
+        CkptfixError: as the commands, and as `opened`.
+    """
+    name, path = os.fspath(dest), formats.located(existing(source))
+    stated = None if to is None else named_format(to)
+    folder = stated is not None and stated.folder
+    refuse_destination(dest, [source], how, folder=folder)
+    with ExitStack() as stack:
+        found = opened(path, name, stack)
+        target = stated or target_of(found.format, name)
+        run = _Run(
+            *(source, name, found, target, operations, at, conversion or {}, shaping or {}), first=first
+        )
+        try:
+            if module:
+                return _written(run, finish, how, path, module=True)
+            try:
+                return _written(run, finish, how, path, module=False)
+            except Refused as error:
+                if not error.of_module:
+                    raise
+            return _written(run, finish, how, path, module=True)
+        finally:
+            if how.dry_run:
+                # The plan points to the unpacked files, so they are kept as long as the plan.
+                stack.pop_all()
+
+
+def target_of(format: Format, dest: str) -> Format:
+    """Return the format of the output `dest` of a source in `format`."""
+    named = of_suffix(dest)
+    if format.edits and (named is None or suits(dest, format.name)):
+        return format
+    return FORMATS[named or "zip"]
+
+
+def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, module: bool) -> R:
+    with Chain(run.opened.path, run.dest, dry_run=how.dry_run) as chain, about(path):
+        done, made = run.carried_out(chain, module=module)
+        result = finish(chain, done, made)
+
+        def make(path: str, dest: str) -> Draft[R]:
+            plan = chain.plan_for(dest)
+            assert plan is not None and chain.format is not None
+            lines = [line.replace(copy_note(unchanged=True), "") for one in done for line in one.lines]
+            noted = [line for one in made for line in one.lines[1:]]
+            return Draft(
+                result=partial(_with_account, result, chain),
+                format=chain.format,
+                plan=replace(plan, holds=(plan.holds, run.opened.keeps)),
+                promise=Promise(),
+                lines=[*lines, run.line(), *noted],
+                findings=chain.findings,
+                exit_code=chain.exit_code,
+                read=run.opened.read or chain.read,
+            )
+
+        return carry_out_file(run.source, run.dest, make, how, folder=run.target.folder)
+
+
+def _with_account(result: Callable[..., R], chain: Chain, *, account: Account, **fields: Any) -> R:
+    # Each command has counted the tensors already.
+    return result(account=chain.account or account, **fields)
+
+
+Takes = Callable[[Format, Format], bool]
+"""The type of a function that returns whether a command itself makes a file of the second format of the first."""
+
+
+def edits(format: Format, target: Format) -> bool:
+    """Return whether an edit itself makes a file in the format `target` of one in `format`."""
+    return format.edits and format is target
+
+
+def takes_any_source(*, takes: Takes = edits, first: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Wrap a command's function (source, dest, ...) so that it takes every source that is read.
+
+    Args:
+        takes: returns whether the function itself makes the output.
+        first: it comes before the conversions.
+    """
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__name__.replace("_", "-")
+
+        @wraps(function)
+        @shares_open_files()
+        def taken(*args: P.args, **kwargs: P.kwargs) -> R:
+            words: list[Any] = [*args]
+            options: dict[str, Any] = {**kwargs}
+            source = words.pop(0) if words else options.pop("source", None)
+            dest = words.pop(0) if words else options.pop("dest", None)
+            module = False
+            if _is_direct(source, dest, options, takes):
+                try:
+                    return function(*args, **kwargs)
+                except Refused as error:
+                    if not error.of_module or dest is None or options.get("in_place") or first:
+                        raise
+                    module = True
+            given = {one: options.pop(one, None) for one in ("force", "keep_old", "dry_run", "progress")}
+            how = WriteOptions(**{one: value for one, value in given.items() if value})
+            at = options.get("at")
+            call = cast("Callable[..., Result]", lambda source, dest, **more: function(source, dest, *words, **more))  # type: ignore[call-arg, arg-type]
+            return carry_out(
+                source,
+                dest,
+                [Operation((name,), call, options)],
+                lambda chain, done, made: partial(_of_verb, cast("R", done[-1])),
+                how,
+                at=at,
+                first=first,
+                module=module,
+            )
+
+        return taken
+
+    return wrap
+
+
+def _of_verb(result: R, **fields: Any) -> R:
+    return replace(result, **fields)
+
+
+def _is_direct(source: object, dest: object, options: Mapping[str, Any], takes: Takes) -> bool:
+    """Return whether the function itself takes this source and this output, or reports what is wrong with them."""
+    if not isinstance(source, str | os.PathLike) or not isinstance(dest, str | os.PathLike):
+        return True
+    if options.get("in_place") or isinstance(source, Checkpoint):
+        return True
+    try:
+        format = formats.detect(source)
+    except UnknownFormat as error:
+        return error.kind not in PACKED
+    except (CkptfixError, OSError):
+        return True
+    return takes(format, target_of(format, os.fspath(dest)))
+
+
+PACKED = frozenset(("compressed", "zip-in-zip", "tar-archive"))
+"""Kinds of files that may be a checkpoint inside something else."""
