@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -124,22 +124,27 @@ def command(
         dest = default_name("match", source, {})
     if dest is not None:
         matching.check(source, dest, like, force)
-    found = matching.find(
-        *(source, like),
-        by=by,
-        at=at,
-        like_at=like_at,
-        accept_ambiguous=accept_ambiguous,
-        partial=partial,
-        drop_unexpected=drop_unexpected,
-        reshape=reshape,
-        heads=heads,
-        kv_heads=kv_heads,
-        verify=verify,
-        source_model=source_model,
-        inputs=inputs,
-        allow_import=allow_import,
-    )
+    options: dict[str, Any] = {
+        "by": by,
+        "at": at,
+        "like_at": like_at,
+        "accept_ambiguous": accept_ambiguous,
+        "partial": partial,
+        "drop_unexpected": drop_unexpected,
+        "reshape": reshape,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "verify": verify,
+        "source_model": source_model,
+        "inputs": inputs,
+        "allow_import": allow_import,
+    }
+    if dest is not None and not alone and matching.takes_a_way(source, dest, like, at):
+        with console.progress("flushing to disk", ("writing",)) as progress:
+            how = WriteOptions(force=force, keep_old=backup, progress=progress)
+            made = matching.match(source, dest, like, **options, **how.keywords())
+        return show(console, made, named=named)
+    found = matching.find(source, like, **options)
     writing = in_place or (dest is not None and not dry_run)
     if found.refusals and writing and not report:
         raise found.refusals[0]

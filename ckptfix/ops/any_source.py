@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -21,8 +21,11 @@ from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import TORCH_SUFFIXES, Format
+from ckptfix.formats.foreign.kinds import PACKED
+from ckptfix.formats.signs import ZIP, Beginning
 from ckptfix.formats.target import named_format, of_suffix, suits
-from ckptfix.io.source import mark, shares_open_files
+from ckptfix.io.source import mark, open_source, shares_open_files
+from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Account, Promise
 from ckptfix.ops.chain import Chain, function_of
 from ckptfix.ops.layers import ScratchFolder, unwrap
@@ -78,7 +81,11 @@ def opened(path: str, near: str, stack: ExitStack) -> Opened:
         Refused: it is packed, and damaged.
     """
     try:
-        return Opened(path, formats.detect(path))
+        format = formats.detect(path)
+        if _lacks_object(path, format):
+            # Its format is that of every zip; reading it says what it is instead.
+            formats.open_as(path, format)
+        return Opened(path, format)
     except UnknownFormat as error:
         before = mark(path)
         folder = cache(lambda: ScratchFolder(_beside(near), stack))
@@ -96,8 +103,39 @@ def opened(path: str, near: str, stack: ExitStack) -> Opened:
         return Opened(inner, format, tuple(note.message for note in notes), (before,), (folder(),))
 
 
+def _lacks_object(path: str, format: Format) -> bool:
+    """Return whether this is a zip that is taken for a checkpoint, and has no pickle."""
+    if format.folder or not format.edits:
+        return False
+    with open_source(path) as reader:
+        seen = Beginning(path, reader.read(0, min(4, reader.size)), reader.size)
+        return seen.head == ZIP and not seen.has_record("data.pkl")
+
+
 def _beside(near: str) -> str:
     return os.getcwd() if is_url(near) else os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH109, PTH120
+
+
+def as_state_dict(path: str, near: str, at: str | None, stack: ExitStack) -> Checkpoint:
+    """Read a further input of a command; it is unpacked if it is packed, and of a whole module it is the state dict.
+
+    Args:
+        near, stack: as in `opened`.
+        at: address of the state dict that is meant.
+    """
+    found = opened(formats.located(existing(path)), near, stack)
+    stack.callback(lambda: found)  # what was unpacked lasts as long
+    checkpoint = formats.open_checkpoint(found.path)
+    try:
+        choose.mapping(checkpoint, at)
+    except Refused as error:
+        if error.of_module:
+            chain = stack.enter_context(Chain(found.path, None, dry_run=True))
+            options = {} if at is None else {"at": at}
+            extract = partial(function_of("extract"), to="legacy", **options)
+            chain.plan(("extract",), Virtual(f"{path}.pt"), extract)
+            return formats.open_checkpoint(chain.current)
+    return checkpoint
 
 
 def working_format(format: Format, target: Format) -> str:
@@ -124,7 +162,10 @@ class _Run:
         at: the one state dict that is meant.
         conversion: further options of the conversion.
         shaping: options of the conversion that writes `target`, such as a size of shards.
-        last: the operations come before all conversions, because they need the object of the file.
+        first: as in `carry_out`.
+        converts: the operation is a conversion itself.
+        module: the source is a whole module, whose state dict is extracted.
+        names: the names of planned files.
     """
 
     source: StrPath
@@ -136,20 +177,23 @@ class _Run:
     conversion: Mapping[str, Any]
     shaping: Mapping[str, Any]
     first: bool
+    converts: bool = False
+    module: bool = False
+    names: set[str] = field(default_factory=set)
 
-    def carried_out(self, chain: Chain, *, module: bool) -> tuple[list[Result], list[Result]]:
-        """Plan everything; return the results of the operations, and those of the conversions.
-
-        Args:
-            module: the source is a whole module, whose state dict is extracted.
-        """
+    def carried_out(self, chain: Chain) -> tuple[list[Result], list[Result]]:
+        """Plan everything; return the results of the operations, and those of the conversions."""
         format, target = self.opened.format, self.target
-        working = format.name if self.first else working_format(format, target)
+        working = working_format(format, target)
+        if self.converts or (self.first and not format.folder):
+            working = format.name
+        if self.converts and self.module:
+            working = working_format(format, target)
         made: list[Result] = []
         given = {} if self.at is None else {"at": self.at}
         flattens = "objects" not in FORMATS[working].states or format.select_weights is not None
         alone = self.at is not None and "objects" in FORMATS[working].states and working != format.name and flattens
-        if module or alone:
+        if self.module or alone:
             made.append(self._converted(chain, "extract", working, given))
             given = {}
         elif working != format.name or self.conversion:
@@ -159,7 +203,7 @@ class _Run:
             given = {} if flattens else given
         done: list[Result] = []
         for one in self.operations:
-            dest = self._name(working)
+            dest = Virtual(self.dest) if self.converts else self._name(working)
             options = {**one.options, **(given if "at" in one.options else {})}
             if not given:
                 options.pop("at", None)
@@ -177,12 +221,16 @@ class _Run:
     def _name(self, format: str) -> Virtual:
         """Return the name of an output of this format, like that of the last one."""
         suffixes = FORMATS[format].suffixes or TORCH_SUFFIXES
-        return Virtual(self.dest if suits(self.dest, format) else f"{self.dest}{suffixes[0]}")
+        name = Virtual(self.dest if suits(self.dest, format) else f"{self.dest}{suffixes[0]}")
+        self.names.add(name)
+        return name
 
     def line(self) -> str:
         """Return a line that says what the source is, and what the output."""
-        packed = "".join(f" ({note})" for note in self.opened.packed)
-        return f"input: {self.opened.format.title}{packed}; output: {self.target.title}"
+        title = self.opened.format.title
+        packed = ", ".join(note.removeprefix("it is ") for note in self.opened.packed)
+        what = f"a whole module ({title})" if self.module else title
+        return f"input: {what}{f', {packed}' if packed else ''}; output: {self.target.title}"
 
 
 Finish = Callable[[Chain, Sequence[Result], Sequence[Result]], Callable[..., R]]
@@ -205,6 +253,7 @@ def carry_out(
     conversion: Mapping[str, Any] | None = None,
     shaping: Mapping[str, Any] | None = None,
     first: bool = False,
+    converts: bool = False,
     module: bool = False,
 ) -> R:
     """Carry out commands on a source in any format, and write the result once.
@@ -216,7 +265,8 @@ def carry_out(
         at: address of the one state dict that is meant.
         conversion: options of the first conversion.
         shaping: options of the last one.
-        first: the operations come before the conversions.
+        first: the operations come before the conversions of a file, because they need its object.
+        converts: the operation is a conversion itself.
         module: the source is a whole module, which the caller knows already.
 
     Raises:
@@ -230,17 +280,22 @@ def carry_out(
         found = opened(path, name, stack)
         target = stated or target_of(found.format, name)
         run = _Run(
-            *(source, name, found, target, operations, at, conversion or {}, shaping or {}), first=first
+            *(source, name, found, target, operations, at, conversion or {}, shaping or {}), first=first, converts=converts, module=module
         )
         try:
-            if module:
-                return _written(run, finish, how, path, module=True)
             try:
-                return _written(run, finish, how, path, module=False)
+                return _written(run, finish, how, path)
             except Refused as error:
-                if not error.of_module:
+                if run.module or not error.of_module:
                     raise
-            return _written(run, finish, how, path, module=True)
+            run.module = True
+            return _written(run, finish, how, path)
+        except CkptfixError as error:
+            for name in (found.path, *sorted(run.names, key=len, reverse=True)):
+                # The names of planned files and of unpacked ones mean nothing to the user.
+                if error.hint and name not in (path, run.dest):
+                    error.hint = error.hint.replace(name, path)
+            raise
         finally:
             if how.dry_run:
                 # The plan points to the unpacked files, so they are kept as long as the plan.
@@ -255,16 +310,18 @@ def target_of(format: Format, dest: str) -> Format:
     return FORMATS[named or "zip"]
 
 
-def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, module: bool) -> R:
+def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str) -> R:
     with Chain(run.opened.path, run.dest, dry_run=how.dry_run) as chain, about(path):
-        done, made = run.carried_out(chain, module=module)
+        done, made = run.carried_out(chain)
         result = finish(chain, done, made)
 
         def make(path: str, dest: str) -> Draft[R]:
             plan = chain.plan_for(dest)
             assert plan is not None and chain.format is not None
             lines = [line.replace(copy_note(unchanged=True), "") for one in done for line in one.lines]
-            noted = [line for one in made for line in one.lines[1:]]
+            if run.converts and made:
+                lines = [line for line in lines if not line.startswith("nothing to do")]
+            noted = [line for one in made for line in one.lines[1:] if not line.startswith("--")]
             return Draft(
                 result=partial(_with_account, result, chain),
                 format=chain.format,
@@ -288,17 +345,26 @@ Takes = Callable[[Format, Format], bool]
 """The type of a function that returns whether a command itself makes a file of the second format of the first."""
 
 
+def every_format(format: Format, target: Format) -> bool:
+    """Return True: a conversion makes a file in every format of one in any other."""
+    return True
+
+
 def edits(format: Format, target: Format) -> bool:
     """Return whether an edit itself makes a file in the format `target` of one in `format`."""
     return format.edits and format is target
 
 
-def takes_any_source(*, takes: Takes = edits, first: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def takes_any_source(
+    *, takes: Takes = edits, first: bool = False, converts: bool = False, unpacks: bool = False
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Wrap a command's function (source, dest, ...) so that it takes every source that is read.
 
     Args:
         takes: returns whether the function itself makes the output.
         first: it comes before the conversions.
+        converts: it is a conversion, and takes every format and every output itself.
+        unpacks: the function itself unpacks its source.
     """
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
@@ -312,17 +378,17 @@ def takes_any_source(*, takes: Takes = edits, first: bool = False) -> Callable[[
             source = words.pop(0) if words else options.pop("source", None)
             dest = words.pop(0) if words else options.pop("dest", None)
             module = False
-            if _is_direct(source, dest, options, takes):
+            if is_direct(source, dest, options, takes, unpacks=unpacks):
                 try:
                     return function(*args, **kwargs)
-                except Refused as error:
-                    if not error.of_module or dest is None or options.get("in_place") or first:
+                except (Refused, UnknownFormat) as error:
+                    if not _can_be_read(error, unpacks=unpacks) or dest is None or options.get("in_place"):
                         raise
-                    module = True
+                    module = isinstance(error, Refused)
             given = {one: options.pop(one, None) for one in ("force", "keep_old", "dry_run", "progress")}
             how = WriteOptions(**{one: value for one, value in given.items() if value})
             at = options.get("at")
-            call = cast("Callable[..., Result]", lambda source, dest, **more: function(source, dest, *words, **more))  # type: ignore[call-arg, arg-type]
+            call = cast("Callable[..., Result]", lambda source, dest, **more: function(source, dest, *words, **more))
             return carry_out(
                 source,
                 dest,
@@ -330,7 +396,9 @@ def takes_any_source(*, takes: Takes = edits, first: bool = False) -> Callable[[
                 lambda chain, done, made: partial(_of_verb, cast("R", done[-1])),
                 how,
                 at=at,
+                to=options.get("to") if converts else None,
                 first=first,
+                converts=converts,
                 module=module,
             )
 
@@ -339,24 +407,30 @@ def takes_any_source(*, takes: Takes = edits, first: bool = False) -> Callable[[
     return wrap
 
 
+def _can_be_read(error: Refused | UnknownFormat, *, unpacks: bool) -> bool:
+    """Return whether the source that a function refuses can be extracted or unpacked first."""
+    if isinstance(error, Refused):
+        return error.of_module
+    return not unpacks and error.kind in PACKED
+
+
 def _of_verb(result: R, **fields: Any) -> R:
     return replace(result, **fields)
 
 
-def _is_direct(source: object, dest: object, options: Mapping[str, Any], takes: Takes) -> bool:
+def is_direct(
+    source: object, dest: object, options: Mapping[str, Any], takes: Takes, *, unpacks: bool = False
+) -> bool:
     """Return whether the function itself takes this source and this output, or reports what is wrong with them."""
     if not isinstance(source, str | os.PathLike) or not isinstance(dest, str | os.PathLike):
         return True
-    if options.get("in_place") or isinstance(source, Checkpoint):
+    if options.get("in_place") or options.get("check_only") or isinstance(source, Checkpoint):
         return True
     try:
         format = formats.detect(source)
     except UnknownFormat as error:
-        return error.kind not in PACKED
+        return unpacks or error.kind not in PACKED
     except (CkptfixError, OSError):
         return True
-    return takes(format, target_of(format, os.fspath(dest)))
-
-
-PACKED = frozenset(("compressed", "zip-in-zip", "tar-archive"))
-"""Kinds of files that may be a checkpoint inside something else."""
+    with about(os.fspath(source)):
+        return takes(format, target_of(format, os.fspath(dest)))

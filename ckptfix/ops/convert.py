@@ -21,7 +21,7 @@ from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import choose
-from ckptfix.ops.any_source import takes_any_source
+from ckptfix.ops.any_source import every_format, takes_any_source
 from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
 from ckptfix.ops.choose import refuse_damaged
@@ -380,7 +380,7 @@ class ConvertResult(Result):
 
 
 @checks_types
-@takes_any_source(takes=lambda format, target: True)
+@takes_any_source(takes=every_format, converts=True)
 def convert(
     source: StrPath | Sequence[StrPath],
     dest: StrPath,

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
-from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, about, file_name, printable
+from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, Unsupported, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows, found
 from ckptfix.formats.base import refuse_truncated
@@ -239,7 +239,9 @@ def _carry_out_in_place(
 
     inplace.refuse_far(file_name(path))
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
-    refuse_read_only(checkpoint)
+    if not formats.format_of(checkpoint).edits:
+        message = f"{formats.format_of(checkpoint).title}: ckptfix reads this format, but does not write it"
+        raise Unsupported(message, path=checkpoint.path, hint="name an output, such as OUT.pth: it is converted too")
     inplace.refuse_shared(checkpoint, force=how.force)
     with about(checkpoint.path), blames_changes():
         draft = make(checkpoint, inplace.target_of(checkpoint))

@@ -22,7 +22,7 @@ from ckptfix.formats.torch.weights import Weights
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as
-from ckptfix.ops.any_source import takes_any_source
+from ckptfix.ops.any_source import every_format, takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
@@ -213,7 +213,7 @@ class ExtractResult(Result):
 
 
 @checks_types
-@takes_any_source(takes=lambda format, target: True)
+@takes_any_source(takes=every_format, converts=True)
 def extract(
     source: StrPath,
     dest: StrPath,

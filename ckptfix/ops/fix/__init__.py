@@ -14,7 +14,7 @@ from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside
-from ckptfix.formats.target import of_suffix
+from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.audit.promise import Account, Promise
@@ -96,6 +96,9 @@ def fix(
             if not chain.carry_out(commands, _spared(commands, chain.steps)) or not chain.is_one_file:
                 break
             diagnosis = diagnose(chain.current, fast=fast)
+        if other := _named(chain, path, dest):
+            (conversion,) = step("convert", to=other)
+            chain.carry_out([Invocation(conversion, path, named_beside(path, other))])
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         try:
             _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
@@ -140,6 +143,14 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
         return None
     named = None if dest is None else of_suffix(os.fspath(dest))
     return named or (None if format.edits else "zip")
+
+
+def _named(chain: Chain, path: str, dest: StrPath | None) -> str | None:
+    """Return the format that the name of the output demands, if what was made so far has another one."""
+    if dest is None or not chain.is_one_file:
+        return None
+    made = chain.format or formats.detect(path).name
+    return None if suits(os.fspath(dest), made) else of_suffix(os.fspath(dest))
 
 
 CONFIGS = ("adapter_config.json", "config.json")

@@ -15,9 +15,11 @@ from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Plan
 from ckptfix.errors import Refused, StrPath, about, file_name
+from ckptfix.formats.base import Format
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.hazards import is_harmless
 from ckptfix.ops.layers import ScratchFolder
@@ -65,10 +67,16 @@ class RepairResult(Result):
         return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "losses": rows}
 
 
+def _takes(format: Format, target: Format) -> bool:
+    """Return whether the repair itself makes a `target` of `format`: of a format that is only read, a torch file."""
+    return format is target or (not format.edits and "objects" in target.states)
+
+
 @checks_types
 @takes_model
 @gc_paused
 @shares_open_files()
+@takes_any_source(takes=_takes, first=True, unpacks=True)
 def repair(
     source: StrPath,
     dest: StrPath | None,

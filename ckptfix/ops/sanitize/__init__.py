@@ -98,6 +98,9 @@ def plan_sanitized(
             that the version does not support.
         KeyConflict: two keys would become one.
     """
+    if maybe_pickled_object(checkpoint) is None and torch is None and keep_only is None:
+        refuse_damaged(checkpoint)
+        return Sanitized(copy_of(checkpoint, dest), checkpoint.format, identical=True)
     if maybe_pickled_object(checkpoint) is None:
         message = f"a {checkpoint.format} file holds only tensors and text; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
@@ -317,7 +320,8 @@ def _nothing_left(checkpoint: Checkpoint, report: ConversionReport) -> Refused:
     why = report.losses[-1].why if report.losses else "it is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
     message = f"nothing would be left of {name or 'the object'}: {f'it is {WHOLE_MODULE}' if why == EXTRACT else why}"
-    return Refused(message, path=checkpoint.path, hint=hint)
+    error = Refused(message, path=checkpoint.path, hint=hint)
+    return error.because_of_module() if why == EXTRACT else error
 
 
 def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
