@@ -320,7 +320,7 @@ _TABLE = (
     ),
     Command(
         "convert", "Convert and rescue", "Convert between torch zip, torch legacy and safetensors.",
-        example="ckptfix convert model.pth model.safetensors", home="ops.convert", writes=True, word="converted",
+        example="ckptfix convert model.pth model.safetensors", home="ops.deploy", writes=True, word="converted",
         at=True,
         other_words=(
             "join", "consolidate", "export", "save", "shard", "split", "merge-shards", "merge-sharded",

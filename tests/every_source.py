@@ -1,4 +1,4 @@
-"""One small checkpoint of every kind that is read: a model with the keys ``module.fc.weight`` and ``module.fc.bias``."""
+"""One small checkpoint of every kind that is read, all with the keys ``module.fc.weight`` and ``module.fc.bias``."""
 
 from __future__ import annotations
 

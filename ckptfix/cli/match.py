@@ -113,7 +113,9 @@ def command(
 
     --verify runs both models, IN's from --source, and proves which of several targets are right.
     """
+    from ckptfix.errors import Refused
     from ckptfix.ops import match as matching
+    from ckptfix.ops.any_source import edits, is_direct
     from ckptfix.ops.writing import WriteOptions
 
     alone = report or dry_run or rules_file is not None
@@ -139,12 +141,19 @@ def command(
         "inputs": inputs,
         "allow_import": allow_import,
     }
-    if dest is not None and not alone and matching.takes_a_way(source, dest, like, at):
+    found = None
+    try:
+        if dest is None or alone or is_direct(source, dest, {}, edits):
+            found = matching.find(source, like, **options)
+    except Refused as error:
+        if not error.of_module or dest is None or alone:
+            raise
+    if found is None:
+        assert dest is not None
         with console.progress("flushing to disk", ("writing",)) as progress:
             how = WriteOptions(force=force, keep_old=backup, progress=progress)
             made = matching.match(source, dest, like, **options, **how.keywords())
         return show(console, made, named=named)
-    found = matching.find(source, like, **options)
     writing = in_place or (dest is not None and not dry_run)
     if found.refusals and writing and not report:
         raise found.refusals[0]

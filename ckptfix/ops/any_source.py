@@ -16,9 +16,9 @@ from functools import cache, partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from ckptfix import formats
-from ckptfix.checkpoint import Checkpoint, FileVersion
+from ckptfix.checkpoint import Checkpoint, FileVersion, OutputFile, Plan
 from ckptfix.commands import command
-from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about
+from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about, file_name
 from ckptfix.formats import FORMATS
 from ckptfix.formats.base import TORCH_SUFFIXES, Format
 from ckptfix.formats.foreign.kinds import PACKED
@@ -29,9 +29,19 @@ from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Account, Promise
 from ckptfix.ops.chain import Chain, function_of
 from ckptfix.ops.layers import ScratchFolder, unwrap
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, existing, refuse_destination
+from ckptfix.ops.writing import (
+    LEFT_BEHIND,
+    Draft,
+    Result,
+    WriteOptions,
+    carry_out_file,
+    copy_note,
+    existing,
+    refuse_destination,
+)
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import Virtual, is_url
+from ckptfix.words import plural, some
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=Result)
@@ -165,6 +175,8 @@ class _Run:
         first: as in `carry_out`.
         converts: the operation is a conversion itself.
         module: the source is a whole module, whose state dict is extracted.
+        alone: the output holds only the state dict at `at`.
+        several: the files of all ranks, which the first conversion joins; `source` is the first of them.
         names: the names of planned files.
     """
 
@@ -179,6 +191,8 @@ class _Run:
     first: bool
     converts: bool = False
     module: bool = False
+    alone: bool = False
+    several: Sequence[StrPath] = ()
     names: set[str] = field(default_factory=set)
 
     def carried_out(self, chain: Chain) -> tuple[list[Result], list[Result]]:
@@ -192,11 +206,12 @@ class _Run:
         made: list[Result] = []
         given = {} if self.at is None else {"at": self.at}
         flattens = "objects" not in FORMATS[working].states or format.select_weights is not None
-        alone = self.at is not None and "objects" in FORMATS[working].states and working != format.name and flattens
+        holds = "objects" in FORMATS[working].states
+        alone = self.at is not None and holds and (self.alone or (flattens and working != format.name))
         if self.module or alone:
             made.append(self._converted(chain, "extract", working, given))
             given = {}
-        elif working != format.name or self.conversion:
+        elif working != format.name or self.conversion or self.several:
             options = {**(given if flattens else {}), **self.conversion}
             shaping = self.shaping if working == target.name else {}
             made.append(self._converted(chain, "convert", working, {**options, **shaping}))
@@ -216,7 +231,10 @@ class _Run:
         words = [verb, "--to", to]
         for name, value in options.items():
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        return chain.plan(words, self._name(to), partial(function_of(verb), to=to, **options))
+        function = partial(function_of(verb), to=to, **options)
+        if self.several and chain.format is None:
+            function = partial(_joining, function, self.several)
+        return chain.plan(words, self._name(to), function)
 
     def _name(self, format: str) -> Virtual:
         """Return the name of an output of this format, like that of the last one."""
@@ -225,12 +243,36 @@ class _Run:
         self.names.add(name)
         return name
 
-    def line(self) -> str:
-        """Return a line that says what the source is, and what the output."""
+    @property
+    def what(self) -> str:
+        """The kind of the source, in words."""
         title = self.opened.format.title
         packed = ", ".join(note.removeprefix("it is ") for note in self.opened.packed)
-        what = f"a whole module ({title})" if self.module else title
-        return f"input: {what}{f', {packed}' if packed else ''}; output: {self.target.title}"
+        return f"{f'a whole module ({title})' if self.module else title}{f', {packed}' if packed else ''}"
+
+    def line(self) -> str:
+        """Return a line that says what the source is, and what the output."""
+        return f"input: {self.what}; output: {self.target.title}"
+
+    def headline(self, account: Account | None) -> str:
+        """Return the first line of a conversion."""
+        count = 0 if account is None else account.written
+        return f"converted {plural(count, 'tensor')}: {self.what} -> {self.target.title}"
+
+    def along(self, plan: Plan) -> list[OutputFile]:
+        """Return the companion files that follow a folder into another folder."""
+        if not self.target.folder or not self.opened.format.folder or self.several:
+            return []
+        names = {file.path for file in plan.files}
+        checkpoint = formats.open_checkpoint(self.opened.path)
+        return [file for file in self.opened.format.companions(checkpoint, self.dest) if file.path not in names]
+
+
+def _joining(
+    function: Callable[..., Result], several: Sequence[StrPath], source: str, *rest: Any, **how: Any
+) -> Result:
+    """Call `function` with all files of a job instead of the first."""
+    return function(several, *rest, **how)
 
 
 Finish = Callable[[Chain, Sequence[Result], Sequence[Result]], Callable[..., R]]
@@ -252,9 +294,13 @@ def carry_out(
     at: str | None = None,
     conversion: Mapping[str, Any] | None = None,
     shaping: Mapping[str, Any] | None = None,
+    refuse: Callable[[Format], None] | None = None,
     first: bool = False,
     converts: bool = False,
     module: bool = False,
+    alone: bool = False,
+    several: Sequence[StrPath] = (),
+    headline: bool = False,
 ) -> R:
     """Carry out commands on a source in any format, and write the result once.
 
@@ -265,9 +311,13 @@ def carry_out(
         at: address of the one state dict that is meant.
         conversion: options of the first conversion.
         shaping: options of the last one.
+        refuse: raises an error for a format of outputs that makes no sense.
         first: the operations come before the conversions of a file, because they need its object.
         converts: the operation is a conversion itself.
         module: the source is a whole module, which the caller knows already.
+        alone: the output holds only the state dict at `at`.
+        several: the files of all ranks of a job, the first of which is `source`.
+        headline: the first line says what becomes what.
 
     Raises:
         CkptfixError: as the commands, and as `opened`.
@@ -275,21 +325,32 @@ def carry_out(
     name, path = os.fspath(dest), formats.located(existing(source))
     stated = None if to is None else named_format(to)
     folder = stated is not None and stated.folder
-    refuse_destination(dest, [source], how, folder=folder)
+    refuse_destination(dest, several or [source], how, folder=folder)
     with ExitStack() as stack:
         found = opened(path, name, stack)
+        if several:
+            marks = tuple(mark(file_name(one)) for one in several)
+            found = replace(found, format=FORMATS["ranks"], read=marks)
         target = stated or target_of(found.format, name)
+        if refuse is not None:
+            with about(path):
+                refuse(target)
         run = _Run(
-            *(source, name, found, target, operations, at, conversion or {}, shaping or {}), first=first, converts=converts, module=module
+            *(source, name, found, target, operations, at, conversion or {}, shaping or {}),
+            first=first,
+            converts=converts,
+            module=module,
+            alone=alone,
+            several=several,
         )
         try:
             try:
-                return _written(run, finish, how, path)
+                return _written(run, finish, how, path, headline=headline)
             except Refused as error:
                 if run.module or not error.of_module:
                     raise
             run.module = True
-            return _written(run, finish, how, path)
+            return _written(run, finish, how, path, headline=headline)
         except CkptfixError as error:
             for name in (found.path, *sorted(run.names, key=len, reverse=True)):
                 # The names of planned files and of unpacked ones mean nothing to the user.
@@ -310,7 +371,7 @@ def target_of(format: Format, dest: str) -> Format:
     return FORMATS[named or "zip"]
 
 
-def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str) -> R:
+def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, headline: bool) -> R:
     with Chain(run.opened.path, run.dest, dry_run=how.dry_run) as chain, about(path):
         done, made = run.carried_out(chain)
         result = finish(chain, done, made)
@@ -322,12 +383,20 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str) -> R:
             if run.converts and made:
                 lines = [line for line in lines if not line.startswith("nothing to do")]
             noted = [line for one in made for line in one.lines[1:] if not line.startswith("--")]
+            if headline:
+                left = dict.fromkeys(where for one in (*done, *made) for where in one.left_out)
+                lines = [line for line in (*lines, *noted) if not line.startswith(LEFT_BEHIND)]
+                lines = [run.headline(chain.account), *lines]
+                lines += [f"{LEFT_BEHIND}{some(list(left))}"] if left else []
+            else:
+                lines = [*lines, run.line(), *noted]
+            along = run.along(plan)
             return Draft(
                 result=partial(_with_account, result, chain),
                 format=chain.format,
-                plan=replace(plan, holds=(plan.holds, run.opened.keeps)),
+                plan=replace(plan, files=(*along, *plan.files), holds=(plan.holds, run.opened.keeps)),
                 promise=Promise(),
-                lines=[*lines, run.line(), *noted],
+                lines=lines,
                 findings=chain.findings,
                 exit_code=chain.exit_code,
                 read=run.opened.read or chain.read,
@@ -356,12 +425,18 @@ def edits(format: Format, target: Format) -> bool:
 
 
 def takes_any_source(
-    *, takes: Takes = edits, first: bool = False, converts: bool = False, unpacks: bool = False
+    *,
+    takes: Takes = edits,
+    refuse: Callable[[Format], None] | None = None,
+    first: bool = False,
+    converts: bool = False,
+    unpacks: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Wrap a command's function (source, dest, ...) so that it takes every source that is read.
 
     Args:
         takes: returns whether the function itself makes the output.
+        refuse: raises an error for a format of outputs that makes no sense for the command.
         first: it comes before the conversions.
         converts: it is a conversion, and takes every format and every output itself.
         unpacks: the function itself unpacks its source.
@@ -378,7 +453,7 @@ def takes_any_source(
             source = words.pop(0) if words else options.pop("source", None)
             dest = words.pop(0) if words else options.pop("dest", None)
             module = False
-            if is_direct(source, dest, options, takes, unpacks=unpacks):
+            if is_direct(source, dest, options, takes, refuse, unpacks=unpacks):
                 try:
                     return function(*args, **kwargs)
                 except (Refused, UnknownFormat) as error:
@@ -397,6 +472,7 @@ def takes_any_source(
                 how,
                 at=at,
                 to=options.get("to") if converts else None,
+                refuse=refuse,
                 first=first,
                 converts=converts,
                 module=module,
@@ -419,7 +495,8 @@ def _of_verb(result: R, **fields: Any) -> R:
 
 
 def is_direct(
-    source: object, dest: object, options: Mapping[str, Any], takes: Takes, *, unpacks: bool = False
+    source: object, dest: object, options: Mapping[str, Any], takes: Takes,
+    refuse: Callable[[Format], None] | None = None, *, unpacks: bool = False
 ) -> bool:
     """Return whether the function itself takes this source and this output, or reports what is wrong with them."""
     if not isinstance(source, str | os.PathLike) or not isinstance(dest, str | os.PathLike):
@@ -432,5 +509,8 @@ def is_direct(
         return unpacks or error.kind not in PACKED
     except (CkptfixError, OSError):
         return True
-    with about(os.fspath(source)):
-        return takes(format, target_of(format, os.fspath(dest)))
+    target = target_of(format, os.fspath(dest))
+    if refuse is not None:
+        with about(os.fspath(source)):
+            refuse(target)
+    return takes(format, target)

@@ -429,7 +429,6 @@ def average(
         hint = "--last N averages those in a folder" if len(paths) == 1 and found_as(paths[0]) == "folder" else None
         raise Refused("average needs at least two inputs", hint=hint)
     shares = _shares(len(paths), weights, ema)
-    plans: list[Averaging] = []
 
     @takes_any_source()
     def averaged(source: StrPath, dest: StrPath, *, at: str | None = None, **how: Any) -> AverageResult:
@@ -442,7 +441,6 @@ def average(
             with about(path):
                 others.append(as_state_dict(path, name, at, stack))
         done = plan_average([*others, checkpoint], shares, at=at)
-        plans.append(done)
         total = sum(shares)
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
@@ -457,6 +455,7 @@ def average(
                 inputs=tuple((path, share / total) for path, share in zip(paths, shares, strict=True)),
                 averaged=tuple(done.puts),
                 taken=(*done.taken, *done.moments),
+                finish=partial(_with_odd, done, paths),
             ),
             format=checkpoint.format,
             plan=replace(made, checks=(*made.checks, *done.checks), holds=(made.holds, others)),
@@ -470,8 +469,12 @@ def average(
     name = os.fspath(dest)
     refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]) and of_suffix(name) is None)
     with ExitStack() as stack:
-        result = averaged(paths[-1], dest, at=at, **how.keywords())
-    counts = [plans[-1].oddities.of(number) for number in range(len(paths))]
+        return averaged(paths[-1], dest, at=at, **how.keywords())
+
+
+def _with_odd(plan: Averaging, paths: Sequence[str], result: AverageResult) -> AverageResult:
+    """Add the NaN values and infinities of the inputs, which are known once their mean is computed."""
+    counts = [plan.oddities.of(number) for number in range(len(paths))]
     findings = [row for path, odd in zip(paths, counts, strict=True) for row in _not_finite(path, odd, counts)]
     return replace(result, findings=(*result.findings, *findings)) if findings else result
 

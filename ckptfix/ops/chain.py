@@ -45,6 +45,10 @@ class Done:
     command: tuple[str, ...]
     lines: tuple[str, ...]
 
+    def as_dict(self) -> dict[str, list[str]]:
+        """Return the command as a JSON object."""
+        return {"argv": list(self.command), "summary": list(self.lines)}
+
 
 _DROPPING = "--drop-unexpected (drop_unexpected=True) leaves out what the model lacks"
 

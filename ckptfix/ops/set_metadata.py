@@ -16,7 +16,7 @@ from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
 from ckptfix.names import typed
-from ckptfix.ops.any_source import edits, takes_any_source
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
@@ -40,20 +40,15 @@ class MetadataResult(Result):
         return {"metadata": dict(self.metadata), "changed": list(self.changed), "deleted": list(self.deleted)}
 
 
-def _takes(format: Format, target: Format) -> bool:
-    """Return whether the edit itself makes a `target` of `format`.
-
-    Raises:
-        Unsupported: `target` has no such pairs.
-    """
+def _refuse_format(target: Format) -> None:
+    """Raise `Unsupported` for an output in a format without such pairs."""
     if "metadata" not in target.states:
         hint = "call the output *.safetensors, which has them; the file is converted too"
         raise Unsupported(f"{target.title} has no metadata pairs", hint=hint)
-    return edits(format, target)
 
 
 @checks_types
-@takes_any_source(takes=_takes)
+@takes_any_source(refuse=_refuse_format)
 def set_metadata(
     source: StrPath,
     dest: StrPath | None = None,

@@ -49,7 +49,7 @@ OPS: tuple[tuple[str, ...], ...] = (
     ("any_source",),
     ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
-    ("diff", "extract", "repair"),
+    ("deploy", "diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
     ("fix", "histogram", "listing", "verdict"),

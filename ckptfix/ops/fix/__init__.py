@@ -39,7 +39,7 @@ class FixResult(Result):
     steps: tuple[Done, ...] = ()
 
     def _details(self) -> dict[str, Any]:
-        return {"steps": [{"argv": list(done.command), "summary": list(done.lines)} for done in self.steps]}
+        return {"steps": [done.as_dict() for done in self.steps]}
 
 
 @checks_types

@@ -23,9 +23,8 @@ from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
-from ckptfix.ops.any_source import edits, is_direct, takes_any_source
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
-from ckptfix.ops.candidates import module_of
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.match import plan as match_plan
 from ckptfix.ops.match import verify as verifier
@@ -166,14 +165,6 @@ def match(
     if dry_run and not in_place:
         return preview(found, "" if dest is None else dest)
     return write(found, dest, how)
-
-
-def takes_a_way(source: StrPath, dest: StrPath, like: StrPath, at: str | None) -> bool:
-    """Return whether `source` or `dest` needs a conversion, so that only `match` itself writes it."""
-    if not is_direct(source, dest, {}, edits):
-        return True
-    checkpoint = formats.open_checkpoint(source)
-    return bool(module_of(checkpoint)) and not any(state.weights for state in checkpoint.state_dicts)
 
 
 def check(source: StrPath, dest: StrPath, like: StrPath, force: bool) -> None:
