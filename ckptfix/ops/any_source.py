@@ -47,7 +47,7 @@ P = ParamSpec("P")
 R = TypeVar("R", bound=Result)
 
 
-class Operation(NamedTuple):
+class PlannedCommand(NamedTuple):
     """A command between the conversions.
 
     Attributes:
@@ -148,17 +148,17 @@ def as_state_dict(path: str, near: str, at: str | None, stack: ExitStack) -> Che
     return checkpoint
 
 
-def working_format(format: Format, target: Format) -> str:
-    """Return the name of the format in which commands work on a source that becomes `target`.
+def working_format(format: Format, target: Format) -> Format:
+    """Return the format in which commands work on a source that becomes `target`.
 
     In a format with checksums they could not work on one another's output before it is written, unless the source has
     that format and states the sums of its data.
     """
     if "objects" not in target.states:
-        return "safetensors"
+        return FORMATS["safetensors"]
     if format.edits and not format.folder and (target is format or "checksums" not in format.states):
-        return format.name
-    return "legacy" if "objects" in format.states else "safetensors"
+        return format
+    return FORMATS["legacy" if "objects" in format.states else "safetensors"]
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ class _Run:
     dest: str
     opened: Opened
     target: Format
-    operations: Sequence[Operation]
+    operations: Sequence[PlannedCommand]
     at: str | None
     conversion: Mapping[str, Any]
     shaping: Mapping[str, Any]
@@ -200,20 +200,20 @@ class _Run:
         format, target = self.opened.format, self.target
         working = working_format(format, target)
         if self.converts or (self.first and not format.folder):
-            working = format.name
+            working = format
         if self.converts and self.module:
             working = working_format(format, target)
         made: list[Result] = []
         given = {} if self.at is None else {"at": self.at}
-        flattens = "objects" not in FORMATS[working].states or format.select_weights is not None
-        holds = "objects" in FORMATS[working].states
-        alone = self.at is not None and holds and (self.alone or (flattens and working != format.name))
+        flattens = "objects" not in working.states or format.select_weights is not None
+        holds = "objects" in working.states
+        alone = self.at is not None and holds and (self.alone or (flattens and working is not format))
         if self.module or alone:
             made.append(self._converted(chain, "extract", working, given))
             given = {}
-        elif working != format.name or self.conversion or self.several:
+        elif working is not format or self.conversion or self.several:
             options = {**(given if flattens else {}), **self.conversion}
-            shaping = self.shaping if working == target.name else {}
+            shaping = self.shaping if working is target else {}
             made.append(self._converted(chain, "convert", working, {**options, **shaping}))
             given = {} if flattens else given
         done: list[Result] = []
@@ -223,23 +223,23 @@ class _Run:
             if not given:
                 options.pop("at", None)
             done.append(chain.plan(one.words, dest, partial(one.function, **options)))
-        if chain.format != target.name:
-            made.append(self._converted(chain, "convert", target.name, dict(self.shaping)))
+        if chain.format is None or FORMATS[chain.format] is not target:
+            made.append(self._converted(chain, "convert", target, dict(self.shaping)))
         return done, made
 
-    def _converted(self, chain: Chain, verb: str, to: str, options: Mapping[str, Any]) -> Result:
-        words = [verb, "--to", to]
+    def _converted(self, chain: Chain, verb: str, to: Format, options: Mapping[str, Any]) -> Result:
+        words = [verb, "--to", to.name]
         for name, value in options.items():
             words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        function = partial(function_of(verb), to=to, **options)
+        function = partial(function_of(verb), to=to.name, **options)
         if self.several and chain.format is None:
             function = partial(_joining, function, self.several)
         return chain.plan(words, self._name(to), function)
 
-    def _name(self, format: str) -> Virtual:
+    def _name(self, format: Format) -> Virtual:
         """Return the name of an output of this format, like that of the last one."""
-        suffixes = FORMATS[format].suffixes or TORCH_SUFFIXES
-        name = Virtual(self.dest if suits(self.dest, format) else f"{self.dest}{suffixes[0]}")
+        suffixes = format.suffixes or TORCH_SUFFIXES
+        name = Virtual(self.dest if suits(self.dest, format.name) else f"{self.dest}{suffixes[0]}")
         self.names.add(name)
         return name
 
@@ -286,7 +286,7 @@ what makes the result of the command from the fields of `Result`.
 def carry_out(
     source: StrPath,
     dest: StrPath,
-    operations: Sequence[Operation],
+    operations: Sequence[PlannedCommand],
     finish: Finish[R],
     how: WriteOptions,
     *,
@@ -467,7 +467,7 @@ def takes_any_source(
             return carry_out(
                 source,
                 dest,
-                [Operation((name,), call, options)],
+                [PlannedCommand((name,), call, options)],
                 lambda chain, done, made: partial(_of_verb, cast("R", done[-1])),
                 how,
                 at=at,
@@ -510,7 +510,9 @@ def is_direct(
     except (CkptfixError, OSError):
         return True
     target = target_of(format, os.fspath(dest))
-    if refuse is not None:
-        with about(os.fspath(source)):
+    try:
+        if refuse is not None:
             refuse(target)
+    except CkptfixError:
+        return False  # the name of the output is looked at first
     return takes(format, target)

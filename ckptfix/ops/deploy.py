@@ -18,7 +18,7 @@ from ckptfix.formats.target import FormatName, named_format, of_suffix
 from ckptfix.io.read import Progress
 from ckptfix.ops import any_source
 from ckptfix.ops import convert as plain
-from ckptfix.ops.any_source import Operation
+from ckptfix.ops.any_source import PlannedCommand
 from ckptfix.ops.cast import cast as cast_tensors
 from ckptfix.ops.cast import dtype_of
 from ckptfix.ops.chain import Chain
@@ -69,7 +69,7 @@ that follows would have to wait for the checksums of what is computed.
 """
 
 
-def operations(asked: Mapping[str, Any]) -> Iterator[Operation]:
+def operations(asked: Mapping[str, Any]) -> Iterator[PlannedCommand]:
     """Yield the operations for these options of convert."""
     for row in OPERATIONS:
         options = {name: asked[option] for option, name in row.keywords.items() if asked.get(option)}
@@ -82,7 +82,7 @@ def operations(asked: Mapping[str, Any]) -> Iterator[Operation]:
                     words += [f"--{name}", str(one)]
         keywords = {name: value for name, value in options.items() if name}
         keywords |= {name: asked[name] for name in row.more if asked.get(name)}
-        yield Operation(tuple(words), row.function, {**keywords, "at": None})
+        yield PlannedCommand(tuple(words), row.function, {**keywords, "at": None})
 
 
 @checks_types

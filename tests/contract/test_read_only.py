@@ -112,12 +112,22 @@ EDITS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("verb", EDITS)
 @pytest.mark.parametrize("out", ["out.pth", "out.data"])
-def test_it_is_not_edited(name: str, verb: str, out: str, tmp_path: Path) -> None:
+def test_an_edit_of_it_is_a_torch_zip(name: str, verb: str, out: str, tmp_path: Path) -> None:
     path = made(name, tmp_path)
     before = path.read_bytes()
-    with pytest.raises(errors.Unsupported, match="read but not edited") as caught:
-        EDITS[verb](path, tmp_path / out)
-    assert caught.value.path == str(path) and f"ckptfix convert {path}" in str(caught.value.hint)
+    result = EDITS[verb](path, tmp_path / out)
+    assert result.format == detect(tmp_path / out).name == "zip"
+    assert f"input: {FORMATS[name].title}; output: PyTorch zip" in result.lines
+    assert len(torch.load(tmp_path / out, "cpu", weights_only=True)) == len(SAMPLES[name].load(path))
+    assert path.read_bytes() == before and set(tmp_path.iterdir()) == {path, tmp_path / out}
+
+
+def test_it_is_not_edited_in_place(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(errors.Unsupported, match="does not write it") as caught:
+        ckptfix.strip_module(path, in_place=True)
+    assert caught.value.path == str(path) and "name an output" in str(caught.value.hint)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 

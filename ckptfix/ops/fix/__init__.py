@@ -96,7 +96,7 @@ def fix(
             if not chain.carry_out(commands, _spared(commands, chain.steps)) or not chain.is_one_file:
                 break
             diagnosis = diagnose(chain.current, fast=fast)
-        if other := _named(chain, path, dest):
+        if other := _named(chain, diagnosis, dest):
             (conversion,) = step("convert", to=other)
             chain.carry_out([Invocation(conversion, path, named_beside(path, other))])
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
@@ -145,11 +145,11 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
     return named or (None if format.edits else "zip")
 
 
-def _named(chain: Chain, path: str, dest: StrPath | None) -> str | None:
+def _named(chain: Chain, diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
     """Return the format that the name of the output demands, if what was made so far has another one."""
-    if dest is None or not chain.is_one_file:
+    made = chain.format or diagnosis.format
+    if dest is None or made is None or not chain.is_one_file:
         return None
-    made = chain.format or formats.detect(path).name
     return None if suits(os.fspath(dest), made) else of_suffix(os.fspath(dest))
 
 
