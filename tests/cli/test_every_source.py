@@ -170,7 +170,7 @@ def test_no_intermediate_file_is_written(folder: Folder, tmp_path: Path, monkeyp
 
 
 def test_a_prefix_that_no_key_has_is_an_error(folder: Folder, tmp_path: Path) -> None:
-    with pytest.raises(errors.NoSuchTensor, match="no key begins with 'modul.'") as caught:
+    with pytest.raises(errors.NoSuchTensor, match="no key begins with") as caught:
         ckptfix.convert(folder.source("torchscript"), tmp_path / "out.pth", strip_prefix="modul")
     assert caught.value.near == ("module.",) and "--strip-prefix module." in str(caught.value.hint)
     path = tmp_path / "a.pth"

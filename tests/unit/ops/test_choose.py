@@ -252,7 +252,7 @@ def test_of_a_whole_module_it_is_the_state_dict(saved: Callable[[str], Path], tm
     wanted = torch.load(tmp_path / "wanted.pt", weights_only=True)
     for verb in (
         lambda: ckptfix.convert(source, tmp_path / "o.safetensors"),
-        lambda: ckptfix.match(source, tmp_path / "o.pt", source),
+        lambda: ckptfix.match(source, tmp_path / "o.pt", tmp_path / "wanted.pt"),
         lambda: ckptfix.strip_module(source, tmp_path / "o.pt"),
         lambda: ckptfix.strip_module(source, tmp_path / "o.pt", at=at),
         lambda: ckptfix.sanitize(source, tmp_path / "o.pt", keep_only="weights"),
