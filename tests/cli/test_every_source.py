@@ -226,6 +226,29 @@ def test_what_is_packed_and_damaged_is_not_taken_for_whole(folder: Folder, tmp_p
     assert "ckptfix repair" in str(caught.value.hint) and [one.name for one in tmp_path.iterdir()] == ["a.pth.gz"]
 
 
+def test_fix_and_select_in_place(folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("zip", "legacy", "safetensors"):
+        path = tmp_path / f"a{folder.source(kind).suffix}"
+        path.write_bytes(before := folder.source(kind).read_bytes())
+        assert commands.main(["fix", str(path), "--in-place", "--dry-run"], standalone_mode=False) == 0
+        assert path.read_bytes() == before
+        assert commands.main(["fix", str(path), "--in-place"], standalone_mode=False) == 0
+        assert set(tensors(path)) == set(STRIPPED) and not ckptfix.doctor(path).fixes
+        ckptfix.undo(path)
+        assert path.read_bytes() == before
+    path = tmp_path / "a.pth"
+    path.write_bytes(before := folder.source("zip").read_bytes())
+    capsys.readouterr()
+    assert commands.main(["select", str(path), "-i", "--drop", "*bias"], standalone_mode=False) == 0
+    assert "ckptfix slim" in capsys.readouterr().out and list(tensors(path)) == ["module.fc.weight"]
+    ckptfix.undo(path)
+    assert path.read_bytes() == before
+    torch.save({**WEIGHTS, "odd": Path()}, path)
+    for source in (path, folder.source("gz"), folder.source("plain_pickle")):
+        with pytest.raises(errors.Unsupported, match="writes the file anew"):
+            ckptfix.fix(source, in_place=True)
+
+
 def test_in_place_needs_a_format_that_is_written(folder: Folder) -> None:
     with pytest.raises(errors.Unsupported) as caught:
         ckptfix.to_cpu(folder.source("plain_pickle"), in_place=True)

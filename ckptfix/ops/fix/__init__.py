@@ -10,10 +10,12 @@ from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
+from ckptfix.command_table import COMMANDS
 from ckptfix.commands import command
-from ckptfix.errors import Refused, StrPath
+from ckptfix.errors import Refused, StrPath, Unsupported
 from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside
+from ckptfix.formats.in_place import A_COPY
 from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
@@ -22,8 +24,9 @@ from ckptfix.ops.chain import Chain, Done
 from ckptfix.ops.doctor import expected
 from ckptfix.ops.doctor.examine import examine
 from ckptfix.ops.doctor.report import Diagnosis
+from ckptfix.ops.inplace import refuse_far
 from ckptfix.ops.naming import named_beside
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural
@@ -58,6 +61,7 @@ def fix(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     progress: Progress | None = None,
 ) -> FixResult:
     """Write a checkpoint that ``torch.load(weights_only=True)`` accepts on a CPU, under plain keys.
@@ -70,6 +74,7 @@ def fix(
             configuration beside them, it is a folder, with copies of the other files.
         like, like_at, at, allow_import: as `doctor`: the model that the checkpoint is meant for.
         drop_unexpected: leave out keys that `like` lacks; they are listed.
+        in_place: change only the bytes of `source` that differ; `dest` is None then. `undo` reverts all steps at once.
 
     Returns:
         The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
@@ -77,11 +82,14 @@ def fix(
 
     Raises:
         Refused: something is wrong that no command fixes; message and hint describe it, and nothing was written.
+        Unsupported: with `in_place`, the steps change tensor data, or the format.
         CkptfixError: as the commands.
     """
     path = formats.located(existing(source))
     diagnose = partial(examine, like=expected(like, like_at, allow_import=allow_import), at=at, like_at=like_at)
-    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    if in_place:
+        refuse_far(path)
     with Chain(path, dest, dry_run=dry_run) as chain:
         first = diagnosis = diagnose(source, progress=_unfinished(progress))
         # Only a look at tensor data may show again an error that no command fixes.
@@ -105,6 +113,14 @@ def fix(
         except Refused as error:
             raise next(iter(chain.refused), error) from None
         chain.leave(first.beside)
+        if in_place:
+            anew = [done.command[1] for done in chain.steps if not COMMANDS[done.command[1]].in_place]
+            made = None if chain.format is None else formats.FORMATS[chain.format]
+            if anew or (made is not None and made is not formats.detect(path)):
+                # What such a step takes out, a file that is edited in place would still hold.
+                what = ", ".join(anew or [done.command[1] for done in chain.steps])
+                raise Unsupported(f"not in place: {what} writes the file anew", path=path, hint=A_COPY)
+            return carry_out(path, dest, lambda checkpoint, name: _draft(chain, checkpoint.path, name), how)
         around = _around(source, path, dest) if chain.is_one_file else None
         if around is not None:
             name = dest if dest is not None else named_beside(source, "fixed", folder=True)
