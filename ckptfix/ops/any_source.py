@@ -2,8 +2,8 @@
 
 A command edits the format that it reads. A source in a format that is only read, or an output whose suffix belongs to
 another format, takes one conversion before the command, or one after it, or both. Each works on the plan of the one
-before it (`chain`), so the bytes are copied once. What is packed as a whole, such as gzip, is unpacked to a folder
-beside the output, as its bytes are not a range of the file.
+before it (`chain`), so the bytes are copied once. A packed file, such as gzip, is unpacked to a folder beside the
+output, because the bytes of its tensors are not ranges of the file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,13 @@ from ckptfix.checkpoint import Checkpoint, FileVersion, OutputFile, Plan
 from ckptfix.commands import command
 from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about, file_name
 from ckptfix.formats import FORMATS
-from ckptfix.formats.base import TORCH_SUFFIXES, Format
-from ckptfix.formats.foreign.kinds import PACKED
+from ckptfix.formats.base import PACKED, TORCH_SUFFIXES, Format
 from ckptfix.formats.signs import ZIP, Beginning
 from ckptfix.formats.target import named_format, of_suffix, suits
 from ckptfix.io.source import mark, open_source, shares_open_files
 from ckptfix.ops import choose
 from ckptfix.ops.audit.promise import Account, Promise
 from ckptfix.ops.chain import Chain, function_of
-from ckptfix.ops.layers import ScratchFolder, unwrap
 from ckptfix.ops.writing import (
     LEFT_BEHIND,
     Draft,
@@ -87,7 +85,7 @@ def opened(path: str, near: str, stack: ExitStack) -> Opened:
         stack: removes the folder.
 
     Raises:
-        UnknownFormat: it is no checkpoint, packed or not.
+        UnknownFormat: it is not a checkpoint, packed or not.
         Refused: it is packed, and damaged.
     """
     try:
@@ -97,6 +95,9 @@ def opened(path: str, near: str, stack: ExitStack) -> Opened:
             formats.open_as(path, format)
         return Opened(path, format)
     except UnknownFormat as error:
+        # Few sources are packed, and other commands start faster without this import.
+        from ckptfix.ops.layers import ScratchFolder, unwrap
+
         before = mark(path)
         folder = cache(lambda: ScratchFolder(_beside(near), stack))
         inner, notes = unwrap(path, lambda: folder().path)
@@ -316,7 +317,7 @@ def carry_out(
         converts: the operation is a conversion itself.
         module: the source is a whole module, which the caller knows already.
         alone: the output holds only the state dict at `at`.
-        several: the files of all ranks of a job, the first of which is `source`.
+        several: the files of all ranks of a job; `source` is the first of them.
         headline: the first line says what becomes what.
 
     Raises:

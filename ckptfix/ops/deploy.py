@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptfix.arguments import checks_types
 from ckptfix.errors import NoSuchTensor, PartialPrefix, Refused, StrPath
+from ckptfix.findings.table import found
 from ckptfix.formats import FORMATS, open_checkpoint
 from ckptfix.formats.target import FormatName, named_format, of_suffix
 from ckptfix.io.read import Progress
@@ -38,7 +39,9 @@ class Row(NamedTuple):
     more: tuple[str, ...] = ()
 
 
-def _stripped(source: StrPath, dest: StrPath, *, prefix: str, at: str | None = None, **how: Any) -> RenameResult:
+def _stripped(
+    source: StrPath, dest: StrPath, *, prefix: str, at: str | None = None, allow_unmatched: bool = False, **how: Any
+) -> RenameResult:
     """Remove `prefix` from the keys.
 
     Raises:
@@ -52,8 +55,13 @@ def _stripped(source: StrPath, dest: StrPath, *, prefix: str, at: str | None = N
         raise
     if not done.changes:
         near = sites.nearest_prefix(open_checkpoint(source), prefix, at)
-        hint = f"did you mean --strip-prefix {near}.?" if near else "`ckptfix inspect` lists the keys"
+        if allow_unmatched:
+            nearest = f"; nearest is '{near}.'" if near else ""
+            row = found("unused-rule", f"no key begins with it{nearest}", where=prefix)
+            return replace(done, findings=(*done.findings, row))
+        hint = f"did you mean --strip-prefix {near}.?" if near else "`ckptfix inspect` lists the keys;"
         near_ones = () if near is None else (f"{near}.",)
+        hint = f"{hint} --allow-unmatched (allow_unmatched=True) goes on without a match"
         raise NoSuchTensor(f"no key begins with '{prefix.strip('.')}.'", near=near_ones, hint=hint)
     return done
 
@@ -61,7 +69,7 @@ def _stripped(source: StrPath, dest: StrPath, *, prefix: str, at: str | None = N
 OPERATIONS = (
     Row("select", select, {"keep": "keep", "drop": "drop"}, ("allow_unmatched",)),
     Row("unwrap", unwrap, {"unwrap": ""}),
-    Row("strip-module", _stripped, {"strip_prefix": "prefix"}),
+    Row("strip-module", _stripped, {"strip_prefix": "prefix"}, ("allow_unmatched",)),
     Row("cast", cast_tensors, {"dtype": "to"}),
 )
 """The operations in their order. Tensors are chosen first, by the keys of the input; they are cast last, as a command
@@ -120,7 +128,7 @@ def convert(
         unwrap: remove the prefixes of known wrappers, as `unwrap` does.
         strip_prefix: remove this prefix from the keys, such as ``"model."``; it is an error if no key has it.
         keep, drop: globs of keys, as in `select`; they match the keys of `source`.
-        allow_unmatched: a glob that matches no key is a finding, not an error.
+        allow_unmatched: a glob or a prefix that matches no key is a finding, not an error.
         drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
         shard_size: bytes of tensors per file in a folder of shards, or a string such as ``"500MB"``; 5GB by default.
         weights: for a DeepSpeed folder: ``"fp32"``, the master weights, by default; or ``"model"``, the weights that

@@ -207,7 +207,7 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
 
 
 def _tar(path: str, place: Folder) -> Layer | None:
-    """Extract the only checkpoint of a tar that is no checkpoint itself."""
+    """Extract the only checkpoint of a tar that is not a checkpoint itself."""
     with open_source(path) as reader:
         head = reader.read(0, min(HEAD, reader.size))
         if len(head) < 512 or not is_tar_header(head[:512]):

@@ -8,8 +8,8 @@ from pathlib import Path
 from ckptfix import formats
 from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, file_name
 from ckptfix.findings.table import proposed, suffixed
+from ckptfix.formats.base import PACKED
 from ckptfix.formats.foreign.archives import checkpoints_in
-from ckptfix.formats.foreign.kinds import PACKED
 from ckptfix.formats.target import fitting_suffix, of_suffix
 from ckptfix.io.source import found_as, is_local
 from ckptfix.urls import as_path, normal

@@ -51,9 +51,6 @@ _MAGIC: tuple[tuple[int, bytes, str, str, str | None], ...] = (
     (0, b"\xcf\xfa\xed\xfe", "unknown-format", "a macOS program or library", None),
 )
 
-PACKED = frozenset(("compressed", "zip-in-zip", "tar-archive"))
-"""Ids for files that may be a checkpoint inside something else."""
-
 _TENSORFLOW_INDEX = b"\x57\xfb\x80\x8b\x24\x75\x47\xdb"
 """The last eight bytes of a LevelDB table (table/format.h, ``kTableMagicNumber``), little-endian."""
 
