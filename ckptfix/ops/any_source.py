@@ -403,7 +403,9 @@ def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, head
                 read=run.opened.read or chain.read,
             )
 
-        return carry_out_file(run.source, run.dest, make, how, folder=run.target.folder)
+        written = carry_out_file(run.source, run.dest, make, how, folder=run.target.folder)
+        # What a step unpacked is removed with the last plan that refers to it.
+        return replace(written, plan=replace(written.plan, holds=())) if written.written else written
 
 
 def _with_account(result: Callable[..., R], chain: Chain, *, account: Account, **fields: Any) -> R:

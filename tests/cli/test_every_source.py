@@ -93,7 +93,9 @@ def tensors(path: Path) -> State:
     """The state dict in an output, with its keys as they are."""
     if path.suffix == ".safetensors":
         return load_file(path)
-    made = torch.load(path, weights_only=True)
+    made = torch.load(path, weights_only=False)  # an output of this test: some commands keep a whole module
+    if isinstance(made, torch.nn.Module):
+        return made.state_dict()
     return next((made[name] for name in ("state_dict", "policy.pth", "module") if name in made), made)
 
 
