@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ckptfix.loaders import save as save
     from ckptfix.ops.average import average as average
     from ckptfix.ops.cast import cast as cast
-    from ckptfix.ops.convert import convert as convert
+    from ckptfix.ops.deploy import convert as convert
     from ckptfix.ops.diff import diff as diff
     from ckptfix.ops.digest import digest as digest
     from ckptfix.ops.doctor import doctor as doctor

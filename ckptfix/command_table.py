@@ -93,7 +93,7 @@ class Command(NamedTuple):
 _TABLE = (
     Command(
         "fix", "Start", "Fix everything that keeps a file from loading, in one step.",
-        example="ckptfix fix broken.pth fixed.pth", home="ops.fix", writes=True, word="fixed", at=True,
+        example="ckptfix fix broken.pth fixed.pth", home="ops.fix", writes=True, word="fixed", in_place=True, at=True,
         examples=(
             "ckptfix fix training.ckpt plain.ckpt --like model.safetensors",
         ),
@@ -224,7 +224,8 @@ _TABLE = (
     Command(
         "select", "Change", "Keep or drop tensors by name.",
         example="ckptfix select model.pth encoder.pth --keep 'encoder.*' --drop '*.bias'",
-        home="ops.select", cli="values.select", writes=True, word="selected", at=True, chained=Chained(95),
+        home="ops.select", cli="values.select", writes=True, word="selected", in_place=True, at=True,
+        chained=Chained(95),
         other_words=("prune", "filter", "drop", "keep", "subset"),
         examples=(
             "ckptfix select model.pth headless.pth --drop 'fc.*'",
@@ -320,7 +321,7 @@ _TABLE = (
     ),
     Command(
         "convert", "Convert and rescue", "Convert between torch zip, torch legacy and safetensors.",
-        example="ckptfix convert model.pth model.safetensors", home="ops.convert", writes=True, word="converted",
+        example="ckptfix convert model.pth model.safetensors", home="ops.deploy", writes=True, word="converted",
         at=True,
         other_words=(
             "join", "consolidate", "export", "save", "shard", "split", "merge-shards", "merge-sharded",
@@ -328,7 +329,7 @@ _TABLE = (
         ),
         chained=Chained(110, spares=("set-metadata",), flattens=True, edits=False),
         examples=(
-            "ckptfix convert zero3_run/ model.safetensors",
+            "ckptfix convert zero3_run/ model.safetensors --dtype fp16 --unwrap",
             "ckptfix convert model.pth shards/ --to hf --shard-size 2GB",
         ),
         other_options=(

@@ -203,6 +203,18 @@ class DistributedPart(Unsupported):
 class Refused(CkptfixError):
     """Possible, but only done on request."""
 
+    _of_module = False
+
+    @property
+    def of_module(self) -> bool:
+        """True if a whole module is where a state dict is needed, at `where`."""
+        return self._of_module
+
+    def because_of_module(self) -> Refused:
+        """Return the error, with `of_module` set."""
+        self._of_module = True
+        return self
+
 
 class WouldOverwrite(Refused, FileExistsError):
     """The output exists, or is the input. It is also a ``FileExistsError``."""

@@ -8,9 +8,9 @@ import click
 
 from ckptfix.cli.shared import values
 from ckptfix.cli.shared.common import FileName, Written, writes
-from ckptfix.cli.shared.options import at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option
 from ckptfix.formats.target import FormatName
-from ckptfix.ops import convert
+from ckptfix.ops import deploy
 from ckptfix.ops.writing import WriteOptions
 
 
@@ -29,6 +29,16 @@ from ckptfix.ops.writing import WriteOptions
         help="With --to hf or dcp, or OUT without a suffix: maximum file size, such as 500MB or 2GiB. Default: 5GB.",
     ),
     at_option(),
+    click.Option(
+        ["--dtype"],
+        metavar="DTYPE",
+        help="Cast the weights, such as fp16 or bf16, as `ckptfix cast`. With --dequantize: bf16, fp16 or fp32.",
+    ),
+    click.Option(["--unwrap"], is_flag=True, help="Remove the prefixes of wrappers, as `ckptfix unwrap`."),
+    click.Option(["--strip-prefix"], metavar="P", help="Remove the prefix P, such as model., from the keys."),
+    click.Option(["--keep"], metavar="GLOB", multiple=True, help="Keep the tensors whose keys in IN match."),
+    click.Option(["--drop"], metavar="GLOB", multiple=True, help="Leave out the tensors whose keys in IN match."),
+    allow_unmatched_option(),
     click.Option(
         ["--drop-unsupported"],
         is_flag=True,
@@ -49,11 +59,6 @@ from ckptfix.ops.writing import WriteOptions
         is_flag=True,
         help="Write plain weights instead of quantized ones (fp8, GPTQ, AWQ, bitsandbytes and others).",
     ),
-    click.Option(
-        ["--dtype"],
-        type=click.Choice(["bf16", "fp16", "fp32"]),
-        help="With --dequantize: dtype of these weights. Default: the one that the scheme's own code computes.",
-    ),
 )
 def command(
     source: str,
@@ -68,15 +73,24 @@ def command(
     weights: Literal["fp32", "model"] | None,
     optimizer: bool,
     dequantize: bool,
-    dtype: Literal["bf16", "fp16", "fp32"] | None,
+    dtype: str | None,
+    unwrap: bool,
+    strip_prefix: str | None,
+    keep: tuple[str, ...],
+    drop: tuple[str, ...],
+    allow_unmatched: bool,
 ) -> Written:
     """Convert IN to another container: torch zip (1.6 and later), torch legacy, safetensors, or shards of these.
+
+    --dtype, --unwrap, --strip-prefix, --keep and --drop make a model ready to deploy in the same pass, from any IN:
+    they choose tensors by the keys of IN, remove prefixes, and cast, as the commands of these names do one by one.
 
     IN may be a folder from DeepSpeed, or one with the files of all ranks (FSDP, tensor parallelism); the shards are
     joined. With -o OUT, you can name several such files.
 
     Between zip and legacy nothing is lost, as both hold the same. safetensors holds one state dict: the one found, or
-    the one that --at names; the rest of the file is listed. Tied tensors are tied again on the way back.
+    the one that --at names; the rest of the file is listed. Tied tensors are tied again on the way back. With --at, a
+    torch file holds that state dict alone.
 
     hf writes OUT as a folder of safetensors shards and their index, as transformers does. IN may be such a folder, also
     with pytorch_model.bin shards, and so may the input of every other command.
@@ -86,7 +100,7 @@ def command(
     and zero points, and without quantization_config in a folder's config.json. OUT may have the format of IN.
     """
 
-    return convert.convert(
+    return deploy.convert(
         [source, *more] if more else source,
         dest,
         to=to,
@@ -97,5 +111,10 @@ def command(
         optimizer=optimizer,
         dequantize=dequantize,
         dtype=dtype,
+        unwrap=unwrap,
+        strip_prefix=strip_prefix,
+        keep=keep,
+        drop=drop,
+        allow_unmatched=allow_unmatched,
         **how.keywords(),
     )

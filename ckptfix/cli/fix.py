@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import FileName, MessageType, Written, writes
-from ckptfix.cli.shared.options import at_option, drop_unexpected_option, like_at_option
+from ckptfix.cli.shared.options import at_option, drop_unexpected_option, in_place_option, like_at_option
 from ckptfix.ops import fix
 from ckptfix.ops.writing import WriteOptions
 
@@ -23,6 +23,7 @@ from ckptfix.ops.writing import WriteOptions
     ),
     click.Option(["--allow-import"], is_flag=True, help="Allow importing module:factory, which runs its code."),
     at_option(),
+    in_place_option(),
     phases=("checking", "writing", "checking"),
 )
 def command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -113,7 +113,9 @@ def command(
 
     --verify runs both models, IN's from --source, and proves which of several targets are right.
     """
+    from ckptfix.errors import Refused
     from ckptfix.ops import match as matching
+    from ckptfix.ops.any_source import edits, is_direct
     from ckptfix.ops.writing import WriteOptions
 
     alone = report or dry_run or rules_file is not None
@@ -124,22 +126,34 @@ def command(
         dest = default_name("match", source, {})
     if dest is not None:
         matching.check(source, dest, like, force)
-    found = matching.find(
-        *(source, like),
-        by=by,
-        at=at,
-        like_at=like_at,
-        accept_ambiguous=accept_ambiguous,
-        partial=partial,
-        drop_unexpected=drop_unexpected,
-        reshape=reshape,
-        heads=heads,
-        kv_heads=kv_heads,
-        verify=verify,
-        source_model=source_model,
-        inputs=inputs,
-        allow_import=allow_import,
-    )
+    options: dict[str, Any] = {
+        "by": by,
+        "at": at,
+        "like_at": like_at,
+        "accept_ambiguous": accept_ambiguous,
+        "partial": partial,
+        "drop_unexpected": drop_unexpected,
+        "reshape": reshape,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "verify": verify,
+        "source_model": source_model,
+        "inputs": inputs,
+        "allow_import": allow_import,
+    }
+    found = None
+    try:
+        if dest is None or alone or is_direct(source, dest, {}, edits):
+            found = matching.find(source, like, **options)
+    except Refused as error:
+        if not error.of_module or dest is None or alone:
+            raise
+    if found is None:
+        assert dest is not None
+        with console.progress("flushing to disk", ("writing",)) as progress:
+            how = WriteOptions(force=force, keep_old=backup, progress=progress)
+            made = matching.match(source, dest, like, **options, **how.keywords())
+        return show(console, made, named=named)
     writing = in_place or (dest is not None and not dry_run)
     if found.refusals and writing and not report:
         raise found.refusals[0]

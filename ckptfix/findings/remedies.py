@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ckptfix.command_table import COMMANDS, Chained
 from ckptfix.findings.row import Finding
-from ckptfix.findings.steps import Invocation, Step, step
+from ckptfix.findings.steps import Invocation, Step
 from ckptfix.findings.table import OWN_SUFFIXES, Remedy, proposed
 
 
@@ -25,7 +25,7 @@ def chain(
         path: the file, which the first command reads.
         kept: as in `proposed`.
     """
-    converted = any(finding.id in _CONVERTED_FIRST or _converts_first(remedy) for finding, remedy in remedies)
+    converted = any(finding.id in _CONVERTED_FIRST for finding, remedy in remedies)
     steps = list(_ordered(_merged(remedies), converted))
     if not steps:
         return next((remedy.invocations for _, remedy in remedies if remedy.invocations), ())
@@ -62,7 +62,7 @@ def _merged(remedies: Iterable[tuple[Finding, Remedy]]) -> dict[str, list[Step]]
 
 
 _CONVERTED_FIRST = frozenset(("wrong-suffix", "plain-pickle", "torch-tar"))
-"""Findings of files that other commands refuse: the suffix is wrong, or the format is read-only."""
+"""Findings whose conversion other commands make too: the suffix is wrong, or the format is read-only."""
 
 
 def _chained(step: Step) -> Chained:
@@ -72,43 +72,17 @@ def _chained(step: Step) -> Chained:
     return chained
 
 
-def _edits(line: Invocation) -> bool:
-    """Return whether a command writes the format that it reads, and therefore refuses a read-only format."""
-    chained = COMMANDS[line.step.command].chained
-    return chained is not None and chained.edits
-
-
-def with_conversion(remedy: Remedy, path: str, *, folder: bool) -> Remedy:
-    """Return `remedy` for a file in a read-only format: a conversion comes before the commands that edit.
-
-    Args:
-        folder: the format is a folder, from which a conversion keeps only the state dict.
-    """
-    if not any(map(_edits, remedy.invocations)) or remedy.invocations[0].step.command == "convert":
-        return remedy
-    middle = proposed(path, "zip")
-    (conversion,) = step("convert", to="zip")
-    made = [Invocation(conversion, path, middle)]
-    for line in remedy.invocations:
-        source = middle if line.source == path else line.source
-        word = COMMANDS[line.step.command].output_word
-        dest = proposed(middle, word) if line.dest == proposed(path, word) else line.dest
-        made.append(Invocation(line.step.without("at") if folder else line.step, source, dest))
-    return Remedy(tuple(made))
-
-
-def _converts_first(remedy: Remedy) -> bool:
-    lines = remedy.invocations
-    return bool(lines) and lines[0].step.command == "convert" and any(map(_edits, lines))
-
-
 _AFTER_REPAIR = 15.0
 """The place of a conversion that comes before the other commands: repair alone reads what is broken."""
 
 
 def _ordered(steps: dict[str, list[Step]], first: bool) -> Iterator[Step]:
-    """Yield the steps in their order; with `first`, a conversion comes before the other commands."""
-    if first and "extract" in steps:
+    """Yield the steps in their order.
+
+    Args:
+        first: a conversion is only for the format; what other commands write has the right one.
+    """
+    if first and any(verb not in ("convert", "repair") for verb in steps):
         steps.pop("convert", None)
     place = {verb: float(_chained(kept[0]).place) for verb, kept in steps.items()}
     if first and "convert" in steps:

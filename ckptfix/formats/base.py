@@ -32,6 +32,9 @@ ImageNet example) and other names.
 
 SAFETENSORS_SUFFIXES = (".safetensors",)
 
+PACKED = frozenset(("compressed", "zip-in-zip", "tar-archive"))
+"""Kinds of unknown files that may be a checkpoint inside something else (`UnknownFormat.kind`)."""
+
 Shared = tuple[tuple[TensorEntry, ...], dict[str, str], tuple[Finding, ...]]
 """The tensors to write, metadata pairs from which `Format.weights` restores the rest, and findings."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Lock
@@ -34,11 +36,13 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.formats import without_optimizer
 from ckptfix.formats.members import role_of
+from ckptfix.formats.target import of_suffix
 from ckptfix.io.elements import resolved, row_major, why_unresolved
 from ckptfix.io.parallel_map import mapped
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops import choose, quantized
+from ckptfix.ops.any_source import as_state_dict, takes_any_source
 from ckptfix.ops.audit.promise import everything, holders, listed
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, is_folder, plan_edits, refuse_destination
 from ckptfix.urls import as_path, scan_folder
@@ -425,15 +429,18 @@ def average(
         hint = "--last N averages those in a folder" if len(paths) == 1 and found_as(paths[0]) == "folder" else None
         raise Refused("average needs at least two inputs", hint=hint)
     shares = _shares(len(paths), weights, ema)
-    plans: list[Averaging] = []
 
-    def make(checkpoint: Checkpoint, dest: str) -> Draft[AverageResult]:
+    @takes_any_source()
+    def averaged(source: StrPath, dest: StrPath, *, at: str | None = None, **how: Any) -> AverageResult:
+        made = partial(make, at=at)
+        return carry_out(source, dest, made, WriteOptions(**how))
+
+    def make(checkpoint: Checkpoint, dest: str, at: str | None) -> Draft[AverageResult]:
         others: list[Checkpoint] = []
         for path in paths[:-1]:
             with about(path):
-                others.append(formats.open_checkpoint(path))
+                others.append(as_state_dict(path, name, at, stack))
         done = plan_average([*others, checkpoint], shares, at=at)
-        plans.append(done)
         total = sum(shares)
         lines = [f"averaged {plural(len(done.puts), 'tensor')} of {plural(len(paths), 'file')}, in float64"]
         if done.taken:
@@ -448,6 +455,7 @@ def average(
                 inputs=tuple((path, share / total) for path, share in zip(paths, shares, strict=True)),
                 averaged=tuple(done.puts),
                 taken=(*done.taken, *done.moments),
+                finish=partial(_with_odd, done, paths),
             ),
             format=checkpoint.format,
             plan=replace(made, checks=(*made.checks, *done.checks), holds=(made.holds, others)),
@@ -458,9 +466,15 @@ def average(
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]))
-    result = carry_out(paths[-1], dest, make, how)
-    counts = [plans[-1].oddities.of(number) for number in range(len(paths))]
+    name = os.fspath(dest)
+    refuse_destination(dest, paths[:-1], how, folder=is_folder(paths[-1]) and of_suffix(name) is None)
+    with ExitStack() as stack:
+        return averaged(paths[-1], dest, at=at, **how.keywords())
+
+
+def _with_odd(plan: Averaging, paths: Sequence[str], result: AverageResult) -> AverageResult:
+    """Add the NaN values and infinities of the inputs, which are known once their mean is computed."""
+    counts = [plan.oddities.of(number) for number in range(len(paths))]
     findings = [row for path, odd in zip(paths, counts, strict=True) for row in _not_finite(path, odd, counts)]
     return replace(result, findings=(*result.findings, *findings)) if findings else result
 

@@ -223,4 +223,5 @@ def module_of(checkpoint: Checkpoint) -> dict[str, str]:
 def whole_module(checkpoint: Checkpoint, at: str) -> Refused:
     """Return the error for the module at `at`, whose tensors have no state dict keys that could be changed."""
     hint = f"extract its state dict first: `{command('extract', checkpoint.path, 'OUT', at=at or None)}`"
-    return Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)
+    error = Refused("a whole pickled module, not a state dict", path=checkpoint.path, where=at or None, hint=hint)
+    return error.because_of_module()

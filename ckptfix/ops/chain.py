@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from ckptfix import formats
 from ckptfix.checkpoint import Derived, FileVersion, OutputFile, Plan, RangeCheck, segment_length
@@ -33,6 +35,8 @@ from ckptfix.ops.naming import last_suffix
 from ckptfix.ops.writing import LOSSES, Result, write_aside
 from ckptfix.urls import Virtual, as_path, is_url, real_path
 
+R = TypeVar("R", bound=Result)
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -40,6 +44,10 @@ class Done:
 
     command: tuple[str, ...]
     lines: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """Return the command as a JSON object."""
+        return {"argv": list(self.command), "summary": list(self.lines)}
 
 
 _DROPPING = "--drop-unexpected (drop_unexpected=True) leaves out what the model lacks"
@@ -153,16 +161,26 @@ class Chain:
             return False
         return suits(self._dest, self.format or formats.detect(self._path).name)
 
-    def _carry_out(self, step: Step, dest: Virtual) -> None:
+    def _carry_out(self, step: Step, dest: Virtual) -> Result:
+        words = (step.command, *step.words())
+        return self.plan(words, dest, partial(function_of(step.command), **step.keywords()))
+
+    def plan(self, words: Sequence[str], dest: Virtual, function: Callable[..., R]) -> R:
+        """Plan one command on the result of those before it, and return what it returns.
+
+        Args:
+            words: the command and its options, for `steps`.
+            function: called with the input, the output, and ``dry_run=True``.
+        """
+        command, *options = words
         source = self._readable()
         with about(self._path):
-            result = function_of(step.command)(source, dest, dry_run=True, **step.keywords())
+            result = function(source, dest, dry_run=True)
         refused = next((finding for finding in result.findings if finding.id == "refused"), None)
         if refused is not None:
-            raise Refused(refused.message, path=self._path, hint=_DROPPING if step.command == "match" else None)
+            raise Refused(refused.message, path=self._path, hint=_DROPPING if command == "match" else None)
         plan = result.plan
-        words = ("ckptfix", step.command, self._source, str(dest), *step.words())
-        self._steps.append(Done(words, result.lines))
+        self._steps.append(Done(("ckptfix", command, self._source, str(dest), *options), result.lines))
         self._source = str(dest)
         self._plan, self._target, self.format = plan, dest, result.format
         self._checks += plan.checks
@@ -172,6 +190,7 @@ class Chain:
         self.account = _together(self.account, result.account)
         self.read = self.read or self._inputs(plan)
         self.current = self._spliced() if self.is_one_file else self._path
+        return result
 
     def _refusal(self, step: Step, dest: Virtual) -> Refused | None:
         """Return why a step refuses the planned output; None if it does not. Nothing is written."""

@@ -21,8 +21,10 @@ from ckptfix.io.elements import resolved, row_major
 from ckptfix.io.read import Progress
 from ckptfix.io.source import shares_open_files
 from ckptfix.ops import choose
+from ckptfix.ops.any_source import every_format, takes_any_source
 from ckptfix.ops.audit.promise import Promise, everything, listed
 from ckptfix.ops.candidates import Candidate, at_address
+from ckptfix.ops.chain import Done
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.rank_shards import refuse_odd_keys, refuse_piece
 from ckptfix.ops.writing import (
@@ -120,8 +122,6 @@ def plan_conversion(
         return _copied(checkpoint, dest)
     if dequantize:
         return _dequantized(checkpoint, dest, target, at, drop_unsupported, dtype)
-    if dtype is not None:
-        raise Refused("--dtype is the dtype of dequantized weights", hint="add --dequantize, or use `ckptfix cast`")
     if take is not None and at is None:
         return _taken(take(checkpoint, weights, optimizer), checkpoint, dest, target, drop_unsupported)
     if weights is not None or optimizer:
@@ -181,7 +181,8 @@ def _planned(
     if "objects" not in target.states:
         return _one_state_dict(checkpoint, dest, target, at, drop_unsupported)
     if at is not None:
-        raise Refused("--at picks a state dict for safetensors; a torch file keeps the whole object")
+        hint = f"`{command('extract', checkpoint.path, dest, at=at)}` writes one state dict"
+        raise Refused("a torch file keeps the whole object", hint=hint)
     if target.recode is None or not states(checkpoint, "objects"):
         return _every_tensor(checkpoint, dest, target)
     refuse_piece(checkpoint)
@@ -356,6 +357,7 @@ class ConvertResult(Result):
         left: what the output lacks.
         dequantized: address of quantized codes -> (key, dtype) of the plain weight that was written.
         companions: addresses of the scales and other tensors that were left out with the codes.
+        steps: the commands that were carried out, if there were several.
     """
 
     at: str | None = None
@@ -364,6 +366,7 @@ class ConvertResult(Result):
     lost: tuple[str, ...] = ()
     dequantized: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     companions: tuple[str, ...] = ()
+    steps: tuple[Done, ...] = ()
 
     def _details(self) -> dict[str, Any]:
         return {
@@ -375,10 +378,12 @@ class ConvertResult(Result):
                 {"name": name, "key": key, "dtype": dtype} for name, (key, dtype) in self.dequantized.items()
             ],
             "companions": list(self.companions),
+            **({"steps": [one.as_dict() for one in self.steps]} if self.steps else {}),
         }
 
 
 @checks_types
+@takes_any_source(takes=every_format, converts=True)
 def convert(
     source: StrPath | Sequence[StrPath],
     dest: StrPath,

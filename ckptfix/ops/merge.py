@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from ckptfix.formats.target import FormatName, is_folder
 from ckptfix.formats.torch.emit import Calls
 from ckptfix.formats.torch.weights import Weights, in_little
 from ckptfix.io.read import Progress
+from ckptfix.ops.any_source import opened
 from ckptfix.ops.extract import open_weights, plan_extraction
 from ckptfix.ops.writing import LOSSES, Draft, Result, WriteOptions, carry_out_file, existing
 from ckptfix.words import plural, some
@@ -70,10 +72,12 @@ def merge(
         raise Refused("merge needs at least two inputs", hint="run `ckptfix convert` to copy one file")
 
     def make(path: str, dest: str) -> Draft[MergeResult]:
-        taken = [_opened(path, at), *(_opened(located(existing(other)), at) for other in paths[1:])]
+        ways = [opened(located(existing(one)), dest, stack) for one in (path, *paths[1:])]
+        taken = [_opened(way.path, at) for way in ways]
+        names = [one.path if not way.packed else name for name, way, one in zip(paths, ways, taken, strict=True)]
         merged = _merged(taken)
         done = plan_extraction(merged, dest, to=to)
-        counts = tuple((one.path, len(one.entries)) for one in taken)
+        counts = tuple((name, len(one.entries)) for name, one in zip(names, taken, strict=True))
         lines = [f"merged {plural(len(merged.entries), 'tensor')} from {plural(len(taken), 'input')}, as {done.format}"]
         if merged.left:
             lines.append(f"left behind: {some(merged.left)}")
@@ -81,16 +85,17 @@ def merge(
         return Draft(
             result=partial(MergeResult, inputs=counts, left=merged.left),
             format=done.format,
-            plan=done.plan,
+            plan=replace(done.plan, holds=(done.plan.holds, [way.keeps for way in ways])),
             promise=replace(done.promise(), others=()),
-            read=merged.files,
+            read=tuple(mark for way, one in zip(ways, taken, strict=True) for mark in way.read or one.files),
             lines=lines,
             findings=done.plan.findings,
             exit_code=LOSSES if missing else 0,
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    return carry_out_file(paths[0], dest, make, how, others=paths[1:], folder=is_folder(to))
+    with ExitStack() as stack:
+        return carry_out_file(paths[0], dest, make, how, others=paths[1:], folder=is_folder(to))
 
 
 def _opened(path: str, at: str | None) -> Weights:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from ckptfix import formats
-from ckptfix.errors import CkptfixError, StrPath, file_name
+from ckptfix.errors import CkptfixError, StrPath, UnknownFormat, file_name
 from ckptfix.findings.table import proposed, suffixed
+from ckptfix.formats.base import PACKED
 from ckptfix.formats.foreign.archives import checkpoints_in
 from ckptfix.formats.target import fitting_suffix, of_suffix
 from ckptfix.io.source import found_as, is_local
@@ -31,19 +32,49 @@ def named_beside(source: StrPath, word: str, suffix: str | None = None, *, folde
         return proposed(f"{stem}.{word}", "")
     if suffix is not None and not is_file:
         name = f"{normal(name)}{suffix}"
-    return proposed(name, word, suffix, kept_suffix(name, _format_of(name)) if suffix is None and is_file else None)
+    if suffix is None and not is_file and name == file_name(source) and _is_read_only_folder(name):
+        name = f"{normal(name)}{DEFAULT_SUFFIX}"
+    return proposed(name, word, suffix, _output_suffix(name) if suffix is None and is_file else None)
 
 
 def kept_suffix(path: str, format: str | None) -> str | None:
-    """Return the suffix of outputs in the format of `path`, where that of `path` belongs to another format."""
-    return None if format is None or not formats.FORMATS[format].edits else fitting_suffix(path, format)
+    """Return the suffix of outputs in the format of `path`, where that of `path` belongs to another format.
+
+    A format that is only read becomes a torch file.
+    """
+    if format is None:
+        return None
+    if formats.FORMATS[format].edits:
+        return fitting_suffix(path, format)
+    return None if _suits_output(suffixed(path, "")[1]) else DEFAULT_SUFFIX
 
 
-def _format_of(path: str) -> str | None:
+DEFAULT_SUFFIX = ".pth"
+"""The suffix of an output whose format nothing else determines: a torch zip."""
+
+
+def _suits_output(suffix: str) -> bool:
+    """Return whether a checkpoint is written under this suffix; a ``.tar`` without ``.pth`` looks like an archive."""
+    return of_suffix(f"x{suffix}") is not None and suffix != ".tar"
+
+
+def _output_suffix(path: str) -> str | None:
+    """Return the suffix of what is made of the file at `path`; None to keep its own."""
     try:
-        return formats.detect(path).name
+        return kept_suffix(path, formats.detect(path).name)
+    except UnknownFormat as error:
+        packed = error.kind in PACKED and not _suits_output(suffixed(path, "")[1])
+        return DEFAULT_SUFFIX if packed else None
     except (CkptfixError, OSError):
         return None
+
+
+def _is_read_only_folder(path: str) -> bool:
+    """Return whether the output of an edit of the folder at `path` is a file."""
+    try:
+        return not formats.detect(path).edits
+    except (CkptfixError, OSError):
+        return False
 
 
 def last_suffix(path: str, target: str) -> str:
@@ -63,11 +94,11 @@ def name_kept(source: StrPath, word: str, suffix: str | None = None, *, folder: 
     """
     name = os.path.normpath(as_path(Path.cwd(), _called(source)))
     is_folder = found_as(formats.located(file_name(source))) == "folder"
-    stem, own = suffixed(name, word)
+    stem, own = suffixed(name, word, None if is_folder else _output_suffix(name))
     if is_folder:
         stem, own = f"{stem}{own}", ""
-        if word == "fixed" and not formats.detect(source).edits:
-            own = ".pth"  # a format that is only read becomes one file
+        if _is_read_only_folder(name):
+            own = DEFAULT_SUFFIX
     return stem if folder else f"{stem}{own if suffix is None else suffix}"
 
 

@@ -14,6 +14,7 @@ from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
 from ckptfix.io.read import Progress
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural
@@ -103,6 +104,7 @@ class RelocateResult(Result):
 
 
 @checks_types
+@takes_any_source()
 def map_location(
     source: StrPath,
     dest: StrPath | None,

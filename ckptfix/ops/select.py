@@ -12,11 +12,12 @@ from ckptfix.checkpoint import Checkpoint, Drop, Edit, NameList, Rename, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import found
-from ckptfix.formats import format_of
+from ckptfix.formats import format_of, states
 from ckptfix.io.read import Progress
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
@@ -158,9 +159,10 @@ class SelectResult(Result):
 
 
 @checks_types
+@takes_any_source()
 def select(
     source: StrPath,
-    dest: StrPath,
+    dest: StrPath | None = None,
     *,
     keep: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -169,6 +171,7 @@ def select(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     progress: Progress | None = None,
 ) -> SelectResult:
     """Write `source` to `dest` with only some tensors of its state dicts. Everything else is unchanged.
@@ -178,7 +181,8 @@ def select(
         drop: globs; tensors whose keys match one of them are left out.
         at: address of the one state dict to choose from; all that look like a model's by default.
         allow_unmatched: a glob that matches no key is a finding, not an error.
-        force, keep_old, dry_run, progress: as in `strip_module`.
+        force, keep_old, dry_run, in_place, progress: as in `strip_module`. In place, a torch zip keeps the bytes of
+            what is left out, which `slim` removes; other formats of files refuse it, because their data would move.
 
     Raises:
         Refused: there is no glob, or no tensor would be left.
@@ -198,6 +202,8 @@ def select(
         lines = [line + copy_note(not gone)]
         if gone:
             lines.append(f"left behind: {some(gone)}")
+        if gone and in_place and states(checkpoint, "objects"):
+            lines.append("the bytes of what was left out stay in the file: `ckptfix slim` removes them")
         lines += [f"{row.where}: {row.message}" for row in done.findings if row.id == "optimizer-left"]
         refuse_damaged(checkpoint, left_out=frozenset(gone))
         return Draft(
@@ -209,5 +215,5 @@ def select(
             findings=done.findings,
         )
 
-    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
     return carry_out(source, dest, make, how)

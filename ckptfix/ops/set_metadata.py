@@ -12,9 +12,11 @@ from ckptfix.checkpoint import Checkpoint, SetMetadata
 from ckptfix.commands import command
 from ckptfix.errors import Refused, StrPath, Unsupported, WouldLoseData
 from ckptfix.formats import format_of, states
+from ckptfix.formats.base import Format
 from ckptfix.formats.safetensors.ties import TIE_KEYS
 from ckptfix.io.read import Progress
 from ckptfix.names import typed
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
 from ckptfix.words import plural, some
@@ -38,7 +40,15 @@ class MetadataResult(Result):
         return {"metadata": dict(self.metadata), "changed": list(self.changed), "deleted": list(self.deleted)}
 
 
+def _refuse_format(target: Format) -> None:
+    """Raise `Unsupported` for an output in a format without such pairs."""
+    if "metadata" not in target.states:
+        hint = "call the output *.safetensors, which has them; the file is converted too"
+        raise Unsupported(f"{target.title} has no metadata pairs", hint=hint)
+
+
 @checks_types
+@takes_any_source(refuse=_refuse_format)
 def set_metadata(
     source: StrPath,
     dest: StrPath | None = None,

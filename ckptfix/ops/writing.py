@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from ckptfix import formats
 from ckptfix.checkpoint import ByteRange, Checkpoint, Edit, FileVersion, OutputFile, Plan
-from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, about, file_name, printable
+from ckptfix.errors import CkptfixError, NoSuchFile, Refused, StrPath, Unsupported, about, file_name, printable
 from ckptfix.findings.row import Finding
 from ckptfix.findings.table import as_rows, found
 from ckptfix.formats.base import refuse_truncated
@@ -36,6 +36,10 @@ from ckptfix.words import some
 
 LOSSES = 3
 """Exit code of a verb that completed, with losses."""
+
+
+LEFT_BEHIND = "left behind: "
+"""The beginning of the line that lists what an output lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,7 @@ class Result:
         findings: what was noticed on the way.
         exit_code: 0, or 3 after reported losses.
         account: counts of kept, changed and lost tensors of the input, from the plan.
+        finish: adds to the result what is known only once the output is written, such as counts of computed values.
     """
 
     source: str
@@ -126,6 +131,7 @@ class Result:
     in_place: bool = False
     backup: str | None = None
     account: Account = field(default_factory=Account)
+    finish: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the lines that the command prints: what was done, the old file's new name, warnings and losses."""
@@ -160,6 +166,11 @@ class Result:
 
     def _details(self) -> dict[str, Any]:
         return {}
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The addresses that the output does not hold, as the JSON object lists them."""
+        return tuple(self._details().get("left_behind", ()))
 
 
 def is_folder(source: StrPath) -> bool:
@@ -239,7 +250,9 @@ def _carry_out_in_place(
 
     inplace.refuse_far(file_name(path))
     checkpoint = source if isinstance(source, Checkpoint) else formats.open_checkpoint(path)
-    refuse_read_only(checkpoint)
+    if not formats.format_of(checkpoint).edits:
+        message = f"{formats.format_of(checkpoint).title}: ckptfix reads this format, but does not write it"
+        raise Unsupported(message, path=checkpoint.path, hint="name an output, such as OUT.pth: it is converted too")
     inplace.refuse_shared(checkpoint, force=how.force)
     with about(checkpoint.path), blames_changes():
         draft = make(checkpoint, inplace.target_of(checkpoint))
@@ -371,8 +384,8 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
     behind = [finding for finding in plan.findings if finding.id == "left-behind" and finding not in said]
     left = [*account.left, *(finding.where for finding in behind)]
     if left:
-        lines.append(f"left behind: {some(left)}")
-    return draft.result(
+        lines.append(f"{LEFT_BEHIND}{some(left)}")
+    made = draft.result(
         source=source,
         dest=dest,
         format=draft.format,
@@ -384,6 +397,7 @@ def _written(draft: Draft[R], source: str, read: Sequence[FileVersion], dest: st
         exit_code=LOSSES if account.lost or account.damaged else draft.exit_code,
         account=account,
     )
+    return made if how.dry_run or made.finish is None else cast("R", made.finish(made))
 
 
 _unaudited: ContextVar[bool] = ContextVar("unaudited", default=False)

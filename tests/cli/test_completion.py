@@ -59,7 +59,7 @@ def proposed(shell: str, line: str) -> set[str]:
     [
         ("ckptfix ", set(COMMANDS)),
         ("ckptfix str", {"strip-module"}),
-        ("ckptfix convert --dr", {"--drop-unsupported", "--dry-run"}),
+        ("ckptfix convert --dr", {"--drop", "--drop-unsupported", "--dry-run"}),
     ],
 )
 def test_what_bash_is_given(line: str, expected: set[str]) -> None:

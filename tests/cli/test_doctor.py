@@ -14,7 +14,7 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\n
 
 
 def test_the_first_lines_are_the_cause_and_the_command(cli: Cli, ddp: Path) -> None:
-    result = cli("doctor", ddp)
+    result = cli("doctor", ddp, "-v")
     first, *commands = result.stdout.splitlines()[:4]
     assert result.exit_code == 0 and result.stderr == ""
     assert "begin with module." in first and "module.fc.weight" in first
@@ -24,6 +24,7 @@ def test_the_first_lines_are_the_cause_and_the_command(cli: Cli, ddp: Path) -> N
         f"Or: ckptfix strip-module {ddp} {stripped}",
         f"Then: ckptfix to-cpu {stripped} {both}",
     ]
+    assert [line for line in cli("doctor", ddp).stdout.splitlines() if "ckptfix " in line] == commands[:1]
 
 
 def test_nothing_wrong_is_said_with_what_was_looked_at(cli: Cli, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_cut_file_is_repaired_first(cli: Cli, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "cut.pth", _use_new_zipfile_serialization=False)
     whole = (tmp_path / "cut.pth").read_bytes()
     (tmp_path / "cut.pth").write_bytes(whole[:-3000])
-    said = cli("doctor", tmp_path / "cut.pth").output
+    said = cli("doctor", tmp_path / "cut.pth", "-v").output
     fixed = tmp_path / "cut.repaired.pth"
     assert f"Or: ckptfix repair {tmp_path / 'cut.pth'} {fixed}\nThen: ckptfix strip-module {fixed} " in said
     assert "ckptfix convert" not in said

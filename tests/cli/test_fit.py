@@ -161,7 +161,7 @@ def test_a_command_to_paste_is_one_whole_line(
     terminal: Callable[..., tuple[int, list[str]]], wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(wide.parent)
-    _, lines = terminal(40, "doctor", "wide.pt")
+    _, lines = terminal(40, "doctor", "wide.pt", "-v")
     assert "Or: ckptfix sanitize wide.pt wide.plain.pt" in lines
 
 

@@ -145,7 +145,7 @@ def test_it_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_its_function_is_public(tmp_path: Path) -> None:
     test_arguments.test_a_file_that_is_not_there((NAME, in_python(NAME)), tmp_path)
-    test_suffixes.test_a_file_of_one_format_is_not_written_under_another_s_name(tmp_path, NAME, ".pth", ".safetensors")
+    test_suffixes.test_the_output_has_the_format_that_its_suffix_names(tmp_path, NAME, ".pth", ".safetensors")
 
 
 def test_a_finding_may_propose_it_and_fix_runs_it(ddp: Path) -> None:

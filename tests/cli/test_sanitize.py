@@ -57,11 +57,11 @@ def test_nothing_to_do_is_said_and_copied(cli: Cli, ddp: Path, tmp_path: Path) -
     assert (tmp_path / "out.pth").read_bytes() == ddp.read_bytes()
 
 
-def test_a_whole_module_is_for_another_command(cli: Cli, tmp_path: Path) -> None:
+def test_of_a_whole_module_it_is_the_state_dict(cli: Cli, tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "in.pt")
     result = cli("sanitize", tmp_path / "in.pt", tmp_path / "out.pt")
-    assert result.exit_code == 2 and "ckptfix extract" in result.stderr
-    assert not (tmp_path / "out.pt").exists()
+    assert result.exit_code == 0 and "input: a whole module" in result.stdout
+    assert set(torch.load(tmp_path / "out.pt", weights_only=True)) == {"weight", "bias"}
 
 
 def test_for_an_old_torch_a_zip_becomes_a_legacy_file(cli: Cli, ddp: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_an_error_names_the_stream_and_writes_nothing() -> None:
 
 
 def test_the_commands_that_doctor_prints_name_no_option(ddp: Path) -> None:
-    lines = run(["doctor", "-"], ddp.read_bytes()).stdout.splitlines()
+    lines = run(["doctor", "-", "-v"], ddp.read_bytes()).stdout.splitlines()
     assert lines[1:4] == [
         "Fix: ckptfix fix - stdin.fixed",
         "Or: ckptfix strip-module - stdin.stripped",

@@ -112,12 +112,22 @@ EDITS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("verb", EDITS)
 @pytest.mark.parametrize("out", ["out.pth", "out.data"])
-def test_it_is_not_edited(name: str, verb: str, out: str, tmp_path: Path) -> None:
+def test_an_edit_of_it_is_a_torch_zip(name: str, verb: str, out: str, tmp_path: Path) -> None:
     path = made(name, tmp_path)
     before = path.read_bytes()
-    with pytest.raises(errors.Unsupported, match="read but not edited") as caught:
-        EDITS[verb](path, tmp_path / out)
-    assert caught.value.path == str(path) and f"ckptfix convert {path}" in str(caught.value.hint)
+    result = EDITS[verb](path, tmp_path / out)
+    assert result.format == detect(tmp_path / out).name == "zip"
+    assert f"input: {FORMATS[name].title}; output: PyTorch zip" in result.lines
+    assert len(torch.load(tmp_path / out, "cpu", weights_only=True)) == len(SAMPLES[name].load(path))
+    assert path.read_bytes() == before and set(tmp_path.iterdir()) == {path, tmp_path / out}
+
+
+def test_it_is_not_edited_in_place(name: str, tmp_path: Path) -> None:
+    path = made(name, tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(errors.Unsupported, match="does not write it") as caught:
+        ckptfix.strip_module(path, in_place=True)
+    assert caught.value.path == str(path) and "name an output" in str(caught.value.hint)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
@@ -137,9 +147,8 @@ def test_doctor_says_what_it_is_and_its_fix_works(name: str, tmp_path: Path) -> 
     assert found.format == name and [row.id for row in found.findings if row.severity == "error"] == [
         row.id for row in FORMATS[name].notes(open_checkpoint(path))
     ][:1]
-    convert, strip = found.fixes
-    assert convert[:3] == ("ckptfix", "convert", str(path)) and strip[:3] == ("ckptfix", "strip-module", convert[3])
-    ckptfix.convert(convert[2], convert[3], to="zip")
+    (strip,) = found.fixes
+    assert strip[:3] == ("ckptfix", "strip-module", str(path))
     ckptfix.strip_module(strip[2], strip[3])
     assert {f"module.{key}" for key in torch.load(strip[3])} == set(state_of(name))
 

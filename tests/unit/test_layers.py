@@ -40,14 +40,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 OPS: tuple[tuple[str, ...], ...] = (
     (
-        *("audit", "averages", "candidates", "hidden_globals", "inplace", "naming", "other_models"),
+        *("audit", "averages", "candidates", "hidden_globals", "inplace", "layers", "naming", "other_models"),
         *("quantized", "record", "tensor_classes"),
     ),
     ("choose", "hazards"),
     ("dequantize", "rank_shards", "writing"),
-    ("average", "cast", "chain", "convert", "inspect", "relocate", "rename", "sanitize"),
+    ("chain",),
+    ("any_source",),
+    ("average", "cast", "convert", "inspect", "relocate", "rename", "sanitize"),
     ("select", "set_metadata", "slim", "target", "undo"),
-    ("diff", "extract", "repair"),
+    ("deploy", "diff", "extract", "repair"),
     ("match",),
     ("digest", "doctor", "merge", "stats"),
     ("fix", "histogram", "listing", "verdict"),
@@ -477,7 +479,7 @@ OPENED = {
     "io/remote/fsspec_store.py": "creates an output in a store",
     "io/durable.py": "creates the copy of what is replaced, and syncs folders",
     "io/inplace/disk.py": "opens what is edited in place, and creates its journal",
-    "ops/repair/layers.py": "creates a file for what it unpacks",
+    "ops/layers.py": "creates a file for what it unpacks",
     "ops/target/targets.py": "a JSON of names and shapes: text",
     "cli/shared/common.py": "an error message: text",
     "cli/fleet/plan.py": "a list of names: text",

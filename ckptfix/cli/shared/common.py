@@ -274,6 +274,8 @@ def _name_of(verb: str, options: Mapping[str, Any]) -> _Name:
     word = COMMANDS[verb].output_word
     if "to" not in options or (verb != "convert" and options["to"] is None):
         return _Name(word)
+    if options["to"] is None and any(options.get(name) for name in ("dtype", "unwrap", "strip_prefix", "keep", "drop")):
+        return _Name(word)
     if options["to"] is None:
         raise click.UsageError("OUT is required unless you use --to.")
     format = named_format(options["to"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckptfix.cli.shared.common import Written, writes
-from ckptfix.cli.shared.options import allow_unmatched_option, at_option
+from ckptfix.cli.shared.options import allow_unmatched_option, at_option, in_place_option
 from ckptfix.ops import select
 from ckptfix.ops.writing import WriteOptions
 
@@ -18,10 +18,11 @@ from ckptfix.ops.writing import WriteOptions
     click.Option(["--drop"], metavar="GLOB", multiple=True, help="Leave out the tensors whose keys match."),
     allow_unmatched_option(),
     at_option(),
+    in_place_option(),
 )
 def command(
     source: str,
-    dest: str,
+    dest: str | None,
     how: WriteOptions,
     *,
     keep: tuple[str, ...],

@@ -181,7 +181,10 @@ def plan_edit(checkpoint: Checkpoint, edits: Sequence[Edit], dest: str) -> Plan:
 
 
 def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Plan:
-    """Plan an in-place edit (`Format.in_place`): the new pickle and a new directory are appended after the old ones."""
+    """Plan an in-place edit (`Format.in_place`): the new pickle and a new directory are appended after the old ones.
+
+    Records that the edit leaves out stay, and nothing refers to them.
+    """
     (file,) = plan.files
     if unchanged(file):
         return plan
@@ -191,7 +194,7 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
 
     with open_source(PlannedFile(file)) as reader:
         planned, pickle = _open(reader, read_directory(reader), [])
-    if _others(planned) != _others(archive):
+    if not set(_others(planned)) <= set(_others(archive)):
         raise data_moves(file.path)
     with open_source(checkpoint.path) as reader:
         segments = append_record(reader, archive.directory, archive.pickle, pickle)
@@ -199,8 +202,9 @@ def in_place(checkpoint: Checkpoint, plan: Plan, block: Callable[[], int]) -> Pl
 
 
 def _others(archive: ZipCheckpoint) -> list[tuple[str, int, int]]:
-    """Return the records besides the pickle, as (name, bytes, checksum)."""
-    return [(row.name, row.size, row.crc32) for row in archive.directory.records if row.name != archive.pickle.name]
+    """Return the records besides the pickle, as (name below the root, bytes, checksum)."""
+    rows = (row for row in archive.directory.records if row.name != archive.pickle.name)
+    return [(row.name.removeprefix(f"{archive.root}/"), row.size, row.crc32) for row in rows]
 
 
 def refuse_disputed(checkpoint: Checkpoint) -> None:

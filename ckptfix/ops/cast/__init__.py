@@ -24,6 +24,7 @@ from ckptfix.io.read import Progress
 from ckptfix.names import typed
 from ckptfix.names.globs import Globs
 from ckptfix.ops import choose, quantized
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything, holders, listed
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, copy_note, plan_edits
@@ -416,6 +417,7 @@ def _scaled(checkpoint: Checkpoint, dest: str, casts: Casts, scale: ScaleFor, *,
 
 
 @checks_types
+@takes_any_source()
 def cast(
     source: StrPath,
     dest: StrPath,
@@ -456,7 +458,6 @@ def cast(
         raise Refused(f"on_overflow must be 'count' or 'error', not {on_overflow!r}")
     if scale is not None and dtype_of(to) != "float8_e4m3fn":
         raise Refused(f"scales are for float8_e4m3fn, not {dtype_of(to)}", hint="--to float8_e4m3fn")
-    casts: list[Casts] = []
 
     def make(checkpoint: Checkpoint, dest: str) -> Draft[CastResult]:
         strict = on_overflow == "error" and scale is None
@@ -466,7 +467,6 @@ def cast(
         )
         if scale is not None:
             return _scaled(checkpoint, dest, done, scale, named=bool(only))
-        casts.append(done)
         name = dtype_of(to)
         dtypes = dict.fromkeys(done.old.values())
         line = f"cast {plural(len(done.puts), 'tensor')} to {name} (from {', '.join(dtypes)})"
@@ -476,7 +476,9 @@ def cast(
         if done.kept:
             lines.append(f"unchanged: {some(list(done.kept))}")
         return Draft(
-            result=partial(CastResult, to=name, cast=done.old, kept=done.kept),
+            result=partial(
+                CastResult, to=name, cast=done.old, kept=done.kept, finish=partial(_counted, done.tallies, name)
+            ),
             format=checkpoint.format,
             plan=plan_edits(checkpoint, done.edits, dest),
             promise=replace(everything(checkpoint), puts=done.puts),
@@ -485,11 +487,16 @@ def cast(
         )
 
     how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
-    result = carry_out(source, dest, make, how)
-    tallies = casts[-1].tallies.of() if casts else {}
+    return carry_out(source, dest, make, how)
+
+
+def _counted(counts: Tallies, to: str, result: Result) -> Result:
+    """Add the elements that left the range of the dtype `to`, which are known once they are computed."""
+    tallies = counts.of()
     if not tallies:
         return result
     under = sum(row.underflow for row in tallies.values())
     lines = [f"underflow: {plural(under, 'element')} became zero"] if under else []
-    findings = overflow_findings(tallies, result.to)
-    return replace(result, rounded=tallies, lines=(*result.lines, *lines), findings=(*result.findings, *findings))
+    findings = overflow_findings(tallies, to)
+    result = replace(result, lines=(*result.lines, *lines), findings=(*result.findings, *findings))
+    return replace(result, rounded=tallies) if isinstance(result, CastResult) else result

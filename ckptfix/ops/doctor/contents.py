@@ -29,6 +29,7 @@ from ckptfix.words import plural, some
 WASTE = 4096
 """Least number of unused bytes of a storage that is reported, if they are also a tenth of it."""
 
+_LIGHTNING_VERSION = "pytorch-lightning_version"
 _LIGHTNING = ("hyper_parameters", "global_step", "callbacks", "lr_schedulers", "hparams_name")
 """Keys that, beside ``state_dict``, make a file look like one of Lightning's (checkpoint_connector.py)."""
 
@@ -159,9 +160,12 @@ def _of_values(checkpoint: Checkpoint, places: Iterable[str]) -> list[str]:
 def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
     tops = {entry.at.partition("/")[0] or entry.key for entry in checkpoint.entries if entry.at}
     found_at = [row.at for row in choose.meant(checkpoint)]
+    lightning = any(address == _LIGHTNING_VERSION for address, _ in checkpoint.values())
     for state in weights(checkpoint) if found_at != [""] else ():
         if state.at and state.weights and not {"_parameters", "_buffers"} & set(state.at.split("/")):
             message = f"the weights are at {state.at!r}, in a training checkpoint"
+            if lightning and (base := _base_of(checkpoint, state.at)):
+                message += f", and their keys begin with {base}; convert --strip-prefix {base} removes it"
             fix = step("extract", at=WHERE)
             yield found("training-checkpoint", message, where=state.at, fix=fix)
     yield from choose.remarks(checkpoint)
@@ -172,7 +176,7 @@ def _nesting(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield found("optimizer-state", message, where=optimizer[0].at)
     if "state_dict" in tops and states(checkpoint, "objects"):
         addresses = {address.partition("/")[0] for address, _ in checkpoint.values()} | tops
-        if "pytorch-lightning_version" not in addresses and addresses & set(_LIGHTNING):
+        if _LIGHTNING_VERSION not in addresses and addresses & set(_LIGHTNING):
             yield found("no-lightning-version")
 
 
@@ -194,6 +198,14 @@ def averaged_beside(made: AveragedKeys) -> str:
     writer = f" ({made.spelling.writer}{swapped})" if made.spelling.writer else ""
     count = f"{plural(len(made.pairs), 'tensor')} {'is' if len(made.pairs) == 1 else 'are'} kept twice for averaging"
     return f"{count}: {old} beside {new}{writer}{other}"
+
+
+def _base_of(checkpoint: Checkpoint, at: str) -> str | None:
+    """Return the attribute of a LightningModule that holds the model, with a dot, if it holds all weights at `at`."""
+    bases = {entry.key.partition(".")[0] for entry in checkpoint.entries_at(at) if "." in entry.key}
+    plain = any("." not in entry.key for entry in checkpoint.entries_at(at))
+    base = next(iter(bases), "")
+    return f"{base}." if len(bases) == 1 and not plain and base != "module" else None
 
 
 def _by_address(checkpoint: Checkpoint) -> dict[str, list[TensorEntry]]:

@@ -29,7 +29,7 @@ from ckptfix.errors import (
 from ckptfix.findings import message_names
 from ckptfix.findings.contents import RESUMED, RESUMED_ELSEWHERE, RESUMED_IN_PART
 from ckptfix.findings.load_errors import LoadError
-from ckptfix.findings.remedies import chain, with_conversion
+from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Fix, Invocation, Value, step
 from ckptfix.findings.table import RANK, Remedy, errors_of, found, place_of, remedy_of
@@ -237,9 +237,6 @@ def _examined(
     form = checkpoint.format if checkpoint is not None else None
     kept = kept_suffix(name, form)
     remedies = [_remedy(finding, name, like, at=at, like_at=like_at, kept=kept) for finding in ordered]
-    if checkpoint is not None and not format_of(checkpoint).edits:
-        folder = format_of(checkpoint).folder
-        remedies = [with_conversion(row, name, folder=folder) for row in remedies]
     if any(finding.id in ("one-rank", "flat-parameters", "tensor-class") for finding in ordered):
         # Plain values of one rank would load, but are not a model, which needs the files of all ranks. Plain values of
         # a library's tensors are only their parts.

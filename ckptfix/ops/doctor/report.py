@@ -135,7 +135,7 @@ class Diagnosis:
         table = ("findings", ("severity", "finding", "where", "what", "fix"), rows)
         what = f"{self.path}: {self.title}" if self.path else self.title
         said = [self.sentence, self.survivors] if self.survivors else [self.sentence]
-        return html([what, *said, *advice, *self._commands()], [table])
+        return html([what, *said, *advice, *self._commands(verbose=True)], [table])
 
     def to_html(self, *, command: str | None = None) -> str:
         """Return a self-contained HTML page, as written by ``ckptfix doctor --html``.
@@ -276,7 +276,7 @@ class Diagnosis:
         said = self.sentence if first is None else f"{first.text(most)} [{first.id}]"
         lines = [ReportLine(kind, printable(said))]
         lines += [ReportLine("text", self.survivors)] if self.survivors else []
-        lines += self._remedy_lines()
+        lines += self._remedy_lines(verbose=verbose)
         if self.run is not None:
             lines += [ReportLine("text", ""), *(ReportLine("command", row) for row in self.run.table())]
         if self.message is not None and self.path:
@@ -295,20 +295,21 @@ class Diagnosis:
             checked = f"{checked} -v lists {hidden:,} more {noun}, and where each is.".strip()
         return lines + ([ReportLine("text", ""), ReportLine("text", checked)] if checked else [])
 
-    def _remedy_lines(self) -> list[ReportLine]:
-        """Return the advice about the cause, and the commands for all findings."""
+    def _remedy_lines(self, *, verbose: bool) -> list[ReportLine]:
+        """Return the advice about the cause, and the command for all findings; with `verbose`, its steps too."""
         lines = [] if self.advice is None else [ReportLine("text", f"Try: {printable(self.advice)}")]
-        lines += [ReportLine("command", line) for line in self._commands()]
+        lines += [ReportLine("command", line) for line in self._commands(verbose=verbose)]
         if not lines and self.cause is not None and self.cause.severity == "error":
             lines.append(ReportLine("text", "No automatic fix."))
         return lines
 
-    def _commands(self) -> list[str]:
-        """Return the command that fixes all, followed by its steps where there are several."""
+    def _commands(self, *, verbose: bool) -> list[str]:
+        """Return the command that fixes all; with `verbose`, it is followed by its steps where there are several."""
         first, *more = [shell_line(words) for words in self.fixes] or [""]
         if not more or self.fix is None:
             return [f"Fix: {first}", *(f"Then: {line}" for line in more)] if first else []
-        return [f"Fix: {shell_line(self.fix)}", f"Or: {first}", *(f"Then: {line}" for line in more)]
+        steps = [f"Or: {first}", *(f"Then: {line}" for line in more)] if verbose else []
+        return [f"Fix: {shell_line(self.fix)}", *steps]
 
     def _message_lines(self, message: ErrorMessage) -> list[ReportLine]:
         if message.explained:

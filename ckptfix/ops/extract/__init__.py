@@ -22,6 +22,7 @@ from ckptfix.formats.torch.weights import Weights
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as
+from ckptfix.ops.any_source import every_format, takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.averages import is_average
 from ckptfix.ops.candidates import candidates
@@ -215,6 +216,7 @@ class ExtractResult(Result):
 
 
 @checks_types
+@takes_any_source(takes=every_format, converts=True)
 def extract(
     source: StrPath,
     dest: StrPath,

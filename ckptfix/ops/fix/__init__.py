@@ -10,11 +10,13 @@ from typing import Any
 
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
+from ckptfix.command_table import COMMANDS
 from ckptfix.commands import command
-from ckptfix.errors import Refused, StrPath
+from ckptfix.errors import Refused, StrPath, Unsupported
 from ckptfix.findings.steps import Invocation, Step, step
 from ckptfix.formats.folders.companions import Beside, beside
-from ckptfix.formats.target import of_suffix
+from ckptfix.formats.in_place import A_COPY
+from ckptfix.formats.target import of_suffix, suits
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.ops.audit.promise import Account, Promise
@@ -22,8 +24,9 @@ from ckptfix.ops.chain import Chain, Done
 from ckptfix.ops.doctor import expected
 from ckptfix.ops.doctor.examine import examine
 from ckptfix.ops.doctor.report import Diagnosis
+from ckptfix.ops.inplace import refuse_far
 from ckptfix.ops.naming import named_beside
-from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out_file, copy_note, copy_of, existing
+from ckptfix.ops.writing import Draft, Result, WriteOptions, carry_out, carry_out_file, copy_note, copy_of, existing
 from ckptfix.pickles.collector import gc_paused
 from ckptfix.urls import as_path
 from ckptfix.words import plural
@@ -39,7 +42,7 @@ class FixResult(Result):
     steps: tuple[Done, ...] = ()
 
     def _details(self) -> dict[str, Any]:
-        return {"steps": [{"argv": list(done.command), "summary": list(done.lines)} for done in self.steps]}
+        return {"steps": [done.as_dict() for done in self.steps]}
 
 
 @checks_types
@@ -59,6 +62,7 @@ def fix(
     force: bool = False,
     keep_old: bool = False,
     dry_run: bool = False,
+    in_place: bool = False,
     progress: Progress | None = None,
 ) -> FixResult:
     """Write a checkpoint that ``torch.load(weights_only=True)`` accepts on a CPU, under plain keys.
@@ -73,6 +77,7 @@ def fix(
         drop_unexpected: leave out keys that `like` lacks; they are listed.
         error: the error message that the user saw. The commands that follow from its keys are carried out too, and
             without any command nothing is written.
+        in_place: change only the bytes of `source` that differ; `dest` is None then. `undo` reverts all steps at once.
 
     Returns:
         The commands that were carried out. A file without faults yields an identical copy. Errors of other files of its
@@ -80,11 +85,14 @@ def fix(
 
     Raises:
         Refused: something is wrong that no command fixes; message and hint describe it, and nothing was written.
+        Unsupported: with `in_place`, the steps change tensor data, or the format.
         CkptfixError: as the commands.
     """
     path = formats.located(existing(source))
     diagnose = partial(examine, like=expected(like, like_at, allow_import=allow_import), at=at, like_at=like_at)
-    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, in_place=in_place, progress=progress)
+    if in_place:
+        refuse_far(path)
     with Chain(path, dest, dry_run=dry_run) as chain:
         first = diagnosis = diagnose(source, error=error, progress=_unfinished(progress))
         solved = first.message is not None and first.message.solved
@@ -104,12 +112,23 @@ def fix(
                 break
         if first.message is not None and not chain.steps:
             raise Refused(first.sentence, path=path, hint=first.advice)
+        if other := _named(chain, diagnosis, dest):
+            (conversion,) = step("convert", to=other)
+            chain.carry_out([Invocation(conversion, path, named_beside(path, other))])
         # An intermediate folder was not examined again, so the commands proposed for it count as its fix.
         try:
             _refuse(diagnosis, path, chain.steps, helped=not chain.is_one_file)
         except Refused as error:
             raise next(iter(chain.refused), error) from None
         chain.leave(first.beside)
+        if in_place:
+            anew = [done.command[1] for done in chain.steps if not COMMANDS[done.command[1]].in_place]
+            made = None if chain.format is None else formats.FORMATS[chain.format]
+            if anew or (made is not None and made is not formats.detect(path)):
+                # What such a step takes out, a file that is edited in place would still hold.
+                what = ", ".join(anew or [done.command[1] for done in chain.steps])
+                raise Unsupported(f"not in place: {what} writes the file anew", path=path, hint=A_COPY)
+            return carry_out(path, dest, lambda checkpoint, name: _draft(chain, checkpoint.path, name), how)
         around = _around(source, path, dest) if chain.is_one_file else None
         if around is not None:
             name = dest if dest is not None else named_beside(source, "fixed", folder=True)
@@ -148,6 +167,14 @@ def _one_file(diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
         return None
     named = None if dest is None else of_suffix(os.fspath(dest))
     return named or (None if format.edits else "zip")
+
+
+def _named(chain: Chain, diagnosis: Diagnosis, dest: StrPath | None) -> str | None:
+    """Return the format that the name of the output demands, if what was made so far has another one."""
+    made = chain.format or diagnosis.format
+    if dest is None or made is None or not chain.is_one_file:
+        return None
+    return None if suits(os.fspath(dest), made) else of_suffix(os.fspath(dest))
 
 
 CONFIGS = ("adapter_config.json", "config.json")

@@ -23,6 +23,7 @@ from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.rulefile import TensorRule
 from ckptfix.names.rules import NameRule
 from ckptfix.names.slots import Slot
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.choose import refuse_damaged
 from ckptfix.ops.match import plan as match_plan
@@ -86,6 +87,7 @@ class MatchProposal:
 @takes_model
 @gc_paused
 @shares_open_files()
+@takes_any_source()
 def match(
     source: StrPath,
     dest: StrPath | None,

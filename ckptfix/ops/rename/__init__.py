@@ -12,6 +12,7 @@ from ckptfix.checkpoint import Checkpoint, address
 from ckptfix.errors import Refused, StrPath
 from ckptfix.io.read import Progress
 from ckptfix.names.rulefile import read
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.rename import sites
 from ckptfix.ops.rename.sites import NameChange
@@ -34,6 +35,7 @@ class RenameResult(Result):
 
 
 @checks_types
+@takes_any_source()
 def strip_module(
     source: StrPath,
     dest: StrPath | None = None,
@@ -77,6 +79,7 @@ def strip_module(
 
 
 @checks_types
+@takes_any_source()
 def add_module(
     source: StrPath,
     dest: StrPath | None = None,
@@ -101,6 +104,7 @@ def add_module(
 
 
 @checks_types
+@takes_any_source()
 def unwrap(
     source: StrPath,
     dest: StrPath | None = None,
@@ -124,6 +128,7 @@ def unwrap(
 
 
 @checks_types
+@takes_any_source()
 def rename(
     source: StrPath,
     dest: StrPath | None = None,

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from tempfile import mkdtemp
 from typing import Any
-from weakref import finalize
 
 from ckptfix import formats
 from ckptfix.arguments import Model, checks_types, takes_model
 from ckptfix.checkpoint import Plan
-from ckptfix.errors import Refused, StrPath, WriteFailed, about, file_name
-from ckptfix.io.output import SCRATCH
+from ckptfix.errors import Refused, StrPath, about, file_name
+from ckptfix.formats.base import Format
 from ckptfix.io.read import Progress
 from ckptfix.io.source import found_as, shares_open_files
 from ckptfix.names.groups import collapse, shown
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import Promise
 from ckptfix.ops.hazards import is_harmless
+from ckptfix.ops.layers import ScratchFolder
 from ckptfix.ops.repair.clean import listed
 from ckptfix.ops.repair.fill import Fill
 from ckptfix.ops.repair.open import repair as planned
@@ -68,10 +67,16 @@ class RepairResult(Result):
         return {"kept": list(self.kept), "nbytes_kept": self.nbytes_kept, "losses": rows}
 
 
+def _takes(format: Format, target: Format) -> bool:
+    """Return whether the repair itself makes a `target` of `format`: of a format that is only read, a torch file."""
+    return format is target or (not format.edits and "objects" in target.states)
+
+
 @checks_types
 @takes_model
 @gc_paused
 @shares_open_files()
+@takes_any_source(takes=_takes, first=True, unpacks=True)
 def repair(
     source: StrPath,
     dest: StrPath | None,
@@ -122,11 +127,11 @@ def repair(
         inputs.append(as_path(source).parent)
     with ExitStack() as stack:
 
-        def look(path: str, near: str) -> tuple[Repair, Callable[[], _Folder]]:
+        def look(path: str, near: str) -> tuple[Repair, Callable[[], ScratchFolder]]:
             donor = formats.open_checkpoint(fill_from) if fill_from is not None else None
             side = targets.read(target, allow_import=allow_import) if target is not None else None
             near = os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH120
-            folder = cache(lambda: _Folder(near, stack))
+            folder = cache(lambda: ScratchFolder(near, stack))
             with about(path):
                 return planned(path, lambda: folder().path, fill=fill, donor=donor, like=side), folder
 
@@ -145,20 +150,6 @@ def repair(
             # The plan points to the unpacked files, so they are kept as long as the plan.
             stack.pop_all()
     return result
-
-
-class _Folder:
-    """A folder for unpacked files, beside the output, where there is enough space.
-
-    It is removed with `stack`; once `stack` has released it, it is removed when nothing refers to it any more.
-    """
-
-    def __init__(self, near: str, stack: ExitStack) -> None:
-        try:
-            self.path = mkdtemp(prefix=SCRATCH, dir=near)
-        except OSError as error:
-            raise WriteFailed(error.strerror or str(error), path=near) from None
-        stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))
 
 
 def _draft(found: Repair, plan: Plan, *, written: bool) -> Draft[RepairResult]:

@@ -21,9 +21,9 @@ from ckptfix.formats.torch.common import pickled_object
 from ckptfix.io.read import read_from
 from ckptfix.io.source import found_as, mark, open_source
 from ckptfix.ops import rank_shards
+from ckptfix.ops.layers import Folder, unwrap
 from ckptfix.ops.repair.dcp import repair_dcp
 from ckptfix.ops.repair.fill import Fill
-from ckptfix.ops.repair.layers import Folder, unwrap
 from ckptfix.ops.repair.lost_pickle import repair_raw
 from ckptfix.ops.repair.rank_files import repair_joined
 from ckptfix.ops.repair.remains import IntactStorage, Wreck, read_folder, read_legacy, read_zip

@@ -25,15 +25,13 @@ from ckptfix.formats.torch.zip_layout import MAX_PICKLE
 from ckptfix.io.layers import MAX_RATIO
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import open_source
+from ckptfix.ops.layers import is_noise
 from ckptfix.pickles import Graph, parse
 from ckptfix.urls import as_path, walk_folder
 from ckptfix.zips.rebuild import Damaged, Rebuilt, RebuiltArchive, Salvaged
 
 STANDARD = re.compile(r"data\.pkl|data/[^/]+|byteorder|version|\.format_version|\.storage_alignment|\.data/.*")
 """Records below the root that torch writes itself."""
-
-_NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\.ini)")
-"""Files that operating systems add to archives and folders by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +76,6 @@ class Wreck:
 
     def note(self, name: str, message: str, *, warns: bool = False, offset: int | None = None) -> None:
         self.notes.append(found(name, message, offset=offset, severity="warning" if warns else "info"))
-
-
-def is_noise(name: str) -> bool:
-    """Return whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
-    return _NOISE.fullmatch(name) is not None
 
 
 def storage_sizes(graph: Graph) -> dict[str, int]:

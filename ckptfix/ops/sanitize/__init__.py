@@ -18,7 +18,7 @@ from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import Step
 from ckptfix.findings.table import found
 from ckptfix.formats import format_of
-from ckptfix.formats.base import TORCH_SUFFIXES, ByFile, file_by_file
+from ckptfix.formats.base import TORCH_SUFFIXES, ByFile, Format, file_by_file
 from ckptfix.formats.torch import failing_calls, versions, weights_only
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
@@ -29,6 +29,7 @@ from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.formats.torch.weights_only import accepted
 from ckptfix.io.read import Progress
 from ckptfix.ops import choose, tensor_classes
+from ckptfix.ops.any_source import takes_any_source
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.candidates import candidates, whole_module
 from ckptfix.ops.choose import refuse_damaged
@@ -97,6 +98,9 @@ def plan_sanitized(
             that the version does not support.
         KeyConflict: two keys would become one.
     """
+    if maybe_pickled_object(checkpoint) is None and torch is None and keep_only is None:
+        refuse_damaged(checkpoint)
+        return Sanitized(copy_of(checkpoint, dest), checkpoint.format, identical=True)
     if maybe_pickled_object(checkpoint) is None:
         message = f"a {checkpoint.format} file holds only tensors and text; there is nothing to sanitize"
         raise Unsupported(message, path=checkpoint.path)
@@ -316,7 +320,8 @@ def _nothing_left(checkpoint: Checkpoint, report: ConversionReport) -> Refused:
     why = report.losses[-1].why if report.losses else "it is not a plain value"
     hint = command("extract", checkpoint.path, "OUT") if why == EXTRACT else INSPECT
     message = f"nothing would be left of {name or 'the object'}: {f'it is {WHOLE_MODULE}' if why == EXTRACT else why}"
-    return Refused(message, path=checkpoint.path, hint=hint)
+    error = Refused(message, path=checkpoint.path, hint=hint)
+    return error.because_of_module() if why == EXTRACT else error
 
 
 def _refuse_unclean(checkpoint: Checkpoint, pickle: bytes) -> Graph:
@@ -362,7 +367,13 @@ class SanitizeResult(Result):
         return {"changes": rows, "dropped": dropped}
 
 
+def _takes(format: Format, target: Format) -> bool:
+    """Return whether sanitizing itself makes a `target` of `format`: of any object a torch file."""
+    return format is target or ("objects" in format.states and "objects" in target.states)
+
+
 @checks_types
+@takes_any_source(takes=_takes, first=True)
 def sanitize(
     source: StrPath,
     dest: StrPath,

@@ -15,13 +15,14 @@ from ckptfix.checkpoint.tree import Item, ListValue, MapValue, ObjectValue, Valu
 from ckptfix.commands import command
 from ckptfix.errors import BadPickle, Refused, StrPath, Unsupported
 from ckptfix.formats import detect, format_of
-from ckptfix.formats.base import ByFile, file_by_file
+from ckptfix.formats.base import ByFile, Format, file_by_file
 from ckptfix.formats.torch.common import maybe_pickled_object, pickled_object
 from ckptfix.formats.torch.packed import PackedStorage, find_used, plan_with, units_of
 from ckptfix.formats.torch.tensors import BadTensor
 from ckptfix.io.checksums import digest
 from ckptfix.io.read import Progress, read_chunks
 from ckptfix.names import kinds
+from ckptfix.ops.any_source import edits, takes_any_source
 from ckptfix.ops.audit.output import storages as storages_of
 from ckptfix.ops.audit.promise import everything
 from ckptfix.ops.choose import refuse_damaged
@@ -270,7 +271,14 @@ class SlimResult(Result):
         }
 
 
+def _takes(format: Format, target: Format) -> bool:
+    """Return whether slimming itself makes a `target` of `format`: a folder of one object becomes a torch file."""
+    own = format.folder and format.edits_each_file is None and "objects" in target.states
+    return own or edits(format, target)
+
+
 @checks_types
+@takes_any_source(takes=_takes)
 def slim(
     source: StrPath,
     dest: StrPath,

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptfix
-from ckptfix.findings.remedies import chain, with_conversion
+from ckptfix.findings.remedies import chain
 from ckptfix.findings.row import Finding
 from ckptfix.findings.steps import step
 from ckptfix.findings.table import Remedy, found, remedy_of
@@ -83,22 +83,13 @@ def test_a_severity_and_its_advice_stay_with_their_findings() -> None:
     ]  # fmt: skip
 
 
-def test_a_format_that_is_only_read_is_converted_before_it_is_edited(tmp_path: Path) -> None:
-    path = tmp_path / "plain.pkl"
-    finding = found("wrapped-names", fix=step("strip-module"))
-    row = with_conversion(remedy_of(finding, str(path), at="model"), str(path), folder=False)
-    middle = str(tmp_path / "plain.zip.pth")
-    assert row.commands == (
-        ("ckptfix", "convert", str(path), middle, "--to", "zip"),
-        ("ckptfix", "strip-module", middle, str(tmp_path / "plain.zip.stripped.pth"), "--at", "model"),
-    )
-    assert with_conversion(row, str(path), folder=False) == row
-    taken = remedy_of(found("whole-module"), str(path))
-    assert with_conversion(taken, str(path), folder=False) == taken
-    assert "--at" not in with_conversion(remedy_of(finding, str(path), at="model"), str(path), folder=True).commands[1]
-    tags = found("device-tags")
-    both = [(finding, row), (tags, with_conversion(remedy_of(tags, str(path)), str(path), folder=False))]
-    assert [line.step.command for line in chain(str(path), both)] == ["convert", "strip-module", "to-cpu"]
+def test_a_conversion_of_a_format_that_is_only_read_is_left_to_the_edits(tmp_path: Path) -> None:
+    path = str(tmp_path / "plain.pkl")
+    rows = [(row, remedy_of(row, path)) for row in (found("plain-pickle", fix=step("convert", to="zip")),)]
+    assert [line.step.command for line in chain(path, rows)] == ["convert"]
+    finding, tags = found("wrapped-names", fix=step("strip-module")), found("device-tags")
+    rows += [(row, remedy_of(row, path)) for row in (finding, tags)]
+    assert [line.step.command for line in chain(path, rows)] == ["strip-module", "to-cpu"]
 
 
 def test_the_fix_of_each_finding_is_one_that_works(tmp_path: Path) -> None:
@@ -108,8 +99,8 @@ def test_the_fix_of_each_finding_is_one_that_works(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps({"module.a.weight": torch.ones(2)}))
     done = ckptfix.doctor(path)
     row = next(row for finding, row in zip(done.findings, done.remedies, strict=True) if finding.id == "wrapped-names")
-    assert [line[1] for line in row.commands] == ["convert", "strip-module"]
-    assert [line[1] for line in done.fixes] == ["convert", "strip-module"]
+    assert [line[1] for line in row.commands] == ["strip-module"]
+    assert [line[1] for line in done.fixes] == ["strip-module"]
 
 
 def test_ties_of_equal_keys_are_named_by_their_addresses(tmp_path: Path) -> None:

@@ -382,7 +382,7 @@ def test_archives_of_several_checkpoints_are_refused(good: Path, tmp_path: Path)
 
 
 def test_what_unfolds_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptfix.ops.repair.layers.MAX_UNPACKED", 1 << 16)
+    monkeypatch.setattr("ckptfix.ops.layers.MAX_UNPACKED", 1 << 16)
     path = written(tmp_path / "in.pth", gzip.compress(b"\0" * (1 << 24)))
     with pytest.raises(Unsupported, match="unfold"):
         repair.repair(path, tmp_path / "out.pth")

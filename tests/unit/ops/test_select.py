@@ -121,7 +121,7 @@ def test_nothing_left_no_glob_and_a_glob_that_matches_nothing(tmp_path: Path) ->
     assert [(row.id, row.where) for row in done.findings] == [("unused-rule", "A")]
 
 
-def test_a_whole_module_is_refused(tmp_path: Path) -> None:
+def test_of_a_whole_module_it_is_the_state_dict(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "in.pth")
-    with pytest.raises(Refused, match="a whole pickled module"):
-        ckptfix.select(tmp_path / "in.pth", tmp_path / "out.pth", drop=["bias"])
+    ckptfix.select(tmp_path / "in.pth", tmp_path / "out.pth", drop=["bias"])
+    assert list(torch.load(tmp_path / "out.pth", weights_only=True)) == ["weight"]

@@ -229,10 +229,10 @@ def test_a_folder_is_replaced_when_asked(tmp_path: Path) -> None:
     assert len(dry.plan.files) == 4 and not (tmp_path / "dry").exists()
 
 
-def test_a_suffix_of_one_file_is_refused(tmp_path: Path) -> None:
+def test_a_suffix_of_one_file_makes_one(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", parted(state(2), 2))
-    with pytest.raises(CkptfixError, match="suffix suggests"):
-        ckptfix.add_module(folder, tmp_path / "out.safetensors")
+    ckptfix.add_module(folder, tmp_path / "out.safetensors")
+    assert same(load_file(tmp_path / "out.safetensors"), state(2, "module."))
 
 
 def test_it_is_loaded_into_a_model(tmp_path: Path, kind: str) -> None:

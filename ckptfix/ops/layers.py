@@ -6,23 +6,31 @@ The inner file is written to a folder that the caller gives, and deletes.
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from contextlib import ExitStack
+from tempfile import mkdtemp
+from typing import NamedTuple, cast
+from weakref import finalize
 
 from ckptfix.checkpoint import ByteRange
 from ckptfix.errors import Bomb, CkptfixError, DamagedFile, Unsupported, WriteFailed
 from ckptfix.findings.row import Finding, Severity
 from ckptfix.findings.table import found
+from ckptfix.formats import FORMATS
+from ckptfix.formats.foreign.archives import tar_members
 from ckptfix.formats.members import CHECKPOINTS
 from ckptfix.formats.safetensors import format as safetensors
+from ckptfix.formats.signs import is_tar_header
 from ckptfix.formats.torch import legacy as torch_legacy
 from ckptfix.formats.torch import zip as torch_zip
 from ckptfix.io.layers import MAX_RATIO, Packing, Unpacked, any_packing_of, packing_of
+from ckptfix.io.output import SCRATCH
 from ckptfix.io.read import read_chunks
 from ckptfix.io.source import BATCH, Source, open_source
 from ckptfix.io.system import named
-from ckptfix.ops.repair.remains import is_noise
 from ckptfix.urls import as_path
 from ckptfix.zips.read import DEFLATED, read_directory
 from ckptfix.zips.rebuild import RebuiltArchive
@@ -33,6 +41,16 @@ MAX_UNPACKED = 1 << 30
 """Bytes to which any file may unpack; a larger result may be at most `MAX_RATIO` times the packed size."""
 
 HEAD = 4096
+MAX_MEMBERS = 10_000
+"""Members of a tar that are looked at."""
+
+_NOISE = re.compile(r"(.*/)?(__MACOSX/.*|\._[^/]*|\.DS_Store|Thumbs\.db|desktop\.ini)")
+"""Files that operating systems add to archives and folders by themselves."""
+
+
+def is_noise(name: str) -> bool:
+    """Return whether a record or file is never part of a checkpoint: ``__MACOSX``, ``.DS_Store``."""
+    return _NOISE.fullmatch(name) is not None
 
 
 class Unwrapped(NamedTuple):
@@ -46,6 +64,20 @@ Folder = Callable[[], str]
 """Function that returns the folder for new files; called only when there is one to write."""
 
 
+class ScratchFolder:
+    """A folder for unpacked files, beside the output, where there is enough space.
+
+    It is removed with `stack`; once `stack` has released it, it is removed when nothing refers to it any more.
+    """
+
+    def __init__(self, near: str, stack: ExitStack) -> None:
+        try:
+            self.path = mkdtemp(prefix=SCRATCH, dir=near)
+        except OSError as error:
+            raise WriteFailed(error.strerror or str(error), path=near) from None
+        stack.callback(finalize(self, shutil.rmtree, self.path, ignore_errors=True))
+
+
 def unwrap(path: str, folder: Folder) -> Unwrapped:
     """Remove every layer around the checkpoint in `path`; new files are written to `folder()`.
 
@@ -55,7 +87,7 @@ def unwrap(path: str, folder: Folder) -> Unwrapped:
     """
     notes: list[Finding] = []
     for depth in range(MAX_LAYERS + 1):
-        for layer in (_packed, _line_ends, _zip_in_zip):
+        for layer in (_packed, _line_ends, _zip_in_zip, _tar):
             found = layer(path, lambda depth=depth: os.fspath(as_path(folder(), f"layer{depth}")))  # type: ignore[misc]
             if found is not None:
                 path, note = found
@@ -172,6 +204,25 @@ def _zip_in_zip(path: str, place: Folder) -> Layer | None:
     state = "" if whole is not None else ", which is damaged"
     severity: Severity = "info" if whole else "warning"
     return dest, found("zip-in-zip", f"it is inside a second zip{state}", where=local.name, severity=severity)
+
+
+def _tar(path: str, place: Folder) -> Layer | None:
+    """Extract the only checkpoint of a tar that is not a checkpoint itself."""
+    with open_source(path) as reader:
+        head = reader.read(0, min(HEAD, reader.size))
+        if len(head) < 512 or not is_tar_header(head[:512]):
+            return None
+        if any(format.score(path, head, reader.size) for format in FORMATS.of(folder=False)):
+            return None
+        rows = [row for row in tar_members(reader, MAX_MEMBERS) if row[2] > 0 and not is_noise(row[0])]
+        likely = [row for row in rows if row[0].lower().endswith(CHECKPOINTS)]
+        if len(likely) != 1:
+            return None
+        name, offset, length = likely[0]
+        dest = _write(place(), read_chunks(ByteRange(path, offset, min(length, reader.size - offset))), reader.size)
+        whole = offset + length <= reader.size
+    state, severity = ("", "info") if whole else (", which is damaged", "warning")
+    return dest, found("other-archive", f"it is inside a tar{state}", where=name, severity=cast("Severity", severity))
 
 
 def _sole_checkpoint(reader: Source) -> ScannedHeader | None:

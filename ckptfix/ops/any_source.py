@@ -1,0 +1,521 @@
+"""Commands on every source that is read: what they edit in, and the conversions before and after them.
+
+A command edits the format that it reads. A source in a format that is only read, or an output whose suffix belongs to
+another format, takes one conversion before the command, or one after it, or both. Each works on the plan of the one
+before it (`chain`), so the bytes are copied once. A packed file, such as gzip, is unpacked to a folder beside the
+output, because the bytes of its tensors are not ranges of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, partial, wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+from ckptfix import formats
+from ckptfix.checkpoint import Checkpoint, FileVersion, OutputFile, Plan
+from ckptfix.commands import command
+from ckptfix.errors import CkptfixError, Refused, StrPath, UnknownFormat, about, file_name
+from ckptfix.formats import FORMATS
+from ckptfix.formats.base import PACKED, TORCH_SUFFIXES, Format
+from ckptfix.formats.signs import ZIP, Beginning
+from ckptfix.formats.target import named_format, of_suffix, suits
+from ckptfix.io.source import mark, open_source, shares_open_files
+from ckptfix.ops import choose
+from ckptfix.ops.audit.promise import Account, Promise
+from ckptfix.ops.chain import Chain, function_of
+from ckptfix.ops.writing import (
+    LEFT_BEHIND,
+    Draft,
+    Result,
+    WriteOptions,
+    carry_out_file,
+    copy_note,
+    existing,
+    refuse_destination,
+)
+from ckptfix.pickles.collector import gc_paused
+from ckptfix.urls import Virtual, is_url
+from ckptfix.words import plural, some
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=Result)
+
+
+class PlannedCommand(NamedTuple):
+    """A command between the conversions.
+
+    Attributes:
+        words: its name and options, for the list of steps.
+        function: called with the input, the output, its options, and ``dry_run=True``.
+        options: its keywords.
+    """
+
+    words: tuple[str, ...]
+    function: Callable[..., Result]
+    options: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A source as it is read.
+
+    Attributes:
+        path: the file or folder that is read; for a packed source, what was unpacked from it.
+        format: its format.
+        packed: how it was packed, such as ``"it is packed with gzip"``, outermost first.
+        read: the packed file as it was before; empty if it is not packed.
+        keeps: keeps the unpacked file as long as it is referred to.
+    """
+
+    path: str
+    format: Format
+    packed: tuple[str, ...] = ()
+    read: tuple[FileVersion, ...] = ()
+    keeps: tuple[object, ...] = ()
+
+
+def opened(path: str, near: str, stack: ExitStack) -> Opened:
+    """Return the source at `path`, unpacked to a folder beside `near` if it is packed as a whole.
+
+    Args:
+        stack: removes the folder.
+
+    Raises:
+        UnknownFormat: it is not a checkpoint, packed or not.
+        Refused: it is packed, and damaged.
+    """
+    try:
+        format = formats.detect(path)
+        if _lacks_object(path, format):
+            # Its format is that of every zip; reading it says what it is instead.
+            formats.open_as(path, format)
+        return Opened(path, format)
+    except UnknownFormat as error:
+        # Few sources are packed, and other commands start faster without this import.
+        from ckptfix.ops.layers import ScratchFolder, unwrap
+
+        before = mark(path)
+        folder = cache(lambda: ScratchFolder(_beside(near), stack))
+        inner, notes = unwrap(path, lambda: folder().path)
+        if not notes:
+            raise
+        if any(note.severity != "info" for note in notes):
+            hint = f"`{command('repair', path, 'OUT')}` recovers what is intact"
+            raise Refused("; ".join(note.message for note in notes), path=path, hint=hint) from error
+        with about(path):
+            try:
+                format = formats.detect(inner)
+            except CkptfixError:
+                raise error from None
+        return Opened(inner, format, tuple(note.message for note in notes), (before,), (folder(),))
+
+
+def _lacks_object(path: str, format: Format) -> bool:
+    """Return whether this is a zip that is taken for a checkpoint, and has no pickle."""
+    if format.folder or not format.edits:
+        return False
+    with open_source(path) as reader:
+        seen = Beginning(path, reader.read(0, min(4, reader.size)), reader.size)
+        return seen.head == ZIP and not seen.has_record("data.pkl")
+
+
+def _beside(near: str) -> str:
+    return os.getcwd() if is_url(near) else os.path.dirname(os.path.abspath(near))  # noqa: PTH100, PTH109, PTH120
+
+
+def as_state_dict(path: str, near: str, at: str | None, stack: ExitStack) -> Checkpoint:
+    """Read a further input of a command; it is unpacked if it is packed, and of a whole module it is the state dict.
+
+    Args:
+        near, stack: as in `opened`.
+        at: address of the state dict that is meant.
+    """
+    found = opened(formats.located(existing(path)), near, stack)
+    stack.callback(lambda: found)  # what was unpacked lasts as long
+    checkpoint = formats.open_checkpoint(found.path)
+    try:
+        choose.mapping(checkpoint, at)
+    except Refused as error:
+        if error.of_module:
+            chain = stack.enter_context(Chain(found.path, None, dry_run=True))
+            options = {} if at is None else {"at": at}
+            extract = partial(function_of("extract"), to="legacy", **options)
+            chain.plan(("extract",), Virtual(f"{path}.pt"), extract)
+            return formats.open_checkpoint(chain.current)
+    return checkpoint
+
+
+def working_format(format: Format, target: Format) -> Format:
+    """Return the format in which commands work on a source that becomes `target`.
+
+    In a format with checksums they could not work on one another's output before it is written, unless the source has
+    that format and states the sums of its data.
+    """
+    if "objects" not in target.states:
+        return FORMATS["safetensors"]
+    if format.edits and not format.folder and (target is format or "checksums" not in format.states):
+        return format
+    return FORMATS["legacy" if "objects" in format.states else "safetensors"]
+
+
+@dataclass(slots=True)
+class _Run:
+    """The commands on one source: `operations`, with the conversions around them.
+
+    Attributes:
+        source: the name that the user gave.
+        dest: the output.
+        target: its format.
+        at: the one state dict that is meant.
+        conversion: further options of the conversion.
+        shaping: options of the conversion that writes `target`, such as a size of shards.
+        first: as in `carry_out`.
+        converts: the operation is a conversion itself.
+        module: the source is a whole module, whose state dict is extracted.
+        alone: the output holds only the state dict at `at`.
+        several: the files of all ranks, which the first conversion joins; `source` is the first of them.
+        names: the names of planned files.
+    """
+
+    source: StrPath
+    dest: str
+    opened: Opened
+    target: Format
+    operations: Sequence[PlannedCommand]
+    at: str | None
+    conversion: Mapping[str, Any]
+    shaping: Mapping[str, Any]
+    first: bool
+    converts: bool = False
+    module: bool = False
+    alone: bool = False
+    several: Sequence[StrPath] = ()
+    names: set[str] = field(default_factory=set)
+
+    def carried_out(self, chain: Chain) -> tuple[list[Result], list[Result]]:
+        """Plan everything; return the results of the operations, and those of the conversions."""
+        format, target = self.opened.format, self.target
+        working = working_format(format, target)
+        if self.converts or (self.first and not format.folder):
+            working = format
+        if self.converts and self.module:
+            working = working_format(format, target)
+        made: list[Result] = []
+        given = {} if self.at is None else {"at": self.at}
+        flattens = "objects" not in working.states or format.select_weights is not None
+        holds = "objects" in working.states
+        alone = self.at is not None and holds and (self.alone or (flattens and working is not format))
+        if self.module or alone:
+            made.append(self._converted(chain, "extract", working, given))
+            given = {}
+        elif working is not format or self.conversion or self.several:
+            options = {**(given if flattens else {}), **self.conversion}
+            shaping = self.shaping if working is target else {}
+            made.append(self._converted(chain, "convert", working, {**options, **shaping}))
+            given = {} if flattens else given
+        done: list[Result] = []
+        for one in self.operations:
+            dest = Virtual(self.dest) if self.converts else self._name(working)
+            options = {**one.options, **(given if "at" in one.options else {})}
+            if not given:
+                options.pop("at", None)
+            done.append(chain.plan(one.words, dest, partial(one.function, **options)))
+        if chain.format is None or FORMATS[chain.format] is not target:
+            made.append(self._converted(chain, "convert", target, dict(self.shaping)))
+        return done, made
+
+    def _converted(self, chain: Chain, verb: str, to: Format, options: Mapping[str, Any]) -> Result:
+        words = [verb, "--to", to.name]
+        for name, value in options.items():
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        function = partial(function_of(verb), to=to.name, **options)
+        if self.several and chain.format is None:
+            function = partial(_joining, function, self.several)
+        return chain.plan(words, self._name(to), function)
+
+    def _name(self, format: Format) -> Virtual:
+        """Return the name of an output of this format, like that of the last one."""
+        suffixes = format.suffixes or TORCH_SUFFIXES
+        name = Virtual(self.dest if suits(self.dest, format.name) else f"{self.dest}{suffixes[0]}")
+        self.names.add(name)
+        return name
+
+    @property
+    def what(self) -> str:
+        """The kind of the source, in words."""
+        title = self.opened.format.title
+        packed = ", ".join(note.removeprefix("it is ") for note in self.opened.packed)
+        return f"{f'a whole module ({title})' if self.module else title}{f', {packed}' if packed else ''}"
+
+    def line(self) -> str:
+        """Return a line that says what the source is, and what the output."""
+        return f"input: {self.what}; output: {self.target.title}"
+
+    def headline(self, account: Account | None) -> str:
+        """Return the first line of a conversion."""
+        count = 0 if account is None else account.written
+        return f"converted {plural(count, 'tensor')}: {self.what} -> {self.target.title}"
+
+    def along(self, plan: Plan) -> list[OutputFile]:
+        """Return the companion files that follow a folder into another folder."""
+        if not self.target.folder or not self.opened.format.folder or self.several:
+            return []
+        names = {file.path for file in plan.files}
+        checkpoint = formats.open_checkpoint(self.opened.path)
+        return [file for file in self.opened.format.companions(checkpoint, self.dest) if file.path not in names]
+
+
+def _joining(
+    function: Callable[..., Result], several: Sequence[StrPath], source: str, *rest: Any, **how: Any
+) -> Result:
+    """Call `function` with all files of a job instead of the first."""
+    return function(several, *rest, **how)
+
+
+Finish = Callable[[Chain, Sequence[Result], Sequence[Result]], Callable[..., R]]
+"""The type of a function that gets the chain, the results of the operations and those of the conversions, and returns
+what makes the result of the command from the fields of `Result`.
+"""
+
+
+@gc_paused
+@shares_open_files()
+def carry_out(
+    source: StrPath,
+    dest: StrPath,
+    operations: Sequence[PlannedCommand],
+    finish: Finish[R],
+    how: WriteOptions,
+    *,
+    to: str | None = None,
+    at: str | None = None,
+    conversion: Mapping[str, Any] | None = None,
+    shaping: Mapping[str, Any] | None = None,
+    refuse: Callable[[Format], None] | None = None,
+    first: bool = False,
+    converts: bool = False,
+    module: bool = False,
+    alone: bool = False,
+    several: Sequence[StrPath] = (),
+    headline: bool = False,
+) -> R:
+    """Carry out commands on a source in any format, and write the result once.
+
+    Args:
+        operations: in their order.
+        finish: makes the result.
+        to: format of the output; by default that of the suffix of `dest`, or else that of the source, or a torch zip.
+        at: address of the one state dict that is meant.
+        conversion: options of the first conversion.
+        shaping: options of the last one.
+        refuse: raises an error for a format of outputs that makes no sense.
+        first: the operations come before the conversions of a file, because they need its object.
+        converts: the operation is a conversion itself.
+        module: the source is a whole module, which the caller knows already.
+        alone: the output holds only the state dict at `at`.
+        several: the files of all ranks of a job; `source` is the first of them.
+        headline: the first line says what becomes what.
+
+    Raises:
+        CkptfixError: as the commands, and as `opened`.
+    """
+    name, path = os.fspath(dest), formats.located(existing(source))
+    stated = None if to is None else named_format(to)
+    folder = stated is not None and stated.folder
+    refuse_destination(dest, several or [source], how, folder=folder)
+    with ExitStack() as stack:
+        found = opened(path, name, stack)
+        if several:
+            marks = tuple(mark(file_name(one)) for one in several)
+            found = replace(found, format=FORMATS["ranks"], read=marks)
+        target = stated or target_of(found.format, name)
+        if refuse is not None:
+            with about(path):
+                refuse(target)
+        run = _Run(
+            *(source, name, found, target, operations, at, conversion or {}, shaping or {}),
+            first=first,
+            converts=converts,
+            module=module,
+            alone=alone,
+            several=several,
+        )
+        try:
+            try:
+                return _written(run, finish, how, path, headline=headline)
+            except Refused as error:
+                if run.module or not error.of_module:
+                    raise
+            run.module = True
+            return _written(run, finish, how, path, headline=headline)
+        except CkptfixError as error:
+            for name in (found.path, *sorted(run.names, key=len, reverse=True)):
+                # The names of planned files and of unpacked ones mean nothing to the user.
+                if error.hint and name not in (path, run.dest):
+                    error.hint = error.hint.replace(name, path)
+            raise
+        finally:
+            if how.dry_run:
+                # The plan points to the unpacked files, so they are kept as long as the plan.
+                stack.pop_all()
+
+
+def target_of(format: Format, dest: str) -> Format:
+    """Return the format of the output `dest` of a source in `format`."""
+    named = of_suffix(dest)
+    if format.edits and (named is None or suits(dest, format.name)):
+        return format
+    return FORMATS[named or "zip"]
+
+
+def _written(run: _Run, finish: Finish[R], how: WriteOptions, path: str, *, headline: bool) -> R:
+    with Chain(run.opened.path, run.dest, dry_run=how.dry_run) as chain, about(path):
+        done, made = run.carried_out(chain)
+        result = finish(chain, done, made)
+
+        def make(path: str, dest: str) -> Draft[R]:
+            plan = chain.plan_for(dest)
+            assert plan is not None and chain.format is not None
+            lines = [line.replace(copy_note(unchanged=True), "") for one in done for line in one.lines]
+            if run.converts and made:
+                lines = [line for line in lines if not line.startswith("nothing to do")]
+            noted = [line for one in made for line in one.lines[1:] if not line.startswith("--")]
+            if headline:
+                left = dict.fromkeys(where for one in (*done, *made) for where in one.left_out)
+                lines = [line for line in (*lines, *noted) if not line.startswith(LEFT_BEHIND)]
+                lines = [run.headline(chain.account), *lines]
+                lines += [f"{LEFT_BEHIND}{some(list(left))}"] if left else []
+            else:
+                lines = [*lines, run.line(), *noted]
+            along = run.along(plan)
+            return Draft(
+                result=partial(_with_account, result, chain),
+                format=chain.format,
+                plan=replace(plan, files=(*along, *plan.files), holds=(plan.holds, run.opened.keeps)),
+                promise=Promise(),
+                lines=lines,
+                findings=chain.findings,
+                exit_code=chain.exit_code,
+                read=run.opened.read or chain.read,
+            )
+
+        written = carry_out_file(run.source, run.dest, make, how, folder=run.target.folder)
+        # What a step unpacked is removed with the last plan that refers to it.
+        return replace(written, plan=replace(written.plan, holds=())) if written.written else written
+
+
+def _with_account(result: Callable[..., R], chain: Chain, *, account: Account, **fields: Any) -> R:
+    # Each command has counted the tensors already.
+    return result(account=chain.account or account, **fields)
+
+
+Takes = Callable[[Format, Format], bool]
+"""The type of a function that returns whether a command itself makes a file of the second format of the first."""
+
+
+def every_format(format: Format, target: Format) -> bool:
+    """Return True: a conversion makes a file in every format of one in any other."""
+    return True
+
+
+def edits(format: Format, target: Format) -> bool:
+    """Return whether an edit itself makes a file in the format `target` of one in `format`."""
+    return format.edits and format is target
+
+
+def takes_any_source(
+    *,
+    takes: Takes = edits,
+    refuse: Callable[[Format], None] | None = None,
+    first: bool = False,
+    converts: bool = False,
+    unpacks: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Wrap a command's function (source, dest, ...) so that it takes every source that is read.
+
+    Args:
+        takes: returns whether the function itself makes the output.
+        refuse: raises an error for a format of outputs that makes no sense for the command.
+        first: it comes before the conversions.
+        converts: it is a conversion, and takes every format and every output itself.
+        unpacks: the function itself unpacks its source.
+    """
+
+    def wrap(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__name__.replace("_", "-")
+
+        @wraps(function)
+        @shares_open_files()
+        def taken(*args: P.args, **kwargs: P.kwargs) -> R:
+            words: list[Any] = [*args]
+            options: dict[str, Any] = {**kwargs}
+            source = words.pop(0) if words else options.pop("source", None)
+            dest = words.pop(0) if words else options.pop("dest", None)
+            module = False
+            if is_direct(source, dest, options, takes, refuse, unpacks=unpacks):
+                try:
+                    return function(*args, **kwargs)
+                except (Refused, UnknownFormat) as error:
+                    if not _can_be_read(error, unpacks=unpacks) or dest is None or options.get("in_place"):
+                        raise
+                    module = isinstance(error, Refused)
+            given = {one: options.pop(one, None) for one in ("force", "keep_old", "dry_run", "progress")}
+            how = WriteOptions(**{one: value for one, value in given.items() if value})
+            at = options.get("at")
+            call = cast("Callable[..., Result]", lambda source, dest, **more: function(source, dest, *words, **more))
+            return carry_out(
+                source,
+                dest,
+                [PlannedCommand((name,), call, options)],
+                lambda chain, done, made: partial(_of_verb, cast("R", done[-1])),
+                how,
+                at=at,
+                to=options.get("to") if converts else None,
+                refuse=refuse,
+                first=first,
+                converts=converts,
+                module=module,
+            )
+
+        return taken
+
+    return wrap
+
+
+def _can_be_read(error: Refused | UnknownFormat, *, unpacks: bool) -> bool:
+    """Return whether the source that a function refuses can be extracted or unpacked first."""
+    if isinstance(error, Refused):
+        return error.of_module
+    return not unpacks and error.kind in PACKED
+
+
+def _of_verb(result: R, **fields: Any) -> R:
+    return replace(result, **fields)
+
+
+def is_direct(
+    source: object, dest: object, options: Mapping[str, Any], takes: Takes,
+    refuse: Callable[[Format], None] | None = None, *, unpacks: bool = False
+) -> bool:
+    """Return whether the function itself takes this source and this output, or reports what is wrong with them."""
+    if not isinstance(source, str | os.PathLike) or not isinstance(dest, str | os.PathLike):
+        return True
+    if options.get("in_place") or options.get("check_only") or isinstance(source, Checkpoint):
+        return True
+    try:
+        format = formats.detect(source)
+    except UnknownFormat as error:
+        return unpacks or error.kind not in PACKED
+    except (CkptfixError, OSError):
+        return True
+    target = target_of(format, os.fspath(dest))
+    try:
+        if refuse is not None:
+            refuse(target)
+    except CkptfixError:
+        return False  # the name of the output is looked at first
+    return takes(format, target)

@@ -1,0 +1,203 @@
+"""``ckptfix.convert``: a checkpoint in another format, and what a deployed model needs changed on the way.
+
+The changes are those of other commands (`OPERATIONS`), each on the plan of the one before it, and one write.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from ckptfix.arguments import checks_types
+from ckptfix.errors import NoSuchTensor, PartialPrefix, Refused, StrPath
+from ckptfix.findings.table import found
+from ckptfix.formats import FORMATS, open_checkpoint
+from ckptfix.formats.target import FormatName, named_format, of_suffix
+from ckptfix.io.read import Progress
+from ckptfix.ops import any_source
+from ckptfix.ops import convert as plain
+from ckptfix.ops.any_source import PlannedCommand
+from ckptfix.ops.cast import cast as cast_tensors
+from ckptfix.ops.cast import dtype_of
+from ckptfix.ops.chain import Chain
+from ckptfix.ops.convert import ConvertResult
+from ckptfix.ops.rename import RenameResult, sites, strip_module, unwrap
+from ckptfix.ops.select import select
+from ckptfix.ops.writing import Result, WriteOptions
+from ckptfix.urls import as_path
+
+
+class Row(NamedTuple):
+    """An operation of convert: a command, its function, and its keywords by the options of convert."""
+
+    command: str
+    function: Callable[..., Result]
+    keywords: Mapping[str, str]
+    more: tuple[str, ...] = ()
+
+
+def _stripped(
+    source: StrPath, dest: StrPath, *, prefix: str, at: str | None = None, allow_unmatched: bool = False, **how: Any
+) -> RenameResult:
+    """Remove `prefix` from the keys.
+
+    Raises:
+        NoSuchTensor: no key has it; the nearest one is in the hint.
+        PartialPrefix: only some keys of a state dict have it.
+    """
+    try:
+        done = strip_module(source, dest, prefix=prefix, at=at, **how)
+    except PartialPrefix as error:
+        error.hint = f"--drop leaves out those without it, such as --drop {error.others[0]!r}"
+        raise
+    if not done.changes:
+        near = sites.nearest_prefix(open_checkpoint(source), prefix, at)
+        if allow_unmatched:
+            nearest = f"; nearest is '{near}.'" if near else ""
+            row = found("unused-rule", f"no key begins with it{nearest}", where=prefix)
+            return replace(done, findings=(*done.findings, row))
+        hint = f"did you mean --strip-prefix {near}.?" if near else "`ckptfix inspect` lists the keys;"
+        near_ones = () if near is None else (f"{near}.",)
+        hint = f"{hint} --allow-unmatched (allow_unmatched=True) goes on without a match"
+        raise NoSuchTensor(f"no key begins with '{prefix.strip('.')}.'", near=near_ones, hint=hint)
+    return done
+
+
+OPERATIONS = (
+    Row("select", select, {"keep": "keep", "drop": "drop"}, ("allow_unmatched",)),
+    Row("unwrap", unwrap, {"unwrap": ""}),
+    Row("strip-module", _stripped, {"strip_prefix": "prefix"}, ("allow_unmatched",)),
+    Row("cast", cast_tensors, {"dtype": "to"}),
+)
+"""The operations in their order. Tensors are chosen first, by the keys of the input; they are cast last, as a command
+that follows would have to wait for the checksums of what is computed.
+"""
+
+
+def operations(asked: Mapping[str, Any]) -> Iterator[PlannedCommand]:
+    """Yield the operations for these options of convert."""
+    for row in OPERATIONS:
+        options = {name: asked[option] for option, name in row.keywords.items() if asked.get(option)}
+        if not options:
+            continue
+        words = [row.command]
+        for name, value in options.items():
+            if name:
+                for one in value if isinstance(value, list | tuple) else (value,):
+                    words += [f"--{name}", str(one)]
+        keywords = {name: value for name, value in options.items() if name}
+        keywords |= {name: asked[name] for name in row.more if asked.get(name)}
+        yield PlannedCommand(tuple(words), row.function, {**keywords, "at": None})
+
+
+@checks_types
+def convert(
+    source: StrPath | Sequence[StrPath],
+    dest: StrPath,
+    *,
+    to: FormatName | None = None,
+    at: str | None = None,
+    dtype: str | None = None,
+    unwrap: bool = False,
+    strip_prefix: str | None = None,
+    keep: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    allow_unmatched: bool = False,
+    drop_unsupported: bool = False,
+    weights: Literal["fp32", "model"] | None = None,
+    optimizer: bool = False,
+    shard_size: int | str | None = None,
+    dequantize: bool = False,
+    force: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> ConvertResult:
+    """Write `source` to `dest` in a different format, and change its weights on the way.
+
+    Args:
+        source: a file or a folder; or the files of all ranks of a job, which are joined.
+        to: ``"zip"``, ``"legacy"``, ``"safetensors"`` or ``"hf"``, a folder of shards; by default, the suffix of `dest`
+            decides.
+        at: address of the state dict to write, if there are several; of a torch file, it is written alone.
+        dtype: cast the floating-point tensors, as `cast` does. With `dequantize` it is the dtype of the plain weights
+            only; by default that in which the scheme's own code computes them.
+        unwrap: remove the prefixes of known wrappers, as `unwrap` does.
+        strip_prefix: remove this prefix from the keys, such as ``"model."``; it is an error if no key has it.
+        keep, drop: globs of keys, as in `select`; they match the keys of `source`.
+        allow_unmatched: a glob or a prefix that matches no key is a finding, not an error.
+        drop_unsupported: leave out tensors that the format cannot hold; they are listed, and `exit_code` is 3.
+        shard_size: bytes of tensors per file in a folder of shards, or a string such as ``"500MB"``; 5GB by default.
+        weights: for a DeepSpeed folder: ``"fp32"``, the master weights, by default; or ``"model"``, the weights that
+            the model computed with.
+        optimizer: for a DeepSpeed folder: write the optimizer state too, by parameter name; not to safetensors.
+        dequantize: write plain weights instead of quantized ones, with the keys and shapes of the model before it was
+            quantized. Scales and zero points are left out, and ``quantization_config`` in a folder's config.json.
+
+    The other arguments are those of `strip_module`.
+
+    Raises:
+        NoSuchTensor: no key begins with `strip_prefix`, or matches a glob; or there is nothing at `at`.
+        CkptfixError: as the commands.
+    """
+    how = WriteOptions(force=force, keep_old=keep_old, dry_run=dry_run, progress=progress)
+    if to is None and shard_size is not None and not as_path(dest).suffix:
+        to = "hf"
+    asked = {"unwrap": unwrap, "strip_prefix": strip_prefix, "keep": keep, "drop": drop}
+    asked |= {"allow_unmatched": allow_unmatched, "dtype": None if dequantize else dtype}
+    changes = list(operations(asked))
+    given: dict[str, Any] = {
+        "drop_unsupported": drop_unsupported,
+        "weights": weights,
+        "optimizer": optimizer,
+        "dequantize": dequantize,
+        "dtype": dtype if dequantize else None,
+    }
+    conversion = {name: value for name, value in given.items() if value}
+    shaping: dict[str, Any] = {} if shard_size is None else {"shard_size": shard_size}
+    paths = [source] if isinstance(source, str | os.PathLike) else list(source)
+    if dtype is not None and not dequantize:
+        dtype_of(dtype)
+    if not changes and not (at is not None and len(paths) == 1 and _keeps_object(dest, to) and not conversion):
+        return plain.convert(source, dest, to=to, at=at, **conversion, **shaping, **how.keywords())
+    if not paths:
+        raise Refused("there is no file to convert")
+    return any_source.carry_out(
+        *(paths[0], dest, changes, _finish, how),
+        to=to,
+        at=at,
+        alone=True,
+        several=paths if len(paths) > 1 else (),
+        conversion=conversion,
+        shaping=shaping,
+        headline=True,
+    )
+
+
+def _keeps_object(dest: StrPath, to: str | None) -> bool:
+    """Return whether the output is in a format that holds a whole object."""
+    name = of_suffix(os.fspath(dest)) if to is None else named_format(to).name
+    return name is not None and "objects" in FORMATS[name].states
+
+
+def _finish(chain: Chain, done: Sequence[Result], made: Sequence[Result]) -> Callable[..., ConvertResult]:
+    left = [where for one in (*done, *made) for where in one.left_out]
+    converted = next((one for one in made if isinstance(one, ConvertResult)), None)
+    fields: dict[str, Any] = {"at": None, "left": tuple(dict.fromkeys(left)), "steps": chain.steps}
+    if converted is not None:
+        names = ("at", "lost", "dequantized", "companions")
+        fields |= {name: getattr(converted, name) for name in names}
+    finishes = [one.finish for one in done if one.finish is not None]
+    account = chain.account
+    count = 0 if account is None else account.written
+    return partial(ConvertResult, **fields, tensors=count, finish=partial(_finished, finishes) if finishes else None)
+
+
+def _finished(finishes: Sequence[Callable[[Any], Any]], result: ConvertResult) -> ConvertResult:
+    """Add what is known of the operations once the output is written."""
+    for finish in finishes:
+        result = finish(result)
+    return replace(result, finish=None)
