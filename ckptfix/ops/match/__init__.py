@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ckptfix import formats
+from ckptfix.align import depths
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import Heads
 from ckptfix.align.result import Matching, Skipped
@@ -100,6 +101,7 @@ def match(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    blocks: str | None = None,
     verify: bool = False,
     source_model: str | None = None,
     inputs: StrPath | None = None,
@@ -124,6 +126,8 @@ def match(
         drop_unexpected: leave out keys of `source` that the model lacks; they are listed.
         reshape: pair tensors with the same number of elements, and reshape them.
         heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
+        blocks: where a stack of `source` has more blocks than that of `like`, the blocks to keep: ``"first"``,
+            ``"last"``, ``"every-other"``, or numbers as in ``"0,2,4"``; the others are left out and listed.
         verify: run both models with the same random weights, and accept only a matching with equal outputs; this
             settles pairs that are ambiguous. `like` and `source_model` are factories then, and `allow_import` is set.
         source_model: ``module:factory`` of the model that `source` was saved from.
@@ -155,6 +159,7 @@ def match(
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,
+        blocks=blocks,
         verify=verify,
         source_model=source_model,
         inputs=inputs,
@@ -185,6 +190,7 @@ def find(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    blocks: str | None = None,
     verify: bool = False,
     source_model: str | None = None,
     inputs: StrPath | None = None,
@@ -194,12 +200,14 @@ def find(
     if by not in ("structure", "position"):
         raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
     _refuse_heads(heads, kv_heads)
+    if blocks is not None and (verify or source_model is not None):
+        raise Refused("a model with fewer blocks gives other outputs: nothing can be verified", hint="leave out --blocks")
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads))
+        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads), blocks=blocks)
         verdict = None
         if verify or source_model is not None:
             both = _models(source_model or "", os.fspath(like), inputs, allow_import)
@@ -274,18 +282,30 @@ def aligned(
     by: By = "structure",
     reshape: bool = False,
     heads: Heads | None = None,
+    blocks: str | None = None,
     values: bool = True,
 ) -> tuple[Matching, Operations]:
     """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
 
     Args:
+        blocks: as for `match`.
         values: compare bytes too, where both sides have them.
     """
     proven = same_values(one, target) if by == "structure" and values else {}
-    matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
-    if by != "structure":
-        return matching, Operations()
-    return with_operations(matching, one.slots, target.slots, heads or Heads(), proven, reshape=reshape)
+    chosen = None if blocks is None else depths.choose(one.slots, target.slots, blocks)
+    slots: Sequence[Slot] = one.slots
+    if chosen is not None:
+        slots = chosen.slots
+        proven = {new: proven[old] for new, old in chosen.names.items() if old in proven}
+    operations = Operations()
+    matching = matcher.match(slots, target.slots, by=by, reshape=reshape, proven=proven)
+    if by == "structure":
+        matching, operations = with_operations(
+            matching, slots, target.slots, heads or Heads(), proven, reshape=reshape
+        )
+    if chosen is None:
+        return matching, operations
+    return chosen.restored(matching), replace(operations, taken=chosen.restored_tensors(operations.taken))
 
 
 def refuse_codes(

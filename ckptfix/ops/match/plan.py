@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ckptfix.align import depths
 from ckptfix.align.fused import FusedTensors
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
@@ -78,13 +79,15 @@ def plan(
     taken = () if operations is None else operations.taken
     keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
     again = reshapes(source.slots, names, shapes)
-    if taken:
+    blocks = [f"{block}.{{*}} | drop" for block in matching.dropped]
+    if taken or blocks:
         taken = (*taken, *again)
         gone = {name for one in taken for name in one.old}
         changed = {old: new for old, new in names.items() if old != new and old not in over.keys() | gone}
         single = learned(changed, [key for key in keys if key not in gone])
-        made = fused_rules(taken, single, keys)
-        lost = _left_out(over, names, len(made.tensors) + len(single) + 1)
+        made = fused_rules(taken, single, keys, blocks)
+        apart = {name: other for name, other in over.items() if not is_in(name, matching.dropped)}
+        lost = _left_out(apart, names, len(made.tensors) + len(single) + 1)
         made = replace(made, tensors=(*made.tensors, *lost))
         return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
     at = source.at or ""
@@ -114,14 +117,21 @@ def plan(
 def left_out(slots: Sequence[Slot], matching: Matching, *, drop_unexpected: bool) -> dict[str, str]:
     """Return the names of the source that are left out -> the other name of the same tensor, or empty.
 
-    A second name of a tensor that the target has under one name goes in any case, because its tensor stays.
+    A second name of a tensor that the target has under one name goes in any case, because its tensor stays. So do the
+    blocks that the user leaves out.
     """
     over = unexpected(slots, matching)
+    chosen = {slot.name: "" for slot in slots if is_in(slot.name, matching.dropped)}
     if drop_unexpected:
-        return over
+        return over | chosen
     names = matching.names
     tied = {row.name for row in matching.skipped_source if row.tied}
-    return {name: other for name, other in over.items() if name in tied and other in names}
+    return {name: other for name, other in over.items() if name in tied and other in names} | chosen
+
+
+def is_in(name: str, blocks: Sequence[str]) -> bool:
+    """Return whether a key is in one of these blocks."""
+    return any(name.startswith(f"{block}.") for block in blocks)
 
 
 def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
@@ -327,7 +337,21 @@ def refusals(
                 or "--partial renames the others; unmatched tensors of IN keep their keys",
             )
         )
+    if found and not matching.dropped and (stacks := depths.deeper(source.slots, target.slots)):
+        found.insert(0, _too_deep(stacks))
     return tuple(found)
+
+
+def _too_deep(stacks: Sequence[depths.DeeperStack]) -> NoMatch:
+    """Return the question which blocks of deeper stacks to keep."""
+    one = stacks[0]
+    ways = [depths.FIRST, depths.LAST, *([depths.EVERY_OTHER] if len(one.numbers[::2]) == one.depth else [])]
+    numbers = depths.example(one)
+    return NoMatch(
+        f"{stacks[0]}, of the same size: which of them does TARGET get?",
+        lines=tuple(map(str, stacks[1:MOST])),
+        hint=f"{', '.join(f'--blocks {way}' for way in ways)}, or numbers, as in --blocks {numbers}",
+    )
 
 
 def _reshapes(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
