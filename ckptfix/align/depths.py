@@ -1,8 +1,8 @@
 """Stacks of another depth: which blocks of the source become the blocks of the target, as the user says.
 
-A block is everything under a number: ``encoder.layers.4``. Two stacks are counterparts if their blocks have equally many
-elements. Splitting, transposing and reshaping tensors does not change that. Only the blocks that the user chooses are
-matched, with new numbers, as if the source had no others.
+A block is everything under a number: ``encoder.layers.4``. Two stacks are counterparts if their blocks have equally
+many elements. Splitting, transposing and reshaping tensors does not change that. Only the blocks that the user chooses
+are matched, with new numbers, as if the source had no others.
 """
 
 from __future__ import annotations

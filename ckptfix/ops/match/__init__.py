@@ -201,7 +201,8 @@ def find(
         raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
     _refuse_heads(heads, kv_heads)
     if blocks is not None and (verify or source_model is not None):
-        raise Refused("a model with fewer blocks gives other outputs: nothing can be verified", hint="leave out --blocks")
+        message = "a model with fewer blocks gives other outputs, so nothing can be verified"
+        raise Refused(message, hint="leave out --blocks or --verify")
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
@@ -210,7 +211,7 @@ def find(
         matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads), blocks=blocks)
         verdict = None
         if verify or source_model is not None:
-            both = _models(source_model or "", os.fspath(like), inputs, allow_import)
+            both = models(source_model or "", os.fspath(like), inputs, allow_import)
             verdict = verifier.prove(both, matching, operations, one.slots, converted)
             matching, operations = verdict.matching, verdict.operations
         refusals = list(
@@ -238,7 +239,7 @@ def find(
     return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified)
 
 
-def _models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
+def models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
     """Build both models and their input.
 
     Raises:
@@ -386,8 +387,8 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
 def _row(rule: Rule) -> dict[str, str | None]:
     if isinstance(rule, NameRule):
         return {"old": rule.old, "new": rule.new, "operations": None}
-    assert rule.new is not None
-    return {"old": rule.old.text, "new": rule.new.text, "operations": " | ".join(map(str, rule.operations))}
+    new = None if rule.new is None else rule.new.text
+    return {"old": rule.old.text, "new": new, "operations": " | ".join(map(str, rule.operations))}
 
 
 def _is_word(text: str) -> bool:
