@@ -18,6 +18,7 @@ from ckptfix.formats import format_of
 from ckptfix.names import wrappers
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
+from ckptfix.names.lines import joined, line
 from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import Rules, TensorRule, side, turned
 from ckptfix.names.rules import NameRule, is_rule, renamed
@@ -334,6 +335,8 @@ def refusals(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
                 hint=_reshapes(source, target, matching)
+                or _heads(operations)
+                or _line_to_paste(source, target, matching)
                 or "--partial renames the others; unmatched tensors of IN keep their keys",
             )
         )
@@ -352,6 +355,36 @@ def _too_deep(stacks: Sequence[depths.DeeperStack]) -> NoMatch:
         lines=tuple(map(str, stacks[1:MOST])),
         hint=f"{', '.join(f'--blocks {way}' for way in ways)}, or numbers, as in --blocks {numbers}",
     )
+
+
+def _heads(operations: Operations) -> str | None:
+    """Return a hint on `heads` if they would split a tensor that is left over."""
+    asked = any("--heads N" in question for question in operations.questions)
+    return "--heads N (and --kv-heads N) gives the number of heads" if asked else None
+
+
+def _line_to_paste(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
+    """Return a hint with the line of rules that would settle all that is left over, if it is one line."""
+    old, new = matching.left, matching.missing
+    wholes = fusions(_left(source, old), _left(target, new)), fusions(_left(target, new), _left(source, old))
+    shapes = {slot.name: slot.shape for slot in (*source.slots, *target.slots)}
+    rows = [line([whole], parts, [Operation("split")]) for whole, parts in wholes[0]]
+    rows += [line(parts, [whole], [Operation("concat")]) for whole, parts in wholes[1]]
+    if not rows and len(old) == len(new) == 1 and math.prod(shapes[old[0]]) == math.prod(shapes[new[0]]):
+        one, other = shapes[old[0]], shapes[new[0]]
+        steps = [] if one == other else [Operation("transpose")] if one == other[::-1] else [reshape(one, other)]
+        rows = [line(old, new, steps)]
+    made = joined([row for row in rows if row is not None])
+    if not made or None in rows or len(made) > 1:
+        return None
+    text = " ".join(part for part in (made[0][0], "->", made[0][1], made[0][2]) if part)
+    sure = "if the rows have this order" if any(wholes) else "if these two are the same"
+    return f"{sure}, add the line `{text}` to the rules that --partial --rules FILE writes"
+
+
+def _left(side: ExpectedModel, names: Sequence[str]) -> list[Slot]:
+    there = set(names)
+    return [slot for slot in side.slots if slot.name in there]
 
 
 def _reshapes(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
@@ -386,9 +419,7 @@ def _groups(label: str, names: Sequence[str], side: ExpectedModel) -> list[str]:
 
 def fused(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> list[str]:
     """Return a sentence for each tensor that the other side has in parts and that could not be split."""
-    left, missing = set(matching.left), set(matching.missing)
-    ours = [slot for slot in source.slots if slot.name in left]
-    theirs = [slot for slot in target.slots if slot.name in missing]
+    ours, theirs = _left(source, matching.left), _left(target, matching.missing)
     sentences = []
     for one, other, whole, parts_in in ((ours, theirs, "IN", "TARGET"), (theirs, ours, "TARGET", "IN")):
         shapes = {slot.name: slot.shape for slot in one}
