@@ -17,7 +17,7 @@ from ckptfix.names.slots import Slot
 WHY = "left over beside certain ones"
 
 SCALES, SHIFTS = frozenset(["weight", "gamma", "scale", "g", "kernel"]), frozenset(["bias", "beta", "shift", "b"])
-"""Words for what multiplies and for what is added: these two are no counterparts."""
+"""Words for what multiplies and for what is added: they are never paired."""
 
 
 def with_leftovers(matching: Matching, source: Sequence[Slot], target: Sequence[Slot]) -> Matching:
@@ -63,7 +63,7 @@ def _above(name: str) -> Iterator[str]:
 
 
 def _alone(matching: Matching, places: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of left-over tensors that are alone in counterparts: in a module, or else in the one around it."""
+    """Yield the pairs of left-over tensors that are alone in their module, or else in the one around it."""
     done: set[str] = set()
     for depth in (0, 1):
         rows: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
@@ -79,7 +79,7 @@ def _alone(matching: Matching, places: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def _contrary(ours: str, theirs: str) -> bool:
-    """Return whether the last words of two names say that they are no counterparts."""
+    """Return whether the last words of two names contradict each other."""
     said = [frozenset(words(name.rpartition(".")[2])) for name in (ours, theirs)]
     if any(one & SCALES and other & SHIFTS for one, other in (said, said[::-1])):
         return True

@@ -193,7 +193,7 @@ RIVALS = 3
 
 
 def _name_rivals(state: AlignState) -> None:
-    """Name as rivals of a pair what is possible in its place: the modules like it in its block that are in doubt too."""
+    """Name as rivals what is possible in the place of a pair: modules like it in its block that are in doubt too."""
     open_: dict[Hashable, list[Unit]] = {}
     for link in state.links:
         if link.instead:
