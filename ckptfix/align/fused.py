@@ -20,12 +20,12 @@ from ckptfix.names.spellings import (
     CONV1D,
     FROM_THE_RIGHT,
     FUSIONS,
-    GATED,
     HEAD_BY_HEAD,
     OWN_ORDER,
     UNTOLD,
     canonical,
     part_of_expert,
+    splits_of,
 )
 
 Shape = tuple[int, ...]
@@ -182,24 +182,20 @@ class _Splits:
         """Family, parameter and shape of the tensors that are fused on this side too."""
         self._whole = {(slot.name.rpartition("experts.")[2], slot.shape) for slot in slots if "experts." in slot.name}
         experts: dict[tuple[str, str], dict[int, Slot]] = {}
+        spelled = canonical(tuple(by_name))
+        named = {spelled.get(name, name): slot for name, slot in by_name.items()}
+        for (front, leaf), families in splits_of(named).items():
+            for family, split in families:
+                shapes = tuple(named[f"{front}{part}.{leaf}"].shape for part in split)
+                self._groups.setdefault((family, leaf), {}).setdefault(shapes, split)
         for name, slot in by_name.items():
-            front, last, leaf = module_of(name)
-            for family, fused, splits in FUSIONS:
+            _, last, leaf = module_of(name)
+            for family, fused, _ in FUSIONS:
                 if last in fused:
                     self._fused.add((family, leaf, slot.shape))
-                for split in splits:
-                    if split[0] != last:
-                        continue
-                    parts = [by_name.get(f"{front}{part}.{leaf}") for part in split]
-                    if all(parts):
-                        shapes = tuple(part.shape for part in parts if part is not None)
-                        own = f"{front}proj.weight" in by_name  # LitGPT's, which are matched under other names
-                        words = tuple(GATED.get(part, part) for part in split) if own else split
-                        self._groups.setdefault((family, leaf), {}).setdefault(shapes, words)
             found = _EXPERT.fullmatch(name)
             if found is not None:
                 experts.setdefault((found[1], found[3]), {})[int(found[2])] = slot
-        spelled = canonical(tuple(by_name)) if experts else {}
         for (front, behind), numbered in experts.items():
             shapes_of = {slot.shape for slot in numbered.values()}
             first = f"{front}.0."
@@ -341,14 +337,17 @@ def taken(matching: Matching, source: UnfusedSide, target: UnfusedSide) -> tuple
     All parts must go, in order, to the parts of one module.
     """
     to = {pair.source: pair.target for pair in matching.pairs if not pair.instead}
+    spelled = [canonical([slot.name for slot in side.slots]) for side in (target, source)]
     back = {new: old for old, new in to.items()}
     found: list[FusedTensors] = []
     wrong: list[str] = []
-    for side, pairs, joins in ((source, to, False), (target, back, True)):
+    for side, pairs, joins, names in ((source, to, False, spelled[0]), (target, back, True, spelled[1])):
         for whole in {one.whole: one for one in side.fused.values()}.values():
             others = tuple(pairs.get(part.name, "") for part in whole.parts)
             elsewhere = (target if side is source else source).fused
-            if not all(others) or any(other in elsewhere for other in others) or not _in_order(whole, others):
+            words = [names.get(other, other) for other in others]
+            in_order = _in_order(whole, others) or _in_order(whole, words)
+            if not all(others) or any(other in elsewhere for other in others) or not in_order:
                 wrong.append(whole.whole)
                 continue
             if joins:
@@ -362,8 +361,7 @@ def taken(matching: Matching, source: UnfusedSide, target: UnfusedSide) -> tuple
 def _in_order(whole: Fused, others: Sequence[str]) -> bool:
     """Return whether the parts have gone to the parts of one module, each to the one with the same word."""
     own = [_ending(part.name, [slot.name for slot in whole.parts]) for part in whole.parts]
-    theirs = [_ending(other, others) for other in others]
-    return own in (theirs, [".".join(GATED.get(part, part) for part in ending.split(".")) for ending in theirs])
+    return own == [_ending(other, others) for other in others]
 
 
 def _ending(name: str, among: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ckptfix.align import ties
+from ckptfix.align import leftover, ties
 from ckptfix.align.result import Matching
 from ckptfix.names.slots import Slot
 
@@ -38,4 +38,4 @@ def match(
         return match_position.match(source, target, reshape=reshape)
     sides = ties.as_sets(source, target)
     found = match_structure.match(*sides, reshape=reshape, proven=ties.of_untied(proven or {}, (source, target)))
-    return ties.settled(found, source)
+    return leftover.with_leftovers(ties.settled(found, source), *sides)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 
-from ckptfix.align.units import Signature, Unit, fronts, siblings, words
+from ckptfix.align.units import CACHED, Signature, Unit, fronts, numbered_part, siblings, words
 from ckptfix.names import wrappers
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -46,7 +48,7 @@ def crossed(pairs: Sequence[tuple[Unit, Unit]], sides: tuple[Side, Side] | None 
     """
     shared: dict[tuple[Stack, Stack], list[tuple[int, int, int]]] = {}
     for index, (one, other) in enumerate(pairs):
-        theirs = list(_blocks(other.path))
+        theirs = _blocks(other.path)
         for ours, number in _blocks(one.path):
             for stack, twin in theirs:
                 shared.setdefault((ours, stack), []).append((number, twin, index))
@@ -143,12 +145,14 @@ class _Homes:
         return self._under[signature, block] == self._all[signature]
 
 
-def _blocks(path: str) -> Iterator[Block]:
-    """Yield the stacks that contain a module, and the number of its block in each."""
-    for count, match in enumerate(_NUMBER.finditer(path)):
-        if count == MOST:
-            return
-        yield path[: match.start()], int(match[0])
+def _blocks(path: str) -> tuple[Block, ...]:
+    """Return the stacks that contain a module, and the number of its block in each."""
+    return _blocks_on(numbered_part(path))
+
+
+@lru_cache(CACHED)
+def _blocks_on(path: str) -> tuple[Block, ...]:
+    return tuple((path[: match.start()], int(match[0])) for match in islice(_NUMBER.finditer(path), MOST))
 
 
 def _nest(cells: Collection[Cell]) -> bool:

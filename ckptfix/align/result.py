@@ -47,6 +47,7 @@ class Matching:
         rules: renames that give exactly these pairs, in few lines.
         left, missing: names of the source without a target, and names of the target without a source.
         skipped_source, skipped_target: names that a family's rule allows to be absent.
+        dropped: paths of blocks of the source that the user leaves out; their names are in no other list.
         notes: further remarks for the user, one sentence each.
     """
 
@@ -58,6 +59,7 @@ class Matching:
     skipped_source: tuple[Skipped, ...] = ()
     skipped_target: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def names(self) -> dict[str, str]:

@@ -16,9 +16,9 @@ from ckptfix.align.units import words
 
 ROLES: dict[str, dict[str, str]] = {
     "attention": {
-        "query": "q query queries wq",
-        "key": "k key keys wk",
-        "value": "v value values wv",
+        "query": "q query queries wq qs",
+        "key": "k key keys wk ks",
+        "value": "v value values wv vs",
         "out": "o out output wo dense proj",
         "fused": "qkv wqkv",
     },
@@ -108,6 +108,7 @@ class RoleEvidence:
         block: the path of the block that contains it.
         behind: the words of `terms` that come after the path of the block.
         inner: the roles that these play.
+        alone: kinds of `inner` in which no other of its block plays the same part.
     """
 
     terms: frozenset[str]
@@ -118,6 +119,7 @@ class RoleEvidence:
     block: str = ""
     behind: frozenset[str] = frozenset()
     inner: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    alone: frozenset[str] = frozenset()
 
 
 def parts(texts: Sequence[str]) -> list[RoleEvidence]:
@@ -145,10 +147,14 @@ def parts(texts: Sequence[str]) -> list[RoleEvidence]:
     ordinals = _ordinals(texts, roles, gated)
     blocks = [match[0] if match else "" for match in map(_BLOCK.match, texts)]
     behind = [own[i].intersection(_terms(text[len(blocks[i]) :])) for i, text in enumerate(texts)]
+    inner = [_roles(terms, beside) for terms in behind]
+    played_by = Counter((blocks[i], kind, part) for i, kinds in enumerate(inner) for kind, part in kinds.items())
+    alone = [frozenset(kind for kind, part in kinds.items() if played_by[blocks[i], kind, part] == 1)
+             for i, kinds in enumerate(inner)]  # fmt: skip
     return [
         RoleEvidence(
             *(frozenset(own[i] - LISTS - KINDS), roles[i], ordinals[i], _numbers(text), _numbered(text)),
-            *(blocks[i], frozenset(behind[i] - LISTS - KINDS), _roles(behind[i], beside)),
+            *(blocks[i], frozenset(behind[i] - LISTS - KINDS), inner[i], alone[i]),
         )
         for i, text in enumerate(texts)
     ]
@@ -244,6 +250,8 @@ def _ordinals(
             if len(rows) > 1:
                 for rank, (_, index) in enumerate(sorted(rows)):
                     found[index] = (len(rows) if even else -len(rows), rank)
+    if not any(found) and (places := _places(texts)) is not None:
+        found = [(len(texts), sorted(places).index(place)) for place in places]
     if gated:
         found = [None if re.search(r"\bw[1-3]\b", text) else row for text, row in zip(texts, found, strict=True)]
     if not all(re.search("norm|ln", text, re.IGNORECASE) for text in texts):
@@ -254,6 +262,15 @@ def _ordinals(
     if len(texts) == 2 and len(blocks) == 1 and not any(found) and len(set(placed)) == 2 and 0 not in placed:
         return [(2, int(place == max(placed))) for place in placed]
     return found
+
+
+def _places(texts: Sequence[str]) -> list[int] | None:
+    """Return the numbers of the places in a list that hold one of `texts` each; None if they are in no list."""
+    rows = [text.split(".") for text in texts]
+    at = next((at for at, column in enumerate(zip(*rows, strict=False)) if len(set(column)) > 1), None)
+    if at is None or not all(row[at].isdecimal() for row in rows) or len({row[at] for row in rows}) < len(rows):
+        return None
+    return [int(row[at]) for row in rows]
 
 
 def scores(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> list[list[float]]:
@@ -320,24 +337,27 @@ def silent(ours: Sequence[RoleEvidence], theirs: Sequence[RoleEvidence]) -> tupl
 
 def alike(one: RoleEvidence, other: RoleEvidence) -> bool:
     """Return whether two parts agree in a word or number for their place in a block."""
-    return bool(_shared(one, other) or (one.ordinal and one.ordinal == other.ordinal))
+    shared = _shared_kinds(one, other) or one.behind & other.behind
+    return bool(shared or (one.ordinal and one.ordinal == other.ordinal))
 
 
 def singular(one: RoleEvidence, other: RoleEvidence) -> bool:
     """Return whether two parts agree in something that a block has only once."""
     if ("cross" in one.inner) != ("cross" in other.inner):
         return False
-    shared = _shared(one, other)
+    kinds = _shared_kinds(one, other)
+    shared = one.behind & other.behind
     if not (one.block or other.block) and one.numbers[-1:] == other.numbers[-1:]:
-        return bool(shared)
+        return bool(kinds | shared)
     shared -= one.numbered & other.numbered
-    return any(part not in WHOLES and not any(kind in WHOLES for kind, _ in _PARTS.get(part, ())) for part in shared)
+    return bool(kinds & one.alone & other.alone - WHOLES) or any(
+        not any(kind in WHOLES for kind, _ in _PARTS.get(word, ())) for word in shared
+    )
 
 
-def _shared(one: RoleEvidence, other: RoleEvidence) -> set[str]:
-    """Return the words after the block, and the kinds of parts, in which two parts agree."""
-    kinds = {kind for kind in one.inner.keys() & other.inner.keys() if one.inner[kind] & other.inner[kind]}
-    return kinds | (one.behind & other.behind)
+def _shared_kinds(one: RoleEvidence, other: RoleEvidence) -> set[str]:
+    """Return the kinds in which two parts agree, judging by the words after the block."""
+    return {kind for kind in one.inner.keys() & other.inner.keys() if one.inner[kind] & other.inner[kind]}
 
 
 def _apart(one: RoleEvidence, other: RoleEvidence) -> bool:

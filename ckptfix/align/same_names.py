@@ -52,7 +52,7 @@ def _moved(a: dict[str, Unit], b: dict[str, Unit]) -> set[str]:
     numbers: dict[tuple[str, Hashable], tuple[set[tuple[int, ...]], set[tuple[int, ...]]]] = {}
     for which, side_units in enumerate((a, b)):
         for path, unit in side_units.items():
-            text, found = template(path)
+            text, found = (unit.template, unit.numbers) if path == unit.path else template(path)
             numbers.setdefault((text, unit.signature), (set(), set()))[which].add(found)
     return {_stack(text) for (text, _), (one, other) in numbers.items() if one - other and other - one}
 

@@ -28,7 +28,7 @@ from ckptfix.align.same_names import same_names, same_values
 from ckptfix.align.scores import ordered_alike, ranks, same_block, undecided, unlike
 from ckptfix.align.stacks import shared
 from ckptfix.align.state import AlignState
-from ckptfix.align.units import ModelSide, Unit, counted, side, words
+from ckptfix.align.units import ModelSide, Unit, counted, fronts, side, words
 from ckptfix.names.slots import Slot
 
 
@@ -158,6 +158,7 @@ def match(
     if reshape:
         _by_class(state, scoped(flat, stacks.scopes))
     _doubt_blocks(state)
+    _name_rivals(state)
     return matching(state.links, (state.a, state.b), source, target)
 
 
@@ -185,6 +186,27 @@ def _doubt_blocks(state: AlignState) -> None:
         if link.other in link.instead:
             link.instead = tuple(unit for unit in link.instead if unit is not link.other)
             _doubt(state, link)
+
+
+RIVALS = 3
+"""Rivals of a pair that are named."""
+
+
+def _name_rivals(state: AlignState) -> None:
+    """Name as rivals what is possible in the place of a pair: modules like it in its block that are in doubt too."""
+    open_: dict[Hashable, list[Unit]] = {}
+    for link in state.links:
+        if link.instead:
+            open_.setdefault((link.other.signature, _block(link.other)), []).append(link.other)
+    for link in state.links:
+        near = [unit for unit in open_.get((link.other.signature, _block(link.other)), ()) if unit is not link.other]
+        if link.instead and near:
+            own = [unit for unit in link.instead if unit in near]
+            link.instead = tuple(dict.fromkeys((*own, *near)))[:RIVALS]
+
+
+def _block(unit: Unit) -> str:
+    return next(reversed(fronts(unit.path)), "")
 
 
 def _doubt(state: AlignState, link: Link) -> None:

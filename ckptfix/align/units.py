@@ -10,8 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import Any
 
 from ckptfix.names import no_weights, spellings
 from ckptfix.names.slots import Slot
@@ -29,6 +30,7 @@ _TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _NUMBER = re.compile(r"(?<!\bw(?=[1-3]\b))\d{1,18}|(?<=\d)[a-h](?![A-Za-z])|(?<=_)[a-h](?![A-Za-z0-9])")
 # Letters count too: res2a_branch2b in Caffe's ResNet, conv_a and conv_b elsewhere. The numbers of w1, w2, w3 do not:
 # if there are three, the second is the last to run (LLaMA, llama/model.py FeedForward).
+_NUMBERED = re.compile(f"({_NUMBER.pattern})")
 
 
 Signature = frozenset[tuple[str, tuple[int, ...], str]]
@@ -174,9 +176,11 @@ def side(slots: Sequence[Slot]) -> ModelSide:
             unit.slots[leaf] = slot
         else:
             unit.optional[leaf] = (slot, family.id)
+    shared: dict[object, Any] = {}  # thousands of modules have the same signature and template: keep each once
     for unit in units.values():
-        kinds = ((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
-        unit.signature = frozenset(kinds)
+        kinds = frozenset((leaf, slot.shape, number_kind(slot.dtype)) for leaf, slot in unit.slots.items())
+        unit.signature = shared.setdefault(kinds, kinds)
+        unit.template = shared.setdefault(unit.template, unit.template)
     return ModelSide(tuple(units.values()), tuple(aliases), scattered * 4 > len(units))
 
 
@@ -195,30 +199,50 @@ def _split(name: str) -> tuple[str, str]:
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
     """Return ``layer1.0.conv2`` as (``layer{}.{}.conv{}``, (1, 0, 2))."""
-    numbers = tuple(number(text) for text in _NUMBER.findall(path))
-    return _NUMBER.sub("{}", path.replace("{}", "<>")), numbers
+    pieces = _NUMBERED.split(path.replace("{}", "<>"))
+    return "{}".join(pieces[::2]), tuple(map(number, pieces[1::2]))
 
 
 def number(text: str) -> int:
     return int(text) if text.isdecimal() else ord(text) - ord("a")
 
 
-def fronts(path: str) -> list[str]:
+CACHED = 1 << 15
+"""Blocks whose paths are taken apart once, and not for each module in them."""
+
+
+def numbered_part(path: str) -> str:
+    """Return `path` up to the last component if that has no number; all modules of a block have this part in common."""
+    front, dot, last = path.rpartition(".")
+    return path if _NUMBER.search(last) or not dot else f"{front}."
+
+
+def fronts(path: str) -> tuple[str, ...]:
     """Return the fronts of `path` that end in a number, as ``layer1`` and ``layer1.0`` of ``layer1.0.conv``."""
-    return [path[: match.end()] for match in _NUMBER.finditer(path)]
+    return _fronts(numbered_part(path))
 
 
-def holders(path: str) -> list[str]:
+@lru_cache(CACHED)
+def _fronts(path: str) -> tuple[str, ...]:
+    return tuple(path[: match.end()] for match in _NUMBER.finditer(path))
+
+
+def holders(path: str) -> tuple[str, ...]:
     """Return the blocks and modules that contain a module: its `fronts`, and the modules on the way to it."""
+    return _holders(numbered_part(path))
+
+
+@lru_cache(CACHED)
+def _holders(path: str) -> tuple[str, ...]:
     ends = {match.end() for match in _NUMBER.finditer(path)} | {match.start() for match in re.finditer(r"\.", path)}
-    return [path[:end] for end in sorted(ends)]
+    return tuple(path[:end] for end in sorted(ends))
 
 
-def siblings(path: str) -> list[str]:
+def siblings(path: str) -> tuple[str, ...]:
     """Return the `fronts` of a module, and the module that holds it directly, the innermost last."""
     found = fronts(path)
     parent = path.rpartition(".")[0]
-    return [*found, parent] if parent and all(len(front) < len(parent) for front in found) else found
+    return (*found, parent) if parent and all(len(front) < len(parent) for front in found) else found
 
 
 def words(text: str) -> list[str]:

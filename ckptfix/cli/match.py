@@ -23,7 +23,7 @@ from ckptfix.cli.shared.console import Console
 from ckptfix.cli.shared.exits import TROUBLE
 from ckptfix.cli.shared.operands import InAndOut, Others
 from ckptfix.cli.shared.options import at_option, drop_unexpected_option, in_place_option
-from ckptfix.errors import printable
+from ckptfix.errors import Refused, printable
 from ckptfix.io.source import shares_open_files
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _OUT, *_HOW = destination(optional=True)
 _OTHERS = Others()
+
+MOST = 20
+"""Findings on a rules file that are listed; --json has all of them."""
 
 
 @reads(
@@ -59,6 +62,8 @@ _OTHERS = Others()
     click.Option(["--report"], is_flag=True, help="Show every pair, rule and unmatched key. OUT is optional."),
     click.Option(["--rules", "rules_file"], metavar="FILE", type=FileName(output=True),
                  help="Write the learned rules to FILE, for `rename --map`; --force replaces an old file."),
+    click.Option(["--check", "check"], metavar="RULES", type=FileName(),
+                 help="Write nothing, and check that RULES turn IN's keys into TARGET's, and back; see --source."),
     click.Option(["--accept-ambiguous"], is_flag=True, help="Use the first target if several fit equally well."),
     click.Option(["--partial"], is_flag=True, help="Rename the keys that have a counterpart; keep the others."),
     drop_unexpected_option(),
@@ -66,6 +71,8 @@ _OTHERS = Others()
     click.Option(["--heads"], metavar="N", type=click.IntRange(1),
                  help="Number of query heads of the attention, if a layout depends on it."),
     click.Option(["--kv-heads"], metavar="N", type=click.IntRange(1), help="Number of key and value heads, if fewer."),
+    click.Option(["--blocks"], metavar="first|last|every-other|LIST",
+                 help="Which blocks to keep where IN has more, such as --blocks 0,2,4; the others are left out."),
     click.Option(["--verify"], is_flag=True,
                  help="Run both models with the same random weights, and accept only equal outputs."),
     click.Option(["--source", "source_model"], metavar="MODULE:FACTORY", help="The model of IN, for --verify."),
@@ -89,12 +96,14 @@ def command(
     like_at: str | None,
     report: bool,
     rules_file: str | None,
+    check: str | None,
     accept_ambiguous: bool,
     partial: bool,
     drop_unexpected: bool,
     reshape: bool,
     heads: int | None,
     kv_heads: int | None,
+    blocks: str | None,
     verify: bool,
     source_model: str | None,
     inputs: str | None,
@@ -111,13 +120,27 @@ def command(
     and listed; --drop-unexpected leaves out those that only IN has. The rules behind the pairs are shown:
     features.{n}.conv.weight -> backbone.{n}.0.weight.
 
-    --verify runs both models, IN's from --source, and proves which of several targets are right.
+    --verify runs both models, IN's from --source, and proves which of several targets are right. --check does the same
+    for the lines of a rules file.
     """
     from ckptfix.errors import Refused
     from ckptfix.ops import match as matching
     from ckptfix.ops.any_source import edits, is_direct
     from ckptfix.ops.writing import WriteOptions
 
+    if check is not None:
+        if dest is not None or output is not None or in_place or rules_file is not None:
+            raise Refused("--check writes nothing", hint="leave out OUT, --rules and --in-place")
+        from ckptfix.ops.match.rules_check import check_rules
+
+        both = None
+        if verify or source_model is not None:
+            both = matching.models(source_model or "", like, inputs, allow_import)
+        return show(
+            console,
+            check_rules(source, like, check, at=at, like_at=like_at, models=both, allow_import=allow_import),
+            most=MOST,
+        )
     alone = report or dry_run or rules_file is not None
     force = force or backup
     dest = where_to(dest, output, without=None)
@@ -136,6 +159,7 @@ def command(
         "reshape": reshape,
         "heads": heads,
         "kv_heads": kv_heads,
+        "blocks": blocks,
         "verify": verify,
         "source_model": source_model,
         "inputs": inputs,

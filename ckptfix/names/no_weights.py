@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ckptfix.names.slots import Slot
 
@@ -139,10 +140,18 @@ _ROWS = [(row, re.compile(rf"{_WORD}(?:{row.keys})\Z").search) for row in KINDS]
 _NAMED = re.compile("|".join(f"(?:{_WORD}(?:{row.keys})\\Z)" for row in KINDS)).search
 """The test for all rows together, because nearly every key of a model fits none."""
 
+_DIGITS = re.compile(r"\d+")
+
+
+@lru_cache(1 << 14)
+def _is_named(name: str) -> bool:
+    """Return whether a row may fit a key, given with 0 for each number: no row asks for a certain number."""
+    return _NAMED(name) is not None
+
 
 def kind_of(slot: Slot) -> NoWeight | None:
     """Return the kind of an entry that is not a weight; None for one that may be a weight."""
-    if _NAMED(slot.name) is None:
+    if not _is_named(_DIGITS.sub("0", slot.name)):
         return None
     return next((row for row, matches in _ROWS if matches(slot.name) and row.test(slot)), None)
 

@@ -124,7 +124,7 @@ _STATISTICS = (("moving_mean", "moving_variance"), ("moving_mean", "moving_var")
 
 _COUNTS = {"num_batches_tracked"}
 
-FUSED_QKV = ("qkv", "Wqkv", "qkv_proj", "to_qkv", "c_attn", "in_proj")
+FUSED_QKV = ("qkv", "Wqkv", "qkv_proj", "to_qkv", "c_attn", "in_proj", "W_pack")
 """Modules that project to query, key and value together, in this order. GPT-NeoX's ``query_key_value`` is not included
 because it is ordered head by head."""
 
@@ -141,6 +141,24 @@ _SPLIT_QKV = (
     ("W_q", "W_k", "W_v"),
     ("q", "k", "v"),
 )
+
+HEAD_BY_HEAD = ("query_key_value", "linear_qkv", "attn")
+
+_OF_ATTENTION = {
+    word: part
+    for part, words in enumerate(("q query queries wq qs", "k key keys wk ks", "v value values wv vs"))
+    for word in words.split()
+}
+"""Word -> 0, 1 or 2, in the name of a module that projects to query, key or value."""
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+_LISTED = {
+    "linears": ("query", "key", "value", "out"),
+    "linear_layers": ("query", "key", "value"),
+}
+"""Lists of an attention's projections, in the order of their numbers: the Annotated Transformer (MultiHeadedAttention,
+``linears``), and BERT-pytorch (attention/multi_head.py, ``linear_layers``)."""
 
 HEAD_BY_HEAD = ("query_key_value", "linear_qkv", "attn")
 """Modules that store query, key and value head by head in GPT-NeoX, BLOOM, Falcon, Megatron and old files of LitGPT
@@ -175,7 +193,40 @@ FUSIONS: tuple[tuple[str, tuple[str, ...], tuple[tuple[str, ...], ...]], ...] = 
     ("gate-up", ("gate_up_proj",), (("gate_proj", "up_proj"), ("w1", "w3"), ("fc_1", "fc_2"))),
     ("gate-up of xformers", ("w12",), (("w1", "w2"),)),
 )
-"""Family, fused modules, and the parts that they may be split into, in the order of the fused tensor's rows."""
+"""Family, fused modules, and the parts that they may be split into, in the order of the fused tensor's rows. Those of
+attention are the usual names; `splits_of` finds others by their words."""
+
+
+def splits_of(names: Iterable[str]) -> dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]]:
+    """Return (path before the modules, parameter) -> families, and the modules that each of them fuses, in order.
+
+    A module is the query, key or value if its name has one word for one of the three. There may be one of each.
+    """
+    found: dict[tuple[str, str], dict[int, list[str]]] = {}
+    listed = set()
+    for name in names:
+        module, _, leaf = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        place = f"{parent}." if parent else "", leaf
+        listed.add((*place, last))
+        parts = {_OF_ATTENTION[word] for word in map(str.lower, _WORD.findall(last)) if word in _OF_ATTENTION}
+        if len(parts) == 1 and "norm" not in last.lower():
+            found.setdefault(place, {}).setdefault(parts.pop(), []).append(last)
+    made: dict[tuple[str, str], list[tuple[str, tuple[str, ...]]]] = {}
+    for place, row in found.items():
+        if len(row.get(1, ())) == len(row.get(2, ())) == 1:
+            made.setdefault(place, []).append(("kv", (row[1][0], row[2][0])))
+            if len(row.get(0, ())) == 1:
+                made[place].append(("qkv", (row[0][0], row[1][0], row[2][0])))
+    fixed: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for family, _, splits in FUSIONS:
+        for split in splits if "kv" not in family else ():
+            fixed.setdefault(split[0], []).append((family, split))
+    for front, leaf, last in listed:
+        for family, split in fixed.get(last, ()):
+            if all((front, leaf, part) in listed for part in split):
+                made.setdefault((front, leaf), []).append((family, split))
+    return made
 
 _EXPERT_PARTS = {
     **dict.fromkeys(("w1", "gate_proj", "gate"), "gate"),
@@ -192,6 +243,8 @@ def part_of_expert(name: str) -> str | None:
 
 GATED = {"fc_1": "gate_proj", "fc_2": "up_proj", "proj": "down_proj"}
 """Parts of a gated MLP: their names in LitGPT, and those of other libraries (litgpt/model.py LLaMAMLP)."""
+
+_ATTENTION = re.compile(r"(?:attn|attention)$", re.IGNORECASE)
 
 _NO_ATTENTION = {"A_log", "conv1d.weight", "x_proj.weight"}
 """Names beside an ``in_proj`` that show it to be Mamba's, not that of attention."""
@@ -216,6 +269,8 @@ def canonical(names: Sequence[str]) -> dict[str, str]:
             found[front + leaf] = front + new
     present = set(names)
     for name in names:
+        if (listed := _listed_name(name, modules)) is not None:
+            found[name] = listed
         gated = _gated_name(name, modules)
         if gated is not None:
             found[name] = gated
@@ -286,6 +341,18 @@ def _gated_name(name: str, modules: Collection[str]) -> str | None:
     return f"{parent}.{GATED[last]}.{leaf}"
 
 
+def _listed_name(name: str, modules: Collection[str]) -> str | None:
+    """Return `name` with a word for a projection of an attention that keeps its projections in a list."""
+    module, _, leaf = name.rpartition(".")
+    front, _, number = module.rpartition(".")
+    attention, _, last = front.rpartition(".")
+    words = _LISTED.get(last, ())
+    if not words or not _ATTENTION.search(attention) or number not in map(str, range(len(words))):
+        return None
+    others = [at for at in range(len(words) + 1) if f"{front}.{at}" in modules]
+    return f"{attention}.{words[int(number)]}.{leaf}" if others == [*range(len(words))] else None
+
+
 def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the tensors of `one` that fuse several tensors of `other`: (fused name, names of the parts).
 
@@ -307,19 +374,12 @@ def fusions(one: Iterable[Slot], other: Iterable[Slot]) -> tuple[tuple[str, tupl
 
 def _split_groups(parts: dict[str, Slot]) -> dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]]:
     """Return (family, parameter, fused shape) -> the parts that would make such a tensor, in the order of `parts`."""
-    starts: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
-    for family, _, splits in FUSIONS:
-        for split in splits:
-            starts[split[0]].append((family, split))
     groups: dict[tuple[str, str, tuple[int, ...]], deque[tuple[str, ...]]] = defaultdict(deque)
-    for name, slot in parts.items():
-        module, _, leaf = name.rpartition(".")
-        parent, _, last = module.rpartition(".")
-        front = f"{parent}." if parent else ""
-        for family, split in starts.get(last, ()):
+    for (front, leaf), rows_of in splits_of(parts).items():
+        for family, split in rows_of:
             names = tuple(f"{front}{part}.{leaf}" for part in split)
-            shapes = [parts[part].shape for part in names if part in parts]
-            if len(shapes) == len(names) and slot.shape and all(shape[1:] == slot.shape[1:] for shape in shapes):
-                rows = sum(shape[0] for shape in shapes if shape)
-                groups[family, leaf, (rows, *slot.shape[1:])].append(names)
+            shapes = [parts[part].shape for part in names]
+            if all(shape and shape[1:] == shapes[0][1:] for shape in shapes):
+                rows = sum(shape[0] for shape in shapes)
+                groups[family, leaf, (rows, *shapes[0][1:])].append(names)
     return groups

@@ -123,6 +123,8 @@ def make() -> Iterator[tuple[str, bytes]]:
     yield "original.pth", state(three=(1, 2, 3))
     yield "flat.pth", model({"fc.weight": (6,)})
     yield "square.pth", model({"head.weight": (2, 3)})
+    yield "flat.rules", b"fc.weight -> head.weight\nno.weight -> one.weight\n"
+    yield "a.rules", b"no.weight -> one.weight\n"
     yield "fused.pth", model({"attn.qkv.weight": (6, 2), "attn.out.weight": (2, 2)})
     yield "apart.pth", model({f"attn.{part}.weight": (2, 2) for part in ("query", "key", "value", "out")})
     yield "matrix.safetensors", safetensors([("fc.weight", "F32", [2, 1], floats(1, 2))])
@@ -175,6 +177,9 @@ _RUNS: dict[str, tuple[str, ...]] = {
               "match fused.pth OUT.pth --like apart.pth", "match flat.pth OUT.pth --like square.pth --reshape",
               "match counted.pth OUT.pth --like norm.pth", "match norm.pth OUT.pth --like counted.pth",
               "match a.pth OUT.pth --like half.pth"),
+    "rules_check": ("match flat.pth --like square.pth --check flat.rules",
+                    "match a.pth --like fused.pth --check a.rules",
+                    "match a.pth --like torch.nn:PReLU --source torch.nn:PReLU --check a.rules --allow-import"),
     "map-location": ("to-cpu ddp.pth OUT.pth", "map-location ddp.pth OUT.pth cuda:1=cpu",
                              "to-cpu ddp.pth old.pth --force --backup"),
     "convert": ("convert model.pth OUT.safetensors", "convert meta.pth OUT.safetensors --drop-unsupported",

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from ckptfix import formats
+from ckptfix.align import depths
 from ckptfix.align import match as matcher
 from ckptfix.align.fused import Heads
 from ckptfix.align.result import Matching, Skipped
@@ -102,6 +103,7 @@ def match(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    blocks: str | None = None,
     verify: bool = False,
     source_model: str | None = None,
     inputs: StrPath | None = None,
@@ -126,6 +128,8 @@ def match(
         drop_unexpected: leave out keys of `source` that the model lacks; they are listed.
         reshape: pair tensors with the same number of elements, and reshape them.
         heads, kv_heads: number of query heads, and of key/value heads, for layouts that depend on them.
+        blocks: where a stack of `source` has more blocks than that of `like`, the blocks to keep: ``"first"``,
+            ``"last"``, ``"every-other"``, or numbers as in ``"0,2,4"``; the others are left out and listed.
         verify: run both models with the same random weights, and accept only a matching with equal outputs; this
             settles pairs that are ambiguous. `like` and `source_model` are factories then, and `allow_import` is set.
         source_model: ``module:factory`` of the model that `source` was saved from.
@@ -157,6 +161,7 @@ def match(
         reshape=reshape,
         heads=heads,
         kv_heads=kv_heads,
+        blocks=blocks,
         verify=verify,
         source_model=source_model,
         inputs=inputs,
@@ -187,6 +192,7 @@ def find(
     reshape: bool = False,
     heads: int | None = None,
     kv_heads: int | None = None,
+    blocks: str | None = None,
     verify: bool = False,
     source_model: str | None = None,
     inputs: StrPath | None = None,
@@ -196,15 +202,18 @@ def find(
     if by not in ("structure", "position"):
         raise Refused(f"cannot match by {by!r}", hint="match by structure or by position")
     _refuse_heads(heads, kv_heads)
+    if blocks is not None and (verify or source_model is not None):
+        message = "a model with fewer blocks gives other outputs, so nothing can be verified"
+        raise Refused(message, hint="leave out --blocks or --verify")
     target = targets.read(like, at=like_at, allow_import=allow_import)
     checkpoint = formats.open_checkpoint(source)
     one = targets.of_fitting(checkpoint, target) if at is None else targets.of_checkpoint(checkpoint, at)
     refuse_damaged(checkpoint)
     with about(checkpoint.path):
-        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads))
+        matching, operations = aligned(one, target, by=by, reshape=reshape, heads=Heads(heads, kv_heads), blocks=blocks)
         verdict = None
         if verify or source_model is not None:
-            both = _models(source_model or "", os.fspath(like), inputs, allow_import)
+            both = models(source_model or "", os.fspath(like), inputs, allow_import)
             verdict = verifier.prove(both, matching, operations, one.slots, converted)
             matching, operations = verdict.matching, verdict.operations
         refusals = list(
@@ -232,7 +241,7 @@ def find(
     return MatchProposal(checkpoint, one, target, matching, planned, tuple(refusals), notes, drop_unexpected, verified)
 
 
-def _models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
+def models(source: str, target: str, inputs: StrPath | None, allow_import: bool) -> verifier.Models:
     """Build both models and their input.
 
     Raises:
@@ -276,18 +285,30 @@ def aligned(
     by: By = "structure",
     reshape: bool = False,
     heads: Heads | None = None,
+    blocks: str | None = None,
     values: bool = True,
 ) -> tuple[Matching, Operations]:
     """Match the tensors of `one` to those of `target`, and find the operations that further tensors need.
 
     Args:
+        blocks: as for `match`.
         values: compare bytes too, where both sides have them.
     """
     proven = same_values(one, target) if by == "structure" and values else {}
-    matching = matcher.match(one.slots, target.slots, by=by, reshape=reshape, proven=proven)
-    if by != "structure":
-        return matching, Operations()
-    return with_operations(matching, one.slots, target.slots, heads or Heads(), proven, reshape=reshape)
+    chosen = None if blocks is None else depths.choose(one.slots, target.slots, blocks)
+    slots: Sequence[Slot] = one.slots
+    if chosen is not None:
+        slots = chosen.slots
+        proven = {new: proven[old] for new, old in chosen.names.items() if old in proven}
+    operations = Operations()
+    matching = matcher.match(slots, target.slots, by=by, reshape=reshape, proven=proven)
+    if by == "structure":
+        matching, operations = with_operations(
+            matching, slots, target.slots, heads or Heads(), proven, reshape=reshape
+        )
+    if chosen is None:
+        return matching, operations
+    return chosen.restored(matching), replace(operations, taken=chosen.restored_tensors(operations.taken))
 
 
 def refuse_codes(
@@ -368,8 +389,8 @@ def write_rules(found: MatchProposal, path: StrPath, *, force: bool = False) -> 
 def _row(rule: Rule) -> dict[str, str | None]:
     if isinstance(rule, NameRule):
         return {"old": rule.old, "new": rule.new, "operations": None}
-    assert rule.new is not None
-    return {"old": rule.old.text, "new": rule.new.text, "operations": " | ".join(map(str, rule.operations))}
+    new = None if rule.new is None else rule.new.text
+    return {"old": rule.old.text, "new": new, "operations": " | ".join(map(str, rule.operations))}
 
 
 def _is_word(text: str) -> bool:

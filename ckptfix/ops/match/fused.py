@@ -177,9 +177,11 @@ def _say(rows: Sequence[Line], done: Sequence[FusedTensors], keys: Sequence[str]
     return True
 
 
-def rules(done: Sequence[FusedTensors], names: Sequence[NameRule], keys: Sequence[str]) -> rulefile.Rules:
-    """Return the rules for `rename`: the lines for tensors, followed by those for names."""
-    rows = lines(done, keys)
+def rules(
+    done: Sequence[FusedTensors], names: Sequence[NameRule], keys: Sequence[str], before: Sequence[str] = ()
+) -> rulefile.Rules:
+    """Return the rules for `rename`: the lines `before`, the lines for tensors, and those for names."""
+    rows = [*before, *lines(done, keys)]
     made = rulefile.read("\n".join(rows), LEARNED)
     start = len(rows) + 1
     return replace(

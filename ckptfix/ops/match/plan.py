@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ckptfix.align import depths
 from ckptfix.align.fused import FusedTensors
 from ckptfix.align.result import MatchedPair, Matching
 from ckptfix.checkpoint import Checkpoint, Edit, Put, Rename, TensorEntry, address, reshaped
@@ -17,6 +18,7 @@ from ckptfix.formats import format_of
 from ckptfix.names import wrappers
 from ckptfix.names.groups import collapse, shown
 from ckptfix.names.learn import learn
+from ckptfix.names.lines import joined, line
 from ckptfix.names.operations import Operation
 from ckptfix.names.rulefile import Rules, TensorRule, side, turned
 from ckptfix.names.rules import NameRule, is_rule, renamed
@@ -78,13 +80,15 @@ def plan(
     taken = () if operations is None else operations.taken
     keys = [name for site in _keys_at(checkpoint, source) for name in site if name not in over]
     again = reshapes(source.slots, names, shapes)
-    if taken:
+    blocks = [f"{block}.{{*}} | drop" for block in matching.dropped]
+    if taken or blocks:
         taken = (*taken, *again)
         gone = {name for one in taken for name in one.old}
         changed = {old: new for old, new in names.items() if old != new and old not in over.keys() | gone}
         single = learned(changed, [key for key in keys if key not in gone])
-        made = fused_rules(taken, single, keys)
-        lost = _left_out(over, names, len(made.tensors) + len(single) + 1)
+        made = fused_rules(taken, single, keys, blocks)
+        apart = {name: other for name, other in over.items() if not is_in(name, matching.dropped)}
+        lost = _left_out(apart, names, len(made.tensors) + len(single) + 1)
         made = replace(made, tensors=(*made.tensors, *lost))
         return MatchPlan(changed, (*made.tensors, *single), (), 0, (), made)
     at = source.at or ""
@@ -114,14 +118,21 @@ def plan(
 def left_out(slots: Sequence[Slot], matching: Matching, *, drop_unexpected: bool) -> dict[str, str]:
     """Return the names of the source that are left out -> the other name of the same tensor, or empty.
 
-    A second name of a tensor that the target has under one name goes in any case, because its tensor stays.
+    A second name of a tensor that the target has under one name goes in any case, because its tensor stays. So do the
+    blocks that the user leaves out.
     """
     over = unexpected(slots, matching)
+    chosen = {slot.name: "" for slot in slots if is_in(slot.name, matching.dropped)}
     if drop_unexpected:
-        return over
+        return over | chosen
     names = matching.names
     tied = {row.name for row in matching.skipped_source if row.tied}
-    return {name: other for name, other in over.items() if name in tied and other in names}
+    return {name: other for name, other in over.items() if name in tied and other in names} | chosen
+
+
+def is_in(name: str, blocks: Sequence[str]) -> bool:
+    """Return whether a key is in one of these blocks."""
+    return any(name.startswith(f"{block}.") for block in blocks)
 
 
 def unexpected(slots: Sequence[Slot], matching: Matching) -> dict[str, str]:
@@ -324,11 +335,57 @@ def refusals(
                 f"{len(matching.left)} tensors of IN and {len(matching.missing)} of TARGET have no counterpart",
                 lines=(*lines, *notes[:MOST]),
                 hint=_reshapes(source, target, matching)
+                or _heads(operations)
+                or _line_to_paste(source, target, matching)
                 or "--partial renames the others; unmatched tensors of IN keep their keys, or are left out with "
                 "--drop-unexpected",
             )
         )
+    if found and not matching.dropped and (stacks := depths.deeper(source.slots, target.slots)):
+        found.insert(0, _too_deep(stacks))
     return tuple(found)
+
+
+def _too_deep(stacks: Sequence[depths.DeeperStack]) -> NoMatch:
+    """Return the question which blocks of deeper stacks to keep."""
+    one = stacks[0]
+    ways = [depths.FIRST, depths.LAST, *([depths.EVERY_OTHER] if len(one.numbers[::2]) == one.depth else [])]
+    numbers = depths.example(one)
+    return NoMatch(
+        f"{stacks[0]}, of the same size: which of them does TARGET get?",
+        lines=tuple(map(str, stacks[1:MOST])),
+        hint=f"{', '.join(f'--blocks {way}' for way in ways)}, or numbers, as in --blocks {numbers}",
+    )
+
+
+def _heads(operations: Operations) -> str | None:
+    """Return a hint on `heads` if they would split a tensor that is left over."""
+    asked = any("--heads N" in question for question in operations.questions)
+    return "--heads N (and --kv-heads N) gives the number of heads" if asked else None
+
+
+def _line_to_paste(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
+    """Return a hint with the line of rules that would settle all that is left over, if it is one line."""
+    old, new = matching.left, matching.missing
+    wholes = fusions(_left(source, old), _left(target, new)), fusions(_left(target, new), _left(source, old))
+    shapes = {slot.name: slot.shape for slot in (*source.slots, *target.slots)}
+    rows = [line([whole], parts, [Operation("split")]) for whole, parts in wholes[0]]
+    rows += [line(parts, [whole], [Operation("concat")]) for whole, parts in wholes[1]]
+    if not rows and len(old) == len(new) == 1 and math.prod(shapes[old[0]]) == math.prod(shapes[new[0]]):
+        one, other = shapes[old[0]], shapes[new[0]]
+        steps = [] if one == other else [Operation("transpose")] if one == other[::-1] else [reshape(one, other)]
+        rows = [line(old, new, steps)]
+    made = joined([row for row in rows if row is not None])
+    if not made or None in rows or len(made) > 1:
+        return None
+    text = " ".join(part for part in (made[0][0], "->", made[0][1], made[0][2]) if part)
+    sure = "if the rows have this order" if any(wholes) else "if these two are the same"
+    return f"{sure}, add the line `{text}` to the rules that --partial --rules FILE writes"
+
+
+def _left(side: ExpectedModel, names: Sequence[str]) -> list[Slot]:
+    there = set(names)
+    return [slot for slot in side.slots if slot.name in there]
 
 
 def _reshapes(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> str | None:
@@ -363,9 +420,7 @@ def _groups(label: str, names: Sequence[str], side: ExpectedModel) -> list[str]:
 
 def fused(source: ExpectedModel, target: ExpectedModel, matching: Matching) -> list[str]:
     """Return a sentence for each tensor that the other side has in parts and that could not be split."""
-    left, missing = set(matching.left), set(matching.missing)
-    ours = [slot for slot in source.slots if slot.name in left]
-    theirs = [slot for slot in target.slots if slot.name in missing]
+    ours, theirs = _left(source, matching.left), _left(target, matching.missing)
     sentences = []
     for one, other, whole, parts_in in ((ours, theirs, "IN", "TARGET"), (theirs, ours, "TARGET", "IN")):
         shapes = {slot.name: slot.shape for slot in one}

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,73 @@ def prove(both: Models, matching: Matching, operations: Operations, slots: Seque
     Raises:
         Refused: the model of IN lacks a key of IN, or has another shape there; or it cannot run.
     """
+    with _prepared(both, slots) as trial:
+        first: Verdict | None = None
+        for label, candidate in _candidates(both, trial.arguments, matching, operations, slots):
+            filled = partial(convert, trial.file, candidate, operations)
+            done = trial.verdict(Verdict(candidate, operations), filled, label)
+            if done.equal:
+                done.matching = _settled(candidate, matching, _mattering(both.source, trial.arguments))
+                done.operations = replace(operations, refused=False)
+                return done
+            first = first or done
+        assert first is not None
+        if first.difference is not None:
+            made = convert(trial.file, first.matching, operations)
+            first.notes = tuple(_first_apart(both, trial.arguments, first.matching, made))
+        return first
+
+
+def compare(both: Models, slots: Sequence[Slot], convert: Callable[[str], Mapping[str, Any]]) -> Verdict:
+    """Return the verdict on one way to convert the weights of the source.
+
+    Args:
+        slots: of the source.
+        convert: returns the weights of a file under the names of the target.
+
+    Raises:
+        Refused: as `prove`.
+    """
+    with _prepared(both, slots) as trial:
+        done = Verdict(Matching("rules", (), ()), Operations())
+        return trial.verdict(done, partial(convert, trial.file), "the rules")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Both models with random weights, and what the source makes of the input.
+
+    Attributes:
+        file: the weights of the source.
+        arguments: positional and named arguments of both models.
+        wanted: outputs of the source.
+    """
+
+    both: Models
+    file: str
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
+    wanted: Sequence[Any]
+
+    def verdict(self, done: Verdict, convert: Callable[[], Mapping[str, Any]], label: str) -> Verdict:
+        """Compare the outputs that converted weights give, and note the result in `done`."""
+        import torch
+
+        try:
+            self.both.target.load_state_dict(convert(), strict=False)
+            made = _outputs(self.both.target, self.arguments, "the model of --like")
+            done.difference, done.why = _compared(self.wanted, made)
+        except (CkptfixError, RuntimeError) as error:
+            done.why = str(error).splitlines()[0]
+        if done.equal:
+            given = (*self.arguments[0], *self.arguments[1].values())
+            shown = ", ".join(str(list(one.shape)) for one in given if isinstance(one, torch.Tensor))
+            done.notes = (f"{PROVED}: they differ by {done.difference:.1g} for an input of {shown} ({label})",)
+        return done
+
+
+@contextmanager
+def _prepared(both: Models, slots: Sequence[Slot]) -> Iterator[_Trial]:
+    """Set random weights in both models, run the source, and yield what a trial needs."""
     import torch
 
     with redirect_stdout(sys.stderr), _plain_attention(), torch.no_grad(), tempfile.TemporaryDirectory() as folder:
@@ -150,29 +218,7 @@ def prove(both: Models, matching: Matching, operations: Operations, slots: Seque
         file = str(Path(folder, "source.pth"))
         torch.save({slot.name: state[slot.name] for slot in slots}, file)
         arguments = both.given or _guessed(both.source)
-        wanted = _outputs(both.source, arguments, "the model of --source")
-        first: Verdict | None = None
-        for label, candidate in _candidates(both, arguments, matching, operations, slots):
-            done = Verdict(candidate, operations)
-            try:
-                filled = convert(file, candidate, operations)
-                both.target.load_state_dict(filled, strict=False)
-                done.difference, done.why = _compared(wanted, _outputs(both.target, arguments, "the model of --like"))
-            except (CkptfixError, RuntimeError) as error:
-                done.why = str(error).splitlines()[0]
-            if done.equal:
-                done.matching = _settled(candidate, matching, _mattering(both.source, arguments))
-                done.operations = replace(operations, refused=False)
-                shown = ", ".join(str(list(one.shape)) for one in (*arguments[0], *arguments[1].values())
-                                  if isinstance(one, torch.Tensor))  # fmt: skip
-                done.notes = (f"{PROVED}: they differ by {done.difference:.1g} for an input of {shown} ({label})",)
-                return done
-            first = first or done
-        assert first is not None
-        if first.difference is not None:
-            filled = convert(file, first.matching, operations)
-            first.notes = tuple(_first_apart(both, arguments, first.matching, filled))
-        return first
+        yield _Trial(both, file, arguments, _outputs(both.source, arguments, "the model of --source"))
 
 
 def _settled(found: Matching, before: Matching, mattering: set[str]) -> Matching:

@@ -288,3 +288,28 @@ def test_the_command(tmp_path: Path) -> None:
     for heads, kv_heads in ((None, 2), (4, 3), (0, None)):
         with pytest.raises(Refused):
             ckptfix.match(source, out, target, heads=heads, kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("parts", ["W_Q W_K W_V", "w_qs w_ks w_vs", "linear_keys linear_query linear_values"])
+@pytest.mark.parametrize("whole", ["qkv", "W_pack", "in_proj_"])
+def test_parts_of_attention_follow_from_words(parts: str, whole: str) -> None:
+    joint = whole if whole.endswith("_") else f"{whole}."
+    one = [Slot(f"h.{n}.attn.{joint}weight", (12, 4)) for n in range(2)]
+    other = [Slot(f"layers.{n}.attn.{part}.weight", (4, 4)) for n in range(2) for part in parts.split()]
+    for sides in ((one, other), (other, one)):
+        matching, operations = with_operations(match(*sides), *sides, Heads(), {})
+        assert matching.complete and not operations.refused and len(operations.taken) == 2
+        names = [*operations.taken[0].new, *operations.taken[0].old]
+        order = [name for name in names if name in {slot.name for slot in other}]
+        assert ["q" in order[0].lower(), "k" in order[1].lower(), "v" in order[2].lower()] == [True] * 3
+
+
+def test_a_list_of_projections_is_query_key_value_and_output() -> None:
+    """The Annotated Transformer numbers them; ``linears`` of no attention are only numbered."""
+    one = [Slot(f"layers.0.self_attn.linears.{n}.weight", (4, 4)) for n in range(4)]
+    other = [Slot(f"h.0.attn.{part}.weight", (4, 4)) for part in ("k_proj", "out_proj", "v_proj", "q_proj")]
+    found = match(one, other)
+    assert [pair.target.split(".")[3] for pair in found.pairs] == ["q_proj", "k_proj", "v_proj", "out_proj"]
+    assert found.complete
+    plain = [Slot(slot.name.replace("self_attn", "mixer"), slot.shape) for slot in one]
+    assert not match(plain, other).complete
