@@ -211,6 +211,7 @@ class Parts:
         stem = codes.key[: len(codes.key) - len(weight.scheme.suffix)]
         names = {name for _, name in weight.companions}
         self._beside: dict[str, TensorEntry] = {}
+        self._all = beside
         self.stem = stem
         for companion in weight.scheme.companions:
             entry = beside.get(companion.name(stem))
@@ -224,6 +225,10 @@ class Parts:
     def find(self, suffix: str) -> TensorEntry | None:
         """Return the companion with this suffix; None if the file lacks it."""
         return self._beside.get(suffix)
+
+    def of_module(self, leaf: str) -> TensorEntry | None:
+        """Return another tensor of the module, which is no part of the weight, such as its ``bias``."""
+        return self._all.get(self.stem[: self.stem.rfind(".") + 1] + leaf)
 
     def need(self, suffix: str, role: str) -> TensorEntry:
         """Return the companion with this suffix.
