@@ -308,11 +308,14 @@ def computed(layout: Layout, tensors: Tensors, first: int, to: str, step: int) -
     return made.tobytes()
 
 
-def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel: bool = True) -> Derived:
+def stream(
+    layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel: bool = True, what: str = "dequantized"
+) -> Derived:
     """Return the bytes of the plain weight in the dtype `to`, computed when they are read.
 
     Args:
         tensors: all tensors that it is computed from.
+        what: the computation, in the past tense.
         parallel: compute on threads; otherwise in the thread that reads the bytes.
     """
     item = dtypes.by_name(to).itemsize
@@ -345,7 +348,7 @@ def stream(layout: Layout, tensors: Sequence[TensorEntry], to: str, *, parallel:
 
     own = (entry for entry in tensors if entry.storage is not None)
     sources = tuple(place for entry in own for place in read_from(row_major(entry, "little")))
-    return Derived(total, chunks if total else tuple, f"dequantized to {to}", sources)
+    return Derived(total, chunks if total else tuple, f"{what} to {to}", sources)
 
 
 def plain(
